@@ -9,6 +9,8 @@ rest being in the run's manifest.
 
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 
 if __name__ == "__main__" and not __package__:
     # Started by path: the user's modules are found from the working directory, and no file in this folder shadows a package.
@@ -20,28 +22,33 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
 from dpscope.launch.jobs.out_folder import claim
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
+from dpscope.launch.jobs.worker_process import Result, Task, TorchrunPlace, starting_up, work
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
+from dpscope.profiling.store.folders import JobFolder
 
 
 def main() -> None:
     """Measure the cell the arguments name."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the same GPUs first as in a run's jobs
-    work(job_from_arguments, _measure)
+    work(_read)
 
 
-def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
+    job = job_from_arguments(arguments, place)
+    return job.folder, partial(_measure, job)
+
+
+def _measure(job: WorkerJob, place: TorchrunPlace) -> Result:
     if place.rank == 0:
         # The other ranks measure nothing before they have met this one.
         job.folder.path.mkdir(parents=True, exist_ok=True)
         claim(job.folder.path)
         job.folder.clear_attempt()
-    # Only now: torch takes seconds to import, and a mistake in the arguments should not.
     with starting_up():
         from dpscope.launch.measuring.cell import run_cell
 
-    run_cell(job, place, began_s, report)
+    return run_cell(job, place)
 
 
 if __name__ == "__main__":

@@ -9,20 +9,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import NoReturn
 
 from dpscope.launch.jobs.out_folder import check_run_place
-from dpscope.profiling.attached.settings import AttachSettings, StepsBy
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.records.settings import Setting, SettingError, check_settings, declarations
 from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
-_LEAST = {
-    "warmup_steps": ("--warmup", 2),
-    "steps": ("--steps", 1),
-    "traced_steps": ("--traced-steps", 1),
-    "batch_size": ("--batch-size", 1),
-}
+WINDOWS = {name: one for name, one in declarations(AttachSettings).items() if one.help}
+"""The settings that have options, of `dpscope attach` too."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +40,29 @@ def attachment(arguments: Sequence[str]) -> Attachment:
     """The attachment for these arguments; raises DpscopeError for invalid ones."""
     options, command = _split(arguments)
     given = vars(_parser().parse_args(options))
-    given["warmup_steps"] = given.pop("warmup")
     out, work_folder = given.pop("out"), given.pop("work_folder")
     if out is None:
         raise DpscopeError("--out is missing: name the run folder before the script, such as --out runs/mine train.py")
-    for name, (flag, least) in _LEAST.items():
-        if given[name] is not None and given[name] < least:
-            raise DpscopeError(f"{flag} {given[name]}: must be {least} or more")
+    script, folder = shlex.join(command), work_folder is not None
+    code = Path.cwd() if command[:1] == ("-m",) else Path(*command[:1]).absolute().parent
+    settings = AttachSettings(out.absolute(), script, code, has_work_folder=folder, **given)
+    try:
+        check_settings(settings)
+    except SettingError as error:
+        raise DpscopeError(error.message(lambda name: _flag(WINDOWS[name]))) from error
     check_script(command)
     check_run_place(out)
-    script = shlex.join(command)
     if is_run_folder(out) and (stored := RunFolder(out).manifest().script) != script:
         raise DpscopeError(
             f"--out {out}: holds a run of `dpscope run`, with which a script's cells cannot be compared; name another"
             if stored is None
             else f"--out {out}: holds a measurement of {stored}, not of {script}; name another"
         )
-    code = Path.cwd() if command[0] == "-m" else Path(command[0]).absolute().parent
-    settings = AttachSettings(out.absolute(), script, code, has_work_folder=work_folder is not None, **given)
     return Attachment(settings, command, work_folder)
+
+
+def _flag(one: Setting) -> str:
+    return f"--{one.option.replace('_', '-')}"
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -82,13 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure an unchanged training script.",
         allow_abbrev=False,
     )
-    add, default = parser.add_argument, AttachSettings(Path(), "")
+    add = parser.add_argument
     add("--out", type=Path, help="the run folder; several device counts of one script may share one")
-    add("--warmup", type=int, default=default.warmup_steps, help="steps before the timed ones")
-    add("--steps", type=int, default=default.steps, help="timed steps")
-    add("--traced-steps", type=int, default=default.traced_steps, help="whole traced steps")
-    add("--steps-by", choices=get_args(StepsBy), default=default.steps_by, help="what ends a step")
-    add("--batch-size", type=int, help="samples per device and step; default: from the model's inputs")
+    for name, one in WINDOWS.items():
+        kind = str if one.choices else one.kind
+        add(_flag(one), dest=name, type=kind, choices=one.choices or None, default=one.default, help=one.help)
     add("--work-folder", type=Path, help="the script's working folder, created if missing")
     add("--stop-after", action="store_true", help="end the script after the measurement")
     return parser

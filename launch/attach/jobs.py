@@ -31,11 +31,7 @@ def check_counts(counts: Sequence[int], devices: Devices) -> None:
     if min(counts) < 1:
         raise DpscopeError(f"--devices {min(counts)}: every device count must be 1 or more")
     most = max(counts)
-    if devices.count is not None and most > devices.count:
-        raise DpscopeError(
-            f"--devices {most}: this machine has {counted(devices.count, 'GPU')} that torch can use; "
-            f"give {devices.count} at most"
-        )
+    devices.check_present(most, f"--devices {most}")
     if devices.count is None and most > usable_cores():
         raise DpscopeError(
             f"--devices {most}: this machine has no GPU and {counted(usable_cores(), 'core')}, one for each process; give "

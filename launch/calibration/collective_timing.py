@@ -12,8 +12,14 @@ import torch
 from torch import distributed
 
 from dpscope.launch.calibration.settings import contended_bytes
-from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s, join_process_group, nccl_engine
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace
+from dpscope.launch.jobs.process_group import (
+    COLLECTIVE_S,
+    devices_of,
+    join_process_group,
+    nccl_engine,
+    wait_limit_s,
+)
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.machine.host_memory import free_host_bytes, keep_freed_memory
 from dpscope.profiling.records.calibration import (
     CalibrationPoint,
@@ -53,7 +59,6 @@ class Subgroup:
 def measure(
     settings: CalibrationSettings,
     place: TorchrunPlace,
-    report: ReportProgress,
     keep: Callable[[TimedCollectives], None] = lambda _: None,
 ) -> TimedCollectives:
     """Time everything in `settings` in this process of a job; rank 0's result has every point. `nccl_log` times nothing.
@@ -62,20 +67,17 @@ def measure(
     """
     device = _join(settings, place)
     subgroups = _subgroups(settings, device, place.local_world_size)
+    if settings.nccl_log:
+        for subgroup in _in_turn(subgroups):
+            call_each_size(settings, subgroup, place.report)
+        return TimedCollectives(backend=distributed.get_backend())
     points: list[CalibrationPoint] = []
     left_out: list[NotTimed] = []
     for subgroup in _in_turn(subgroups):
-        if settings.nccl_log:
-            call_each_size(settings, subgroup, report)
-            continue
         for collective in settings.collectives:
-            timed, missing = time_collective(collective, settings, subgroup, report)
+            timed, missing = time_collective(collective, settings, subgroup, place.report)
             points += timed
             left_out += missing
-    if settings.nccl_log:
-        found = TimedCollectives(backend=distributed.get_backend())
-        distributed.destroy_process_group()
-        return found
     # Ranks may share a GPU.
     gpus = min(settings.job.per_node, torch.cuda.device_count()) if device.type == "cuda" else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(gpus)]
@@ -90,11 +92,10 @@ def measure(
     keep(found)
     reduced = {(one.devices, one.nodes) for one in points if one.collective == "all_reduce"}
     contention = tuple(
-        time_contention(settings, subgroup, report)
+        time_contention(settings, subgroup, place.report)
         for subgroup in _in_turn(subgroups)
         if (subgroup.devices, subgroup.several_nodes) in reduced
     )
-    distributed.destroy_process_group()
     return msgspec.structs.replace(found, contention=contention)
 
 
@@ -103,14 +104,11 @@ def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
 
     The limit of its collectives is almost the job's: ranks outside of a subgroup wait in a barrier until it is timed.
     """
-    if settings.device == "cpu":
-        device = torch.device("cpu")
+    (device,) = devices_of(settings.device, place)
+    if device.type == "cpu":
         torch.set_num_threads(1)
         keep_freed_memory()
-    else:
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
-    join_process_group(device, join_limit_s(device, settings.timeout_s))
+    join_process_group(device, wait_limit_s(device, settings.timeout_s))
     return device
 
 
@@ -119,7 +117,7 @@ def _subgroups(settings: CalibrationSettings, device: torch.device, on_each_node
 
     The job has `on_each_node` consecutive ranks on each node.
     """
-    timeout = timedelta(seconds=collective_limit_s(device, settings.timeout_s))
+    timeout = timedelta(seconds=wait_limit_s(device, settings.timeout_s, COLLECTIVE_S))
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] * _GPU_SHARE
     else:
@@ -146,7 +144,7 @@ def _in_turn(subgroups: Sequence[Subgroup | None]) -> Iterable[Subgroup]:
 
 
 def time_collective(
-    collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: ReportProgress
+    collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
 ) -> tuple[list[CalibrationPoint], list[NotTimed]]:
     """Time every size of one collective on one subgroup; all its ranks must call this and get the same result."""
     refusal = _refusal(collective, settings, subgroup)
@@ -181,7 +179,7 @@ def time_collective(
     ], left_out
 
 
-def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: ReportProgress) -> None:
+def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> None:
     """Call each collective once with each size, untimed; all ranks of the subgroup must call this."""
     for collective in settings.collectives:
         if _refusal(collective, settings, subgroup) is not None:
@@ -332,7 +330,7 @@ class _Work:
             torch.mm(self._matrix, self._matrix, out=self._product)
 
 
-def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: ReportProgress) -> Contention:
+def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> Contention:
     """Time two all-reduces at once, and one during computation; all ranks must call this and get the same result.
 
     Computation uses the threads of a training process (OMP_NUM_THREADS).

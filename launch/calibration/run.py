@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +16,10 @@ import msgspec
 from rich.console import Console
 
 from dpscope.launch.calibration.worker import collectives_path, log_variables
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
 from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
-from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
@@ -163,24 +163,27 @@ def _ended_job(
     folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
     try:
         write_json(folder.settings_path, settings)
-        job, stop = _job(settings, folder), StopRequest()
+        stop = StopRequest()
         with stop.listening():
-            outcome = attend_job(job.command, folder, job.threads, settings.timeout_s, title, stop, console, starter)
+            outcome = attend_job(_job(settings, folder), settings.timeout_s, title, stop, console, starter)
         yield folder, outcome, stop
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def _job(settings: CalibrationSettings, folder: JobFolder) -> SeveralNodesJob:
-    job = settings.job
-    command = (
-        *torchrun_prefix(job.devices, folder, nodes=job.nodes),
-        *("-m", "dpscope.launch.calibration.worker", str(folder.path)),
+def _job(settings: CalibrationSettings, folder: JobFolder) -> Job:
+    layout = settings.job
+    return Job(
+        name="calibration",
+        program=("-m", "dpscope.launch.calibration.worker", str(folder.path)),
+        folder=folder,
+        threads=max(1, usable_cores() // layout.per_node),
+        processes=layout.devices,
+        nodes=layout.nodes,
     )
-    return SeveralNodesJob("calibration", command, folder, max(1, usable_cores() // job.per_node), in_run=False)
 
 
-def planned_calibrations(scratch: Path) -> list[SeveralNodesJob]:
+def planned_calibrations(scratch: Path) -> Sequence[Job]:
     """The jobs whose settings are in a folder that the nodes share."""
     folders = [JobFolder(path) for path in sorted(scratch.glob(f"{_SHARED_PREFIX}*"))]
     stored = [(read_json_if_there(folder.settings_path, CalibrationSettings), folder) for folder in folders]

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, cast
+
+import msgspec
 
 from dpscope.launch.jobs.devices import Devices, doubling, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
 from dpscope.profiling.records.config import TIMEOUT_CHECK
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
+from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -26,53 +28,47 @@ def contended_bytes(sizes: Sequence[int]) -> int:
     return min(sizes, key=lambda size: abs(math.log(size / TYPICAL_BUCKET_BYTES)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationFlags:
-    """The command's flags as they are written, by the names of CalibrationSettings.
+SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.help}
+"""Those that have options."""
 
-    By default `devices` are 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of them on 2, 4, ... nodes.
-    """
+DEFAULTS: dict[str, Any] = {
+    **{name: one.default for name, one in SETTINGS.items() if one.default is not msgspec.NODEFAULT},
+    **{"device": "auto", "devices": None, "collectives": None, "min_bytes": "4KiB", "max_bytes": "256MiB"},
+}
+"""As they are written. `devices`: 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of them on 2, 4, ... nodes."""
 
-    device: str = "auto"
-    devices: str | None = None
-    collectives: str | None = None
-    dtype: str = "float32"
-    min_bytes: str = "4KiB"
-    max_bytes: str = "256MiB"
-    iterations: int = 20
-    warmup_iterations: int = 5
-    timeout_s: float = 900.0
 
-    def resolved(self, nodes: int = 1) -> CalibrationSettings:
-        """The settings on so many nodes; raises DpscopeError that names the flag, its value and an alternative."""
-        kinds, known = ("auto", "cuda", "cpu"), cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
-        named = known if self.collectives is None else [*filter(None, map(str.strip, self.collectives.split(",")))]
-        unknown = next((name for name in named if name not in known), "")
-        _check("--dtype", self.dtype, self.dtype in ITEM_BYTES, choose_from(self.dtype, ITEM_BYTES))
-        _check("--device", self.device, self.device in kinds, choose_from(self.device, kinds))
-        _check("--iterations", self.iterations, self.iterations >= 1, "give 1 or more; from 5 on there are intervals")
-        warmup = self.warmup_iterations
-        _check("--warmup", warmup, warmup >= 1, "give 1 or more: the first call sets up connections")
-        _check("--timeout", self.timeout_s, not (fix := TIMEOUT_CHECK(self.timeout_s)), fix)
-        _check("--collectives", self.collectives, bool(named) and not unknown, choose_from(unknown, known))
-        smallest, largest = _bytes("--min-bytes", self.min_bytes), _bytes("--max-bytes", self.max_bytes)
-        _check("--max-bytes", self.max_bytes, largest >= smallest, f"give at least --min-bytes {self.min_bytes}")
-        present = resolve_devices(cast(Literal["auto", "cuda", "cpu"], self.device))
-        counts, layouts = _device_counts(self.devices, present, nodes)
-        least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[self.dtype]
-        _check("--min-bytes", self.min_bytes, smallest >= least, f"give {least} or more: one element for each device")
-        return CalibrationSettings(
-            device=present.kind,
-            devices=counts,
-            collectives=tuple(name for name in known if name in named),
-            dtype=self.dtype,
-            min_bytes=smallest,
-            max_bytes=largest,
-            iterations=self.iterations,
-            warmup_iterations=self.warmup_iterations,
-            timeout_s=self.timeout_s,
-            layouts=tuple(map(str, layouts)),
-        )
+def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings:
+    """The settings from flags as they are written, on so many nodes; raises DpscopeError that names the mistake and a fix."""
+    values, kinds = {**DEFAULTS, **flags}, ("auto", "cuda", "cpu")
+    known = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
+    named, device, dtype = values["collectives"], values["device"], values["dtype"]
+    chosen = known if named is None else [*filter(None, map(str.strip, named.split(",")))]
+    unknown = next((name for name in chosen if name not in known), "")
+    _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
+    _check("--device", device, device in kinds, choose_from(device, kinds))
+    for name, fix in (
+        ("iterations", "give 1 or more; from 5 on there are intervals"),
+        ("warmup_iterations", "give 1 or more: the first call sets up connections"),
+    ):
+        _check(f"--{SETTINGS[name].option}", values[name], values[name] > 0, fix)
+    _check("--timeout", values["timeout_s"], not (fix := TIMEOUT_CHECK(values["timeout_s"])), fix)
+    _check("--collectives", named, bool(chosen) and not unknown, choose_from(unknown, known))
+    smallest, largest = (_bytes(f"--{name}-bytes", values[f"{name}_bytes"]) for name in ("min", "max"))
+    _check("--max-bytes", values["max_bytes"], largest >= smallest, f"give at least --min-bytes {values['min_bytes']}")
+    present = resolve_devices(device)
+    counts, layouts = _device_counts(values["devices"], present, nodes)
+    least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
+    _check("--min-bytes", values["min_bytes"], smallest >= least, f"give {least} or more: one element for each device")
+    resolved = {
+        "device": present.kind,
+        "devices": counts,
+        "layouts": tuple(map(str, layouts)),
+        "collectives": tuple(name for name in known if name in chosen),
+        "min_bytes": smallest,
+        "max_bytes": largest,
+    }
+    return CalibrationSettings(**{**values, **resolved})
 
 
 def _check(flag: str, value: object, holds: bool, advice: str) -> None:
@@ -105,8 +101,7 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
     whole = all(part.isdecimal() and int(part) >= 2 for part in on_one_node)
     _check("--devices", text, whole, "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4")
     counts = tuple(sorted(set(map(int, on_one_node))))
-    enough = present.count is None or max((*counts, *(one.per_node for one in layouts))) <= most
-    _check("--devices", text, enough, f"this machine has {counted(most, 'GPU')} that torch can use; give no more")
+    present.check_present(max((*counts, *(one.per_node for one in layouts))), f"--devices {text}")
     spanned = max((one.nodes for one in layouts), default=1)
     started = f"the command runs on {counted(nodes, 'node')}; start it on {spanned}, with --nodes"
     _check("--devices", text, spanned <= nodes, started)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dpscope.launch.jobs.parent_death import die_with_job
@@ -10,36 +10,29 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, starting_up, work
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, starting_up, work
 from dpscope.profiling.records.calibration import CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder
 
 
-@dataclass(frozen=True)
-class _Job:
-    settings: CalibrationSettings
-    folder: JobFolder
-
-
-def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
     folder = JobFolder(Path(arguments[0]))
-    return _Job(read_json(folder.settings_path, CalibrationSettings), folder)
+    return folder, partial(_calibrate, folder, read_json(folder.settings_path, CalibrationSettings))
 
 
-def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _calibrate(folder: JobFolder, settings: CalibrationSettings, place: TorchrunPlace) -> TimedCollectives:
     def keep(collectives: TimedCollectives) -> None:
         if place.rank == 0:
-            write_json(collectives_path(job.folder), collectives)
+            write_json(collectives_path(folder), collectives)
 
-    if job.settings.nccl_log:  # before NCCL starts; the user's values take precedence
-        for name, value in log_variables(job.folder.path).items():
+    if settings.nccl_log:  # before NCCL starts; the user's values take precedence
+        for name, value in log_variables(folder.path).items():
             os.environ.setdefault(name, value)
     with starting_up():
         from dpscope.launch.calibration.collective_timing import measure
-    timed = measure(job.settings, place, report, keep)
-    if place.rank == 0:
-        write_json(job.folder.result_path, timed)
+
+    return measure(settings, place, keep)
 
 
 def log_variables(folder: Path) -> dict[str, str]:
@@ -57,4 +50,4 @@ def collectives_path(folder: JobFolder) -> Path:
 
 
 if __name__ == "__main__":
-    work(_read, _calibrate)
+    work(_read)

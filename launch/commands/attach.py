@@ -6,14 +6,12 @@ from typing import Any
 
 import typer
 
+from dpscope.launch.attach.arguments import WINDOWS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command, Request, argument, open_console, option
-from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.launch.commands.command import Command, Request, argument, default_texts, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
 
 IDLE = (options.ONE_DETAIL,)
-_DEFAULT = AttachSettings(Path(), "")
-_PASSED_ON = ("warmup", "steps", "traced_steps", "steps_by")  # to each process
 
 
 class ScriptLast(Command):
@@ -42,16 +40,13 @@ COMMAND = ScriptLast
 
 @dataclass(frozen=True, kw_only=True)
 class AttachRequest(Request):
+    settings = WINDOWS
+
     script: list[str] = argument("the script, or -m and a module", metavar="-- SCRIPT [ARGUMENT]")
     devices: str | None = option(
         "device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
     )
     out: Path = option("the run folder; cells of the same script are added there", default=options.DEFAULT_OUT)
-    warmup: int = option("steps before the timed ones", default=_DEFAULT.warmup_steps)
-    steps: int = option("timed steps", default=_DEFAULT.steps)
-    traced_steps: int = option("whole traced steps", default=_DEFAULT.traced_steps)
-    steps_by: str = option("what ends a step: optimizer, forward or call", default=_DEFAULT.steps_by)
-    batch_size: int | None = option("samples per device and step; default: as the model is called")
     repeats: int = option("times that each device count is measured", default=1)
     work_folders: Path | None = option(
         "where each job gets an empty working folder; for scripts that write checkpoints or logs"
@@ -71,8 +66,7 @@ def attach(request: AttachRequest) -> None:
     from dpscope.launch.planning.run_config import read_text
     from dpscope.profiling.store.folders import is_run_folder
 
-    given = [word for name in _PASSED_ON for word in (f"--{name.replace('_', '-')}", str(getattr(request, name)))]
-    given += [] if request.batch_size is None else ["--batch-size", str(request.batch_size)]
+    given = [f"--{option.replace('_', '-')}={value}" for option, value in request.flags.items()]
     given += ["--stop-after"] if request.stop_after else []
     out, script, repeats = request.out, request.script, request.repeats
     attachment(["--out", str(out), *given, "--", *script])  # a mistake is reported before anything is started
@@ -106,6 +100,10 @@ def attach(request: AttachRequest) -> None:
         sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)
     status = next(filter(None, failed.values()), int(bool(failed)))
     raise typer.Exit(status or int(not sound))
+
+
+def defaults() -> dict[str, str]:
+    return default_texts({one.option: one.default for one in WINDOWS.values()})
 
 
 def parse_jobs(text: str) -> tuple[int | None, ...]:

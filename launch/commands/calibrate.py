@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from dpscope.launch.calibration.settings import DEFAULTS, SETTINGS
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, argument, default_texts, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
-from dpscope.profiling.records.calibration import CalibrationSettings
-from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.store.errors import DpscopeError
 
-_SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.help}
-_MEASURING = " ".join((*(one.option for one in _SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
+_MEASURING = " ".join((*(one.option for one in SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
 IDLE = (
     options.ONE_NODE,
     Idle(_MEASURING, "from_nccl_tests", "--from-nccl-tests reads logs and measures nothing"),
@@ -29,7 +27,7 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateRequest(options.NodeOptions):
-    settings = _SETTINGS
+    settings = SETTINGS
 
     link: options.Link = None
     from_nccl_tests: bool = option(
@@ -52,7 +50,7 @@ def calibrate(request: CalibrateRequest) -> None:
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
-    from dpscope.launch.calibration.settings import CalibrationFlags
+    from dpscope.launch.calibration.settings import calibration_settings
     from dpscope.launch.jobs.out_folder import check_calibration_place
     from dpscope.profiling.store.folders import is_run_folder
 
@@ -68,10 +66,8 @@ def calibrate(request: CalibrateRequest) -> None:
     else:
         place = this_node(request)
         device = str(request.flags.get("device", "auto"))
-        chosen: dict[str, Any] = {
-            name: request.flags[one.option] for name, one in _SETTINGS.items() if one.option in request.flags
-        }
-        settings = CalibrationFlags(**chosen).resolved(nodes=place.count if place is not None else 1)
+        chosen = {name: request.flags[one.option] for name, one in SETTINGS.items() if one.option in request.flags}
+        settings = calibration_settings(place.count if place is not None else 1, **chosen)
         folder = calibration_path(out).parent
         with on_all_nodes(place, request, device, console, folder) as starter:
             measured = run_calibration(settings, console, stated, starter, folder)
@@ -106,7 +102,4 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
 
 
 def defaults() -> dict[str, str]:
-    from dpscope.launch.calibration.settings import CalibrationFlags
-
-    flags = CalibrationFlags()
-    return default_texts({one.option: getattr(flags, name) for name, one in _SETTINGS.items()})
+    return default_texts({one.option: DEFAULTS[name] for name, one in SETTINGS.items()})

@@ -261,7 +261,7 @@ def by_device(values: Mapping[Any, Any]) -> str:
     return f"{value_text(values['cuda'])}; {value_text(values['cpu'])} on the CPU"
 
 
-def exit_after(outcome: "Outcome[Any, Any]", show: Callable[[], bool], console: "Console") -> NoReturn:
+def exit_after(outcome: "Outcome[Any]", show: Callable[[], bool], console: "Console") -> NoReturn:
     """Show what was measured and end the command; `show` returns whether the numbers can be relied on.
 
     A report that cannot be made is an error by itself only where every job ended well; otherwise the failed jobs are its cause.

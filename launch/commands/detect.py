@@ -9,12 +9,11 @@ from rich.console import Console
 
 from dpscope.analysis.runs.run_data import repeat_costs
 from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
-from dpscope.launch.jobs.job_queue import Outcome, duration_text
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, Outcome, duration_text
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.run import CellResult, Manifest
+from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
@@ -56,7 +55,7 @@ def run_until_detected(
     change: float,
     limit_s: float,
     starter: JobStarter = THIS_HOST,
-) -> Outcome[Manifest, CellResult]:
+) -> Outcome[CellResult]:
     """Measure `config`'s first repeats of every cell, then as many more of each as `change` needs, within `limit_s` in all.
 
     Earlier results in the folder count; how many repeats it is to hold is chosen again.

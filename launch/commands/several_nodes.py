@@ -17,8 +17,9 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
+    from dpscope.launch.jobs.job_queue import JobStarter
     from dpscope.launch.jobs.node_place import NodePlace
+    from dpscope.launch.jobs.torchrun import Job
     from dpscope.launch.nodes.board import Found, NodeInfo, NodeStart
 
 _NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
@@ -61,7 +62,7 @@ def on_all_nodes(
     Any other node than the first does its part of the jobs instead and ends with the status of the first one. The options must
     be the same on all nodes. The nodes share `folder`, by default the run folder.
     """
-    from dpscope.launch.jobs.attended_job import THIS_HOST
+    from dpscope.launch.jobs.job_queue import THIS_HOST
 
     if place is None:
         yield THIS_HOST
@@ -124,15 +125,14 @@ def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     return NodeInfo(host_at(start.place.rank, found.address, environment), found.node0_address, devices.count)
 
 
-def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":
+def _plan(out: Path, resume_from: str | None) -> "list[Job]":
     """The jobs over several nodes that the run folder plans: every node derives the same, and none is sent a command."""
     from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.equality.run import planned_comparisons
-    from dpscope.launch.jobs.torchrun import command_nodes
     from dpscope.launch.measuring.run import planned_cells
     from dpscope.launch.training.planned_jobs import planned_trainings
 
-    jobs: list[SeveralNodesJob] = []
+    jobs: list[Job] = []
     for planned in (
         planned_calibrations,
         planned_comparisons,
@@ -141,4 +141,4 @@ def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":
     ):
         with suppress(DpscopeError):  # what another command and version left in the folder
             jobs += planned(out)
-    return [job for job in jobs if command_nodes(job.command) > 1]
+    return [job for job in jobs if job.nodes > 1]

@@ -1,17 +1,16 @@
 """Checks the settings of `dpscope equal` and runs its jobs in turn. Imports torch only if there may be GPUs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob, attend_job, check_done
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.jobs.job_queue import held
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done, held
 from dpscope.launch.jobs.out_folder import check_equality_place
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning.cells import resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config, raising_user_errors
 from dpscope.launch.planning.variants import too_few_devices, uncompilable
@@ -184,20 +183,25 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console, starte
         stop, timeout_s = StopRequest(), settings.config.timeout_s
         with stop.listening():
             for number, one in enumerate(planned_comparisons(out), start=1):
-                title = f"[{number}/{len(settings.jobs)}] {one.title}"
-                outcome = attend_job(one.command, one.folder, one.threads, timeout_s, title, stop, console, starter)
-                check_done(outcome, f"{one.title} failed, nothing is compared", stop, console)
+                title = f"[{number}/{len(settings.jobs)}] {one.name}"
+                outcome = attend_job(one, timeout_s, title, stop, console, starter)
+                check_done(outcome, f"{one.name} failed, nothing is compared", stop, console)
                 console.print(Text(f"{title}: done"), soft_wrap=True)
 
 
-def planned_comparisons(out: Path) -> list[SeveralNodesJob]:
+def planned_comparisons(out: Path) -> Sequence[Job]:
     """The jobs of the comparison whose settings are in `out`."""
     settings = read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     if settings is None:
         return []
-    jobs = []
-    for cell, folder in ((job.cell, JobFolder(job.folder(out))) for job in settings.jobs):
-        worker = ("-m", "dpscope.launch.equality.worker", str(out), cell.name)
-        command = (*torchrun_prefix(cell.processes, folder, nodes=cell.nodes), *worker)
-        jobs.append(SeveralNodesJob(cell.name, command, folder, settings.threads_per_process, in_run=False))
-    return jobs
+    return [
+        Job(
+            name=job.cell.name,
+            program=("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
+            folder=JobFolder(job.folder(out)),
+            threads=settings.threads_per_process,
+            processes=job.cell.processes,
+            nodes=job.cell.nodes,
+        )
+        for job in settings.jobs
+    ]

@@ -1,7 +1,6 @@
 """One process's part in the trainings of one cell of `dpscope equal`: k recorded steps from the seed, without randomness."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpscope.launch.equality.recording import ForwardRecorder, TrainingRecorder
-from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, limit_collectives
+from dpscope.launch.jobs.process_group import devices_of, join_process_group, limit_collectives, wait_limit_s
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.workload.input_pipeline import MicroBatching, SyntheticBatches, open_stream
 from dpscope.launch.workload.models import build_model
@@ -92,26 +91,23 @@ def nudge(model: nn.Module, seed: int) -> None:
             parameter.copy_(torch.nextafter(parameter, target))
 
 
-def run_job(
-    settings: EqualitySettings, job: EqualityJob, place: TorchrunPlace, out: Path, report: Callable[[str], None]
-) -> None:
-    """Run and save all trainings of a job in this process; `report` gets the name of each at its start."""
+def run_job(settings: EqualitySettings, job: EqualityJob, out: Path, place: TorchrunPlace) -> None:
+    """Run and save all trainings of a job in this process."""
     torch.set_num_threads(settings.threads_per_process)
-    device = devices_of(job.cell, settings.device, place)[0]
+    device = devices_of(settings.device, place, job.cell)[0]
     # Full precision and fixed algorithms: TF32 has 10 bits of mantissa, and benchmarks choose algorithms by timing.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     if job.cell.per_device:
-        join_process_group(device, join_limit_s(device, settings.config.timeout_s))
+        join_process_group(device, wait_limit_s(device, settings.config.timeout_s))
     for training in job.trainings:
-        report(training.kind.replace("_", " "))
+        place.report(training.kind.replace("_", " "))
         _train(settings, job.cell, training, place.rank, device, job.folder(out) / training.kind)
         limit_collectives(device, settings.config.timeout_s)
     if distributed.is_initialized():
         distributed.barrier()
-        distributed.destroy_process_group()
 
 
 def _train(

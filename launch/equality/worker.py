@@ -5,7 +5,7 @@ torchrun ... -m dpscope.launch.equality.worker RUN CELL
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dpscope.launch.jobs.parent_death import die_with_job
@@ -13,41 +13,28 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, check_process_count, starting_up, work
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, check_process_count, starting_up, work
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
-from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 
 
-@dataclass(frozen=True)
-class _Job:
-    settings: EqualitySettings
-    job: EqualityJob
-    out: Path
-
-    @property
-    def folder(self) -> JobFolder:
-        return JobFolder(self.job.folder(self.out))
-
-
-def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
     out, cell_name = Path(arguments[0]), arguments[1]
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     job = next(job for job in settings.jobs if job.cell.name == cell_name)
     check_process_count(job.cell, place)
-    return _Job(settings, job, out)
+    return JobFolder(job.folder(out)), partial(_train, settings, job, out)
 
 
-def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _train(settings: EqualitySettings, job: EqualityJob, out: Path, place: TorchrunPlace) -> CellResult:
     with starting_up():
-        from dpscope.launch.equality.training import run_job  # torch takes seconds to import
+        from dpscope.launch.equality.training import run_job
 
-    run_job(comparison.settings, comparison.job, place, comparison.out, report)
-    if place.rank == 0:
-        ended = CellResult(cell=comparison.job.cell, repeat=0, status="ok", duration_s=time.time() - began_s)
-        write_json(comparison.folder.result_path, ended)
+    run_job(settings, job, out, place)
+    return CellResult(job.cell, repeat=0, status="ok", duration_s=time.time() - place.began_s)
 
 
 if __name__ == "__main__":
-    work(_read, _train)
+    work(_read)

@@ -36,6 +36,13 @@ class Devices:
     kind: DeviceType
     count: int | None  # GPUs torch can use; None on the CPU, where a device is a process (or a replica)
 
+    def check_present(self, count: int, given: str) -> None:
+        """Raise DpscopeError, which begins with what was `given`, for more GPUs than there are."""
+        if self.count is not None and count > self.count:
+            raise DpscopeError(
+                f"{given}: this machine has {counted(self.count, 'GPU')} that torch can use; request {self.count} at most"
+            )
+
 
 def resolve_devices(requested: Literal["auto", "cuda", "cpu"]) -> Devices:
     """The devices for `--device`; raises DpscopeError if GPUs are present but unusable, or requested but absent."""

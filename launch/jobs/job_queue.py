@@ -1,73 +1,125 @@
-"""Runs the jobs of one command in order: shows progress, keeps results, records failures, stops on a signal. Imports no torch."""
+"""Jobs of one command: started on this host or by launch/nodes on several, followed to their end, one after another.
+
+Imports no torch.
+"""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, follow_job, warn_about_leftover_processes
-from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, remove_job_files
 from dpscope.launch.jobs.out_folder import locked
-from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import end_leftovers
-from dpscope.profiling.records.run import CellStatus
-from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
+from dpscope.profiling.records.run import CellResult, Environment, Host
+from dpscope.profiling.records.training import TrainResult
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder, remove_temporaries
 
 _STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
-class SweepProgress:
-    """A live line while a job runs, which stays if the job fails; plain lines without a terminal."""
+class JobStarter:
+    """Starts torchrun jobs, one at a time: on this host; `launch.nodes.team.Team` starts them on several nodes."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._title, self._state = "", ""
-        self._started_s = 0.0
-        self._time_left_s: float | None = None
+    count = 1  # nodes that jobs may span
 
-    @contextmanager
-    def shown(self) -> Iterator["SweepProgress"]:
-        """Show the line until the block ends."""
-        live = Live(get_renderable=self._line, console=self._console, refresh_per_second=2, transient=True)
-        with live if self._console.is_terminal else nullcontext():  # elsewhere each refresh would repeat the line
-            yield self
+    @property
+    def lost(self) -> str | None:
+        """Which node is lost, so that no further job can be started; None while all nodes are there."""
+        return None
 
-    def start(self, number: int, name: str, time_left_s: float | None) -> None:
-        """The `number`-th job begins; `time_left_s` is the estimated time of all remaining jobs, None while unknown."""
-        self._title = f"[{number}/{self._total}] {name}"
-        self._started_s, self._time_left_s = time.monotonic(), time_left_s
-        self.state(None)
-        if not self._console.is_terminal:
-            left = "" if time_left_s is None else f", about {duration_text(time_left_s)} left"
-            self._console.print(Text(f"{self._title}: started{left}"))
+    def start(self, job: Job) -> TorchrunJob:
+        return TorchrunJob(job)
 
-    def state(self, state: str | None) -> None:
-        """Set the running job's state, such as its pass; None before its first."""
-        self._state = state or "starting"
+    def hosts(self, environment: Environment) -> tuple[Host, ...]:
+        """The nodes if there are several; `environment` is this one's."""
+        return ()
 
-    def finish(self, status: CellStatus, duration_s: float, message: str) -> None:
-        """The running job has ended; `message` is the reason if it is not ok."""
-        if status != "ok" or not self._console.is_terminal:
-            mark = (status.replace("_", " "), _STYLES.get(status, "red"))
-            text = f" in {duration_text(duration_s)}" + (f": {message}" if message else "")
-            self._console.print(Text.assemble(f"{self._title}: ", mark, text), soft_wrap=True)
-        self._title = ""
+    def clear(self) -> None:
+        """Have the other nodes end processes that earlier commands left running in the run folder, whose lock is held."""
 
-    def _line(self) -> Text:
-        if not self._title:
-            return Text("")
-        elapsed_s = time.monotonic() - self._started_s
-        text = f"{self._title}: {self._state}, {duration_text(elapsed_s)}"
-        if self._time_left_s is not None:
-            text += f"; about {duration_text(max(0.0, self._time_left_s - elapsed_s))} left"
-        return Text(text)
+    def check_gpus(self, jobs: Sequence[Job]) -> None:
+        """Raise DpscopeError if another node has fewer GPUs than one of the jobs over several nodes needs there."""
+
+    def dismiss(self, exit_status: int, message: str = "") -> None:
+        """Tell the other nodes that the command has ended, with its exit status."""
+
+
+THIS_HOST = JobStarter()
+
+
+def attend_job(
+    job: Job,
+    timeout_s: float,
+    title: str,
+    stop: StopRequest,
+    console: Console,
+    starter: JobStarter = THIS_HOST,
+    grace_s: float = 0.0,
+    watch: Callable[[str | None], str | None] = lambda state: state,
+    left_s: float | None = None,
+) -> JobOutcome:
+    """Run a job to its end, its time limit or a request to stop, with a live line on a terminal; leaves none of its processes.
+
+    `watch` gets the job's state, such as its pass, many times a second, and None before the first and after the end; it returns
+    what the line shows. `left_s` is the estimated time until the end of this job and those after it. A job that is stopped or
+    passes its time limit has `grace_s` to save what it has and to end by itself. It is done if its result has the status ok.
+    """
+    began_s = time.monotonic()
+    # At the usual 12 refreshes a second the line would take a share of a core from what is measured.
+    with console.status(Text(f"{title}: starting"), refresh_per_second=2) as status:
+        running = starter.start(job)
+
+        def show(state: str | None) -> None:
+            passed_s = time.monotonic() - began_s
+            left = "" if left_s is None else f"; about {duration_text(max(0.0, left_s - passed_s))} left"
+            status.update(Text(f"{title}: {watch(state) or 'starting'}, {duration_text(passed_s)}{left}"))
+
+        try:
+            how, exit_status = running.wait(timeout_s, show, lambda: stop.requested)
+            if how in ("stopped", "timed_out") and grace_s > 0:
+                running.ask_to_end(grace_s)
+        finally:
+            warn_about_leftover_processes(running.end(), console)
+        before = running.memory_kills_before
+        outcome = job_outcome(job.folder, how, exit_status, timeout_s, running.lost, running.rank_location, before)
+        remove_job_files(job.folder.path)
+        remove_temporaries(job.folder.path)  # of processes that were killed while they wrote
+        watch(None)
+        return outcome
+
+
+def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:
+    """Raise DpscopeError with `what` failed and the reason, unless a job is done; prints the last lines of the failed ranks.
+
+    If a signal ended the job, raises StoppedError and prints nothing.
+    """
+    if outcome.status == "ok":
+        return
+    if outcome.status == "interrupted":
+        raise StoppedError(f"{what}: interrupted", stop.exit_status)
+    for line in outcome.log_tail:
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    raise DpscopeError(f"{what}: {outcome.message}")
+
+
+def warn_about_leftover_processes(processes: Sequence[int], console: Console) -> None:
+    """Warn of processes that outlive even SIGKILL."""
+    if processes:
+        console.print(
+            f"warning: processes {', '.join(str(process) for process in processes)} cannot be ended: they wait for a "
+            "device or a file system and slow other processes down. Restart the machine if they stay.",
+            soft_wrap=True,
+        )
 
 
 def duration_text(seconds: float) -> str:
@@ -81,32 +133,12 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class QueuedJob(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> JobFolder: ...
-    @property
-    def command(self) -> tuple[str, ...]: ...
-
-
-class StoredResult(Protocol):
-    """The stored result of a job; `message` is the reason if it is not ok."""
-
-    @property
-    def status(self) -> CellStatus: ...
-    @property
-    def message(self) -> str: ...
-
-
-JobT = TypeVar("JobT", bound=QueuedJob)
-ResultT = TypeVar("ResultT", bound=StoredResult)
-ManifestT = TypeVar("ManifestT")
+JobT = TypeVar("JobT", bound=Job)
+ResultT = TypeVar("ResultT", CellResult, TrainResult)
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[ManifestT, ResultT]):
-    manifest: ManifestT
+class Outcome(Generic[ResultT]):
     results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
     stop: StopRequest
     lost: str | None = None  # which node was lost, so that the remaining jobs were not reached
@@ -140,35 +172,29 @@ def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterat
 
 
 class JobQueue(ABC, Generic[JobT, ResultT]):
-    """Runs jobs in order; a subclass defines how they are prepared and stored."""
+    """Runs jobs in order; a subclass defines how they are prepared and recorded."""
+
+    grace_s = 0.0  # for a job that is stopped, to save what it has
 
     def __init__(
-        self,
-        run: RunFolder,
-        jobs: Sequence[JobT],
-        threads: int,
-        timeout_s: float,
-        console: Console,
-        grace_s: float = 0.0,
-        starter: JobStarter = THIS_HOST,
+        self, jobs: Sequence[JobT], timeout_s: float, console: Console, starter: JobStarter = THIS_HOST
     ) -> None:
-        """`timeout_s` is each job's time limit; a job that is stopped has `grace_s` to save what it has."""
-        self.jobs, self.console, self.starter = jobs, console, starter
-        self.progress, self.stop = SweepProgress(console, len(jobs)), StopRequest()
-        self._run, self._threads = run, threads
-        self._timeout_s, self._grace_s = timeout_s, grace_s
+        """`timeout_s` is each job's time limit."""
+        self.jobs, self.console, self.starter, self.timeout_s = jobs, console, starter, timeout_s
+        self.stop = StopRequest()
+        self.took_s: list[tuple[JobT, float]] = []  # the jobs that ended well, and how long they ran
 
     @abstractmethod
-    def finished(self, job: JobT) -> ResultT | None:
-        """The stored result of a job that need not run again, else None."""
+    def result(self, job: JobT) -> ResultT | None:
+        """The stored result of a job."""
 
     @abstractmethod
     def prepare(self, job: JobT) -> None:
         """Clear the job's folder of an earlier attempt's files."""
 
     @abstractmethod
-    def store(self, job: JobT, outcome: JobOutcome, took_s: float) -> ResultT:
-        """The job's result, or one made from its outcome and stored."""
+    def failed(self, job: JobT, outcome: JobOutcome, took_s: float) -> ResultT:
+        """The result, to be stored, of a job that has not ended well."""
 
     @abstractmethod
     def time_left_s(self, index: int) -> float | None:
@@ -178,32 +204,44 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         """Why a job would fail as an earlier one did; None if it may succeed."""
         return None
 
-    def watch(self, job: JobT) -> Callable[[str | None], None]:
-        """The function that gets the running job's state many times a second, and None once it has ended."""
-        return self.progress.state
+    def watch(self, job: JobT) -> Callable[[str | None], str | None]:
+        """As `attend_job` takes it."""
+        return lambda state: state
 
     def work_off(self) -> Iterator[ResultT]:
-        """Run the jobs that are not finished; yields the result of every job that is reached, in order."""
-        with self.progress.shown(), self.stop.listening():
+        """Run the jobs that are not done; yields the result of every job that is reached, in order."""
+        with self.stop.listening():
             for index, job in enumerate(self.jobs):
-                yield self.finished(job) or self._attempt(index, job)
+                yield (self.result(job) if job.done else None) or self._attempt(index, job)
                 if self.stop.requested or self.starter.lost is not None:
                     break
 
     def _attempt(self, index: int, job: JobT) -> ResultT:
+        """Run a job; its start and its end are lines of their own, on a terminal only where it does not end well."""
         self.prepare(job)
-        self.progress.start(index + 1, job.name, self.time_left_s(index))
+        title, left_s = f"[{index + 1}/{len(self.jobs)}] {job.name}", self.time_left_s(index)
+        if not self.console.is_terminal:
+            left = "" if left_s is None else f", about {duration_text(left_s)} left"
+            self.console.print(Text(f"{title}: started{left}"))
         started_s = time.monotonic()
         if (reason := self.reason_to_skip(job)) is not None:
             outcome = JobOutcome("skipped", reason)
         else:
-            on_state = self.watch(job)
-            running = self.starter.start(job.command, job.folder, self._threads, self._run)
-            outcome = follow_job(running, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
-            on_state(None)
+            watch, stop = self.watch(job), self.stop
+            outcome = attend_job(
+                job, self.timeout_s, title, stop, self.console, self.starter, self.grace_s, watch, left_s
+            )
         took_s = time.monotonic() - started_s
-        result = self.store(job, outcome, took_s)
-        self.progress.finish(result.status, took_s, result.message)
+        result = self.result(job) if outcome.status == "ok" else None
+        if result is not None:
+            self.took_s.append((job, took_s))
+        else:
+            result = self.failed(job, outcome, took_s)
+            write_json(job.folder.result_path, result)
+        if result.status != "ok" or not self.console.is_terminal:
+            mark = (result.status.replace("_", " "), _STYLES.get(result.status, "red"))
+            text = f" in {duration_text(took_s)}" + (f": {result.message}" if result.message else "")
+            self.console.print(Text.assemble(f"{title}: ", mark, text), soft_wrap=True)
         if result.status not in ("ok", "skipped"):
             self.console.print(Text(f"  its log: {job.folder.log_path}"), soft_wrap=True)
         return result

@@ -1,5 +1,6 @@
 """The devices one process of a job drives, and the process group it joins."""
 
+import math
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,7 +11,6 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engine
 from dpscope.profiling.records.matrix import NcclEngine
@@ -18,14 +18,12 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
 
-def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torch.device, ...]:
-    """The devices this process of a cell's job drives, its first one first and made the current one."""
+def devices_of(kind: str, place: TorchrunPlace, cell: Cell | None = None) -> tuple[torch.device, ...]:
+    """The devices this process drives, its first one first and made the current one: all of a `cell` with one process."""
     if kind == "cpu":
         return (torch.device("cpu"),)
-    if cell.per_device:
-        devices: tuple[torch.device, ...] = (torch.device("cuda", place.local_rank),)
-    else:
-        devices = tuple(torch.device("cuda", index) for index in range(cell.devices))
+    own = [place.local_rank] if cell is None or cell.per_device else range(cell.devices)
+    devices = tuple(torch.device("cuda", index) for index in own)
     torch.cuda.set_device(devices[0])
     return devices
 
@@ -34,21 +32,14 @@ COLLECTIVE_S = 120.0  # no warm step takes as long; NCCL then reports which coll
 _SHARE_OF_JOB = 0.8
 
 
-def join_limit_s(device: torch.device, job_s: float) -> float:
-    """Seconds that ranks may wait for each other until all are warm, in a job that may take `job_s`.
+def wait_limit_s(device: torch.device, job_s: float, longest_s: float = math.inf) -> float:
+    """Seconds that ranks may wait for each other in a job that may take `job_s`, on a GPU at most `longest_s`.
 
-    Imports from a cold file system, data sets and compilation delay ranks by minutes. On a GPU less than the job's limit, so
-    that NCCL's message is seen.
+    Imports from a cold file system, data sets and compilation delay ranks by minutes until all are warm. On a GPU it is less than
+    the job's limit, so that NCCL's message is seen. gloo's ranks wait as long as the job may take: a step on shared cores may
+    take minutes, and gloo reports nothing more.
     """
-    return _SHARE_OF_JOB * job_s if device.type == "cuda" else job_s
-
-
-def collective_limit_s(device: torch.device, job_s: float, longest_s: float = COLLECTIVE_S) -> float:
-    """Seconds that a collective may wait once all ranks are warm; `longest_s` is how late a rank may be on a GPU.
-
-    gloo's ranks wait as long as the job may take: a step on shared cores may take minutes, and gloo reports nothing more.
-    """
-    return min(longest_s, join_limit_s(device, job_s)) if device.type == "cuda" else job_s
+    return min(longest_s, _SHARE_OF_JOB * job_s) if device.type == "cuda" else job_s
 
 
 def limit_collectives(device: torch.device, job_s: float) -> None:
@@ -57,7 +48,7 @@ def limit_collectives(device: torch.device, job_s: float) -> None:
         return
     # torch <= 2.13 has it as a private function.
     set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
-    set_timeout(timedelta(seconds=collective_limit_s(device, job_s)))
+    set_timeout(timedelta(seconds=wait_limit_s(device, job_s, COLLECTIVE_S)))
 
 
 ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}

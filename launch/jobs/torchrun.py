@@ -8,11 +8,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.launch.jobs.job_outcome import STARTED_AT_VARIABLE, JobWait, memory_kills, read_progress
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
-from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_torchrun_logs
 
 _POLL_S = 0.1
@@ -20,51 +20,43 @@ _GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _KILL_S = 5.0  # after SIGKILL: a process that is still there waits inside the kernel and cannot be ended
 
 
-def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
-    """The exact command of one repeat of a cell; it also works by hand once the run's manifest exists."""
-    folder = RunFolder(run).repeat(cell, repeat)
-    worker = ("-m", "dpscope.launch.worker", "--out", str(run), "--cell", cell.name, "--repeat", str(repeat))
-    return [*torchrun_prefix(cell.processes, folder, nodes=cell.nodes), *worker]
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A torchrun job. Those over several nodes are derived by each node from the run folder."""
 
+    name: str
+    program: tuple[str, ...]  # of each process, with its arguments: -m, a module, ...
+    folder: JobFolder
+    threads: int  # of each process
+    processes: int = 1
+    nodes: int = 1  # among which the processes are divided
+    max_restarts: int = 0
+    run: RunFolder | None = None  # by which its leftover processes can be found
+    done: bool = False  # its result was there when it was planned
+    node: int = 0  # of several nodes, the one that runs the command
+    address: str = "HOST0"  # of node 0; this one is a placeholder
+    port: int = 29501
 
-def torchrun_prefix(processes: int, folder: JobFolder, max_restarts: int = 0, nodes: int = 1) -> list[str]:
-    """torchrun with dpscope's settings; the command of each process follows it.
+    @property
+    def per_node(self) -> int:
+        """Processes on each node."""
+        return self.processes // self.nodes
 
-    With several `nodes`, among which the processes are divided, the command is node 0's with a placeholder for its address and
-    port, which `on_node` fills in.
-    """
-    rendezvous = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *_place(0, "HOST0", 29501)]
-    return [
-        sys.executable,
-        *("-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={processes // nodes}"),
-        *(f"--max-restarts={max_restarts}", "--role=rank", "--tee=3"),
-        f"--log-dir={folder.torchrun_path}",
-    ]
-
-
-def _place(node: int, address: str, port: int) -> list[str]:
-    return [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
-
-
-def processes_on_a_node(command: Sequence[str]) -> int:
-    """Number of processes that a command of `torchrun_prefix` starts on each node."""
-    return _number_option(command, "--nproc-per-node=")
-
-
-def command_nodes(command: Sequence[str]) -> int:
-    return _number_option(command, "--nnodes=")
-
-
-def _number_option(command: Sequence[str], option: str) -> int:
-    return next((int(part.removeprefix(option)) for part in command if part.startswith(option)), 1)
-
-
-def on_node(command: Sequence[str], node: int, address: str, port: int, folder: JobFolder) -> list[str]:
-    """A command over several nodes as one of them runs it, with its rank, the rendezvous and its folder."""
-    of_node = (*_place(node, address, port), f"--log-dir={folder.torchrun_path}")
-    replaced = {part.partition("=")[0]: part for part in of_node}
-    end = list(command).index("-m", 3)  # of torchrun's own options
-    return [sys.executable, *(replaced.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
+    @property
+    def command(self) -> tuple[str, ...]:
+        """torchrun with dpscope's settings, and the program; it also works by hand, with node 0's address."""
+        meeting = [f"--nnodes={self.nodes}", f"--node-rank={self.node}", f"--master-addr={self.address}"]
+        rendezvous = ["--standalone"] if self.nodes == 1 else [*meeting, f"--master-port={self.port}"]
+        return (
+            *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={self.per_node}"),
+            *(
+                f"--max-restarts={self.max_restarts}",
+                "--role=rank",
+                "--tee=3",
+                f"--log-dir={self.folder.torchrun_path}",
+            ),
+            *self.program,
+        )
 
 
 class TorchrunJob:
@@ -77,36 +69,29 @@ class TorchrunJob:
 
     lost: str | None = None  # why waiting ended with "lost": which node, and the evidence
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: JobFolder,
-        threads: int,
-        run: RunFolder | None,
-        interface: str | None = None,
-    ) -> None:
-        """Start it; with `run`, `end_leftovers` can find its processes, too.
+    def __init__(self, job: Job, interface: str | None = None) -> None:
+        """Start it.
 
         gloo uses `interface`, by which the nodes reach each other, unless the user chooses another.
         """
-        self.folder = folder
-        self.processes_per_node = processes_on_a_node(command)
+        self.folder = job.folder
+        self.processes_per_node = job.per_node
         self.memory_kills_before = memory_kills()  # processes that the kernel had killed on this host before
         token = uuid.uuid4().hex
         self._token = f"{JOB_TOKEN_VARIABLE}={token}"
         environment = {
-            "OMP_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(job.threads),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which the manifest lists the devices
             **({} if interface is None else {"GLOO_SOCKET_IFNAME": interface}),
             **os.environ,
-            **({} if run is None else {RUN_TOKEN_VARIABLE: str(run.path.resolve())}),
+            **({} if job.run is None else {RUN_TOKEN_VARIABLE: str(job.run.path.resolve())}),
             JOB_TOKEN_VARIABLE: token,
             STARTED_AT_VARIABLE: str(time.time()),
         }
-        folder.path.mkdir(parents=True, exist_ok=True)
-        self._log = open(folder.log_path, "wb")  # noqa: SIM115 (closed by end)
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self._log = open(self.folder.log_path, "wb")  # noqa: SIM115 (closed by end)
         self._process = subprocess.Popen(
-            dying_with_process(os.getpid(), command),
+            dying_with_process(os.getpid(), job.command),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -7,14 +7,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, STARTED_AT_VARIABLE, remove_job_files, write_failure
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.run import Cell, PlannedCell
+from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_text
+from dpscope.profiling.store.files import write_json, write_text
 from dpscope.profiling.store.folders import JobFolder
 
 
@@ -28,6 +29,8 @@ class TorchrunPlace:
     local_world_size: int
     node: int
     nodes: int = 1
+    began_s: float = field(default=0.0, compare=False)  # Unix time at which the job started
+    report: Callable[[str], None] = field(default=lambda state: None, compare=False)  # gets each pass at its start
 
 
 def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
@@ -48,6 +51,15 @@ def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
         ) from missing
 
 
+def planned_cell(name: str, plan: Sequence[PlannedCell], manifest: Path, place: TorchrunPlace) -> Cell:
+    """The cell of a plan that a process measures; raises DpscopeError unless it is there and fits torchrun's job."""
+    cells = {planned.cell.name: planned.cell for planned in plan if planned.skip_reason is None}
+    if name not in cells:
+        raise DpscopeError(f"--cell {name}: not in {manifest}; it has {', '.join(cells)}")
+    check_process_count(cells[name], place)
+    return cells[name]
+
+
 def check_process_count(cell: Cell, place: TorchrunPlace) -> None:
     """Raise DpscopeError unless torchrun started as many processes as the cell has."""
     if cell.processes != place.world_size:
@@ -66,17 +78,6 @@ def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
         )
 
 
-class Job(Protocol):
-    """A job with a folder to write to."""
-
-    @property
-    def folder(self) -> JobFolder: ...
-
-
-_Job = TypeVar("_Job", bound=Job)
-ReportProgress = Callable[[str], None]
-
-
 @contextmanager
 def starting_up() -> Iterator[None]:
     """Pause garbage collection during imports and while a model is built.
@@ -91,34 +92,47 @@ def starting_up() -> Iterator[None]:
         gc.enable()
 
 
-def work(
-    read_job: Callable[[Sequence[str], TorchrunPlace], _Job],
-    do: Callable[[_Job, TorchrunPlace, float, ReportProgress], None],
-) -> None:
-    """Run the job named by this process's arguments; ends the process with status 1 on failure, 2 on a user's mistake.
+Result = Stored | None
+Task = Callable[[TorchrunPlace], Result]
+"""A process's part of a job; returns the job's result, which rank 0 stores."""
 
-    `do` gets the job, this process's place in it, the Unix time at which it began, and a function that reports progress.
+
+def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Task]]) -> None:
+    """Run the task named by this process's arguments; ends the process with status 1 on failure, 2 on a user's mistake.
+
+    `read_task` returns the job's folder and the task. Only the task imports torch: a mistake in the arguments should not take the
+    seconds that this takes.
     """
     began_s = min(time.time(), float(os.environ.get(STARTED_AT_VARIABLE, "inf")))  # of torchrun, if dpscope started it
     try:
         place = torchrun_place(os.environ)
-        job = read_job(sys.argv[1:], place)
+        folder, task = read_task(sys.argv[1:], place)
     except DpscopeError as error:
         _end(f"dpscope: {error}", status=2)
 
     def report(state: str) -> None:
         if place.rank == 0:
-            write_text(job.folder.path / PROGRESS_NAME, state)
+            write_text(folder.path / PROGRESS_NAME, state)
 
     try:
-        do(job, place, began_s, report)
+        result = task(replace(place, began_s=began_s, report=report))
+        if place.rank == 0 and result is not None:
+            write_json(folder.result_path, result)
+        leave_group()
         if place.rank == 0:
-            remove_job_files(job.folder.path)
+            remove_job_files(folder.path)
         gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
     except Exception as error:
         # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.
-        write_failure(job.folder.path, place.node, place.rank, error)
+        write_failure(folder.path, place.node, place.rank, error)
         _end(str(error) if isinstance(error, DpscopeError) else traceback.format_exc(), status=1)
+
+
+def leave_group() -> None:
+    """Leave the job's process group, if this process has joined one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _end(message: str, status: int) -> None:

@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.process_group import (
     devices_of,
-    join_limit_s,
     join_process_group,
     limit_collectives,
     nccl_engine,
     rank_0_value,
     synchronise,
+    wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.measuring.worker_arguments import WorkerJob
@@ -66,7 +66,6 @@ class CellProcess:
     devices: tuple[torch.device, ...]  # all devices of this process
     model: nn.Module  # wrapped by the strategy
     step: TrainStep
-    report: Callable[[str], None]  # gets the name of each pass at its start
     device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # current states of this process's devices
 
     def synchronise(self) -> None:
@@ -74,44 +73,39 @@ class CellProcess:
         synchronise(self.devices)
 
 
-def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callable[[str], None]) -> None:
-    """Measure a cell in this process and save it; global rank 0 writes the result after all ranks have saved theirs.
-
-    `began` is the Unix time at which the job started; `report` gets the name of each pass at its start.
-    """
+def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
+    """Measure a cell in this process and save it; returns the result in global rank 0, after all ranks have saved theirs."""
     torch.set_num_threads(job.threads)
     if job.kind == "cpu":
         keep_freed_memory()
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
-    devices = devices_of(job.cell, job.kind, place)
+    devices = devices_of(job.kind, place, job.cell)
     if job.cell.per_device:
-        limit_s = join_limit_s(devices[0], job.config.measurement.timeout_s)
+        limit_s = wait_limit_s(devices[0], job.config.measurement.timeout_s)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
-        process, known = _prepare(job, place, devices, report)
+        process, known = _prepare(job, place, devices)
     if job.kind == "cuda":  # by now every process of the job uses its devices
         own = _own_process_ids(place.node)
         process = replace(process, device_states=lambda: _device_states(job, place, own))
     samples, measured = run_passes(process)
     process.step.batches.close()
-    report("saving")
+    place.report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), samples)
     rank = _rank_result(process, {**known, **measured}, before)
     write_json(job.folder.rank_path(place.node, place.rank), rank)
     if distributed.is_initialized():
         distributed.barrier()
-    if place.rank == 0:
-        _wait_for_all_files(job.folder, place.world_size)
-        result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
-        write_json(job.folder.result_path, result)
-        if job.by_hand:
-            steps_us = [sample.step_us for sample in samples if sample.measuring_pass == "timed"]
-            step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
-            sys.stdout.write(
-                f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
-            )
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    if place.rank > 0:
+        return None
+    _wait_for_all_files(job.folder, place.world_size)
+    if job.by_hand:
+        steps_us = [sample.step_us for sample in samples if sample.measuring_pass == "timed"]
+        step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
+        sys.stdout.write(
+            f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
+        )
+    return CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - place.began_s)
 
 
 def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
@@ -122,14 +116,14 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
         process.step.batches.leave_out_short_batches()
     peak = None
     if device.type == "cpu":
-        process.report("matmul peak")
+        process.place.report("matmul peak")
         process.synchronise()
         peak = matmul_peak(cell_workload(job.config.workload, cell).amp)
-    process.report("warm-up")
+    process.place.report("warm-up")
     _warm_up(process)
     limit_collectives(device, measurement.timeout_s)
     warm = compiled_so_far() if cell.options.compile != "off" else None
-    process.report("timed")
+    process.place.report("timed")
     for one in process.devices:
         if one.type == "cuda":
             torch.cuda.reset_peak_memory_stats(one)
@@ -141,7 +135,7 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
         if one.type == "cuda"
     )
     under_load = _states_under_load(process, statistics.median(sample.step_us for sample in samples) / 1e6)
-    process.report("traced")
+    process.place.report("traced")
     samples += StepTrace(
         measurement.traced_steps,
         folder.trace_path(place.node, place.rank),
@@ -152,7 +146,7 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
         replica_threads=cell.devices if cell.traits.threaded else 0,
     ).record(process.step)
     if isinstance(process.model, DistributedDataParallel) and cell.devices > 1:
-        process.report("counters")
+        process.place.report("counters")
         path = folder.counters_trace_path(place.node, place.rank)
         counted = StepTrace(measurement.traced_steps, path, device, False, process.synchronise)
         counters = ddp_counters.record_counters(process.model, process.step, counted)
@@ -213,7 +207,7 @@ def _states_under_load(process: CellProcess, step_s: float) -> tuple[DeviceState
     read_states = process.device_states
     if read_states is None:
         return ()
-    process.report("device states")
+    process.place.report("device states")
     steps = rank_0_value(max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0])
     samples: list[tuple[DeviceState, ...]] = []
     ended = Event()
@@ -252,7 +246,7 @@ def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float 
 
 
 def _prepare(
-    job: WorkerJob, place: TorchrunPlace, devices: tuple[torch.device, ...], report: Callable[[str], None]
+    job: WorkerJob, place: TorchrunPlace, devices: tuple[torch.device, ...]
 ) -> tuple[CellProcess, dict[str, Any]]:
     """The process, ready to train, and the fields of its result that are known before it does."""
     workload, cell, device = cell_workload(job.config.workload, job.cell), job.cell, devices[0]
@@ -267,7 +261,7 @@ def _prepare(
     batches = open_stream(workload, cell, built, place.rank if cell.per_device else 0, device)
     step = TrainStep(wrapped, batches, job.config.optimizer, workload.amp, device, micro_batching(cell), built)
     known = {"model": sizes, "units": units, "tokens_per_sample": built.tokens, "flops": flops}
-    return CellProcess(job, place, devices, wrapped, step, report), known
+    return CellProcess(job, place, devices, wrapped, step), known
 
 
 def _device_states(

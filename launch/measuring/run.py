@@ -3,8 +3,9 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -12,26 +13,25 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter, SeveralNodesJob
-from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.devices import resolve_devices
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome, duration_text, held
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, duration_text, held
 from dpscope.launch.jobs.out_folder import check_run_place
-from dpscope.launch.jobs.torchrun import torchrun_command
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.measuring import calibration
 from dpscope.launch.measuring.worker_arguments import WORKER_SETTINGS
 from dpscope.launch.planning import manifest as planning
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
-from dpscope.launch.planning.run_config import flag_name, setting_text
+from dpscope.launch.planning.run_config import flag_name
 from dpscope.launch.workload.data_files import check_data, download_data
 from dpscope.launch.workload.model_size import ModelSize, checked_model_size
+from dpscope.profiling.machine.conditions import condition_differences
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellOptions, CellResult, CellStatus, Manifest, PlannedCell
+from dpscope.profiling.records.run import Cell, CellOptions, CellResult, CellStatus, PlannedCell
 from dpscope.profiling.records.settings import idle_settings, settings_of, with_settings
-from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import (
     CELLS_NAME,
@@ -44,52 +44,39 @@ from dpscope.profiling.store.folders import (
 from dpscope.profiling.store.ownership import remove_report
 
 
-@dataclass(frozen=True)
-class PlannedJob:
+@dataclass(frozen=True, kw_only=True)
+class CellJob(Job):
+    """A repeat of a cell."""
+
+    folder: RepeatFolder
     cell: Cell
     repeat: int
-    folder: RepeatFolder
-    estimate: planning.CellEstimate
-    command: tuple[str, ...]
-    done: bool  # already measured
-
-    @property
-    def name(self) -> str:
-        return f"{self.cell.name} repeat {self.repeat}"
 
 
-@dataclass(frozen=True)
-class PlanDescription:
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(planning.Plan[CellJob]):
     config: ResolvedConfig
-    device_type: DeviceType
-    threads_per_process: int
     plan: tuple[PlannedCell, ...]
-    jobs: tuple[PlannedJob, ...]  # in order
-    findings: tuple[Finding, ...]
+    estimates: Mapping[Cell, planning.CellEstimate]  # of one repeat of each cell that is measured
     model_size: ModelSize
     calibration: CalibrationSettings | None  # before the cells
-
-    @property
-    def to_do(self) -> list[PlannedJob]:
-        """The remaining jobs."""
-        return [job for job in self.jobs if not job.done]
 
     @property
     def duration_s(self) -> float:
         """Estimated time of the calibration and the remaining jobs."""
         first = calibration.calibration_seconds(self.calibration) if self.calibration is not None else 0.0
-        return first + sum(job.estimate.duration_s for job in self.to_do)
+        return first + sum(self.estimates[job.cell].duration_s for job in self.to_do)
 
     @property
     def cost(self) -> str:
         """Estimated time and disk usage of what remains."""
-        disk_bytes = sum(job.estimate.bytes for job in self.to_do)
+        disk_bytes = sum(self.estimates[job.cell].bytes for job in self.to_do)
         return f"{duration_text(self.duration_s)} and {disk_bytes / 1e6:.0f} MB of disk"
 
 
 def plan_run(
     config: RunConfig, out: Path, fresh: bool = False, repeats_by_cell: Mapping[str, int] | None = None, nodes: int = 1
-) -> PlanDescription:
+) -> RunPlan:
     """Plan of `run_sweep`; starts and writes nothing. Raises DpscopeError for a run that is not possible.
 
     `repeats_by_cell` reduces the number of repeats of cells, by name; cells may span up to `nodes` nodes.
@@ -102,65 +89,68 @@ def plan_run(
     begun = run.manifest() if is_run_folder(out) and not fresh else None
     plan = make_plan(resolved.matrix, resolved.workload.samples, kind)
     if begun is not None:
-        _check_same_settings(out, begun, resolved)
+        planning.check_same_settings(f"--out {out}: holds a run", begun.config, resolved, MAY_CHANGE)
         had = {planned.cell for planned in begun.plan}  # an older version had no DDP on one device
         plan = tuple(one for one in plan if one.cell in had or not (one.cell.traits.reducer and one.cell.devices == 1))
     size = checked_model_size(resolved.workload, resolved.optimizer)
-    cells = [planned.cell for planned in plan if planned.skip_reason is None]
+    cells, repeats = planning.measured_cells(plan), resolved.measurement.repeats
     estimates = {cell: planning.estimate_cell(cell, resolved, kind, size) for cell in cells}
-    repeats, fewer, jobs = resolved.measurement.repeats, repeats_by_cell or {}, []
-    for repeat in range(repeats):
-        for cell in (one for one in cells if repeat < fewer.get(one.name, repeats)):
-            folder, command = run.repeat(cell, repeat), tuple(torchrun_command(run.path, cell, repeat))
-            result = None if fresh else folder.result()
-            done = result is not None and result.status == "ok"
-            jobs.append(PlannedJob(cell, repeat, folder, estimates[cell], command, done))
+    threads, fewer = threads_per_process(resolved.matrix), repeats_by_cell or {}
+    jobs = [
+        replace(job, done=not fresh and (result := job.folder.result()) is not None and result.status == "ok")
+        for job in _jobs(run, cells, repeats, threads)
+        if job.repeat < fewer.get(job.cell.name, repeats)
+    ]
     findings = (
         *plan_findings(resolved.workload, resolved.matrix, kind),
         *planning.baseline_findings(plan),
-        *planning.estimate_findings(plan, resolved, kind, size),
+        *planning.estimate_findings(estimates, resolved.measurement.timeout_s),
     )
     first = None
     if any(not job.done for job in jobs):
         first = calibration.plan_calibration(plan, resolved, kind, size, calibration.stored_calibration(run))
-    return PlanDescription(
-        resolved, kind, threads_per_process(resolved.matrix), plan, tuple(jobs), findings, size, first
+    return RunPlan(
+        device_type=kind,
+        threads=threads,
+        jobs=tuple(jobs),
+        findings=findings,
+        config=resolved,
+        plan=plan,
+        estimates=estimates,
+        model_size=size,
+        calibration=first,
     )
 
 
-def _check_same_settings(out: Path, begun: Manifest, config: ResolvedConfig) -> None:
-    before = settings_of(begun.config)
-    for field, now in settings_of(config).items():
-        if field not in MAY_CHANGE and before[field] != now:
-            raise DpscopeError(
-                f"--out {out}: holds a run with {setting_text(field, before[field])}, not {setting_text(field, now)}; use "
-                "the same settings to resume it, --fresh to redo it, or another --out"
-            )
-
-
-def planned_cells(out: Path) -> list[SeveralNodesJob]:
-    """The jobs in the manifest of a run that has begun, with or without results."""
-    if not is_run_folder(out):
-        return []
-    run = RunFolder(out)
-    manifest = run.manifest()
+def _jobs(run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int) -> list[CellJob]:
+    """All repeats of the cells, interleaved."""
+    module = ("-m", "dpscope.launch.worker", "--out", str(run.path))
     return [
-        SeveralNodesJob(
-            f"{planned.cell.name} repeat {repeat}",
-            tuple(torchrun_command(run.path, planned.cell, repeat)),
-            run.repeat(planned.cell, repeat),
-            manifest.threads_per_process,
-            in_run=True,
+        CellJob(
+            name=f"{cell.name} repeat {repeat}",
+            program=(*module, "--cell", cell.name, "--repeat", str(repeat)),
+            folder=run.repeat(cell, repeat),
+            threads=threads,
+            processes=cell.processes,
+            nodes=cell.nodes,
+            run=run,
+            cell=cell,
+            repeat=repeat,
         )
-        for repeat in range(manifest.config.measurement.repeats)
-        for planned in manifest.plan
-        if planned.skip_reason is None
+        for repeat, cell in product(range(repeats), cells)
     ]
 
 
-def describe_plan(
-    config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
-) -> PlanDescription:
+def planned_cells(out: Path) -> Sequence[Job]:
+    """The jobs in the manifest of a run that has begun, with or without results."""
+    if not is_run_folder(out):
+        return []
+    run, manifest = RunFolder(out), RunFolder(out).manifest()
+    cells, repeats = planning.measured_cells(manifest.plan), manifest.config.measurement.repeats
+    return _jobs(run, cells, repeats, manifest.threads_per_process)
+
+
+def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1) -> RunPlan:
     """Print and return the plan of a run, with its estimates and exact commands; starts nothing.
 
     The commands of the jobs to do work by hand: those of a run that has begun name a cell of its manifest, others name all
@@ -168,23 +158,23 @@ def describe_plan(
     """
     description = plan_run(config, out, fresh, nodes=nodes)
     table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "time per repeat")
-    _print_left_out(description, console)
-    for cell in (planned.cell for planned in description.plan if planned.skip_reason is None):
+    planning.print_left_out(description.plan, console)
+    for cell, estimate in description.estimates.items():
         jobs = [job for job in description.jobs if job.cell == cell]
         done = sum(job.done for job in jobs)
-        table.add_row(cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
+        table.add_row(cell.name, str(len(jobs)), str(done), duration_text(estimate.duration_s))
     console.print(table)
     if (first := description.calibration) is not None:
         about = f"about {duration_text(calibration.calibration_seconds(first))}"
         console.print(f"{calibration.described(first)}: {about}", highlight=False, soft_wrap=True)
     basis = planning.estimate_basis(description.device_type, description.model_size)
     console.print(
-        f"{description.device_type}, {counted(description.threads_per_process, 'thread')} per process; "
+        f"{description.device_type}, {counted(description.threads, 'thread')} per process; "
         f"{counted(len(description.to_do), 'job')} to do: about {description.cost} (an estimate: {basis}).",
         highlight=False,
         soft_wrap=True,
     )
-    _print_findings(description, console)
+    planning.print_findings(description.findings, console)
     begun = is_run_folder(out) and not fresh
     for job in description.to_do:
         command = job.command if begun else _standalone_command(description.config, job.cell, job.repeat, out)
@@ -219,8 +209,8 @@ def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str
     return [part for flag, value in flags for part in ([flag] if value is True else [flag, str(value)])]
 
 
-def print_beginning(description: PlanDescription, console: Console) -> None:
-    _print_left_out(description, console)
+def print_beginning(description: RunPlan, console: Console) -> None:
+    planning.print_left_out(description.plan, console)
     done = sum(job.done for job in description.jobs)
     cells = len({job.cell for job in description.jobs})
     already = f", {done} done already" if done else ""
@@ -229,18 +219,7 @@ def print_beginning(description: PlanDescription, console: Console) -> None:
         f"{description.cost} (--dry-run lists them).",
         highlight=False,
     )
-    _print_findings(description, console)
-
-
-def _print_left_out(description: PlanDescription, console: Console) -> None:
-    for planned in description.plan:
-        if planned.skip_reason is not None:
-            console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
-
-
-def _print_findings(description: PlanDescription, console: Console) -> None:
-    for finding in description.findings:
-        console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)
+    planning.print_findings(description.findings, console)
 
 
 def run_sweep(
@@ -250,7 +229,7 @@ def run_sweep(
     console: Console,
     repeats_by_cell: Mapping[str, int] | None = None,
     starter: JobStarter = THIS_HOST,
-) -> Outcome[Manifest, CellResult]:
+) -> Outcome[CellResult]:
     """Measure every cell of a run that is not measured yet, with interleaved repeats (A B C A B C).
 
     The run continues after a cell that fails, which is recorded; one that ran out of memory or time is not tried again in this
@@ -261,15 +240,14 @@ def run_sweep(
     if repeats_by_cell is None or description.to_do:  # --detect prints its choice itself
         print_beginning(description, console)
     run = RunFolder(out)
-
-    starter.check_gpus(planning.most_on_several_nodes(job.cell for job in description.jobs))
+    starter.check_gpus(description.jobs)
     with held(run.path, console, starter):
         if fresh and is_run_folder(run.path):
             _remove_measurements(run)
-        manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)
+        _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)
         download_data(description.config.workload)
-        sweep = _Sweep(run, manifest, description, console, starter)
-        return Outcome(manifest, tuple(sweep.work_off()), sweep.stop, starter.lost)
+        sweep = _Sweep(description, console, starter)
+        return Outcome(tuple(sweep.work_off()), sweep.stop, starter.lost)
 
 
 def _remove_measurements(run: RunFolder) -> None:
@@ -282,21 +260,21 @@ def _remove_measurements(run: RunFolder) -> None:
 
 
 def _open_manifest(
-    run: RunFolder, description: PlanDescription, console: Console, repeats_by_cell: dict[str, int], starter: JobStarter
-) -> Manifest:
-    """The run's manifest, written if the run is new or is resumed with more repeats or another time limit.
+    run: RunFolder, description: RunPlan, console: Console, repeats_by_cell: dict[str, int], starter: JobStarter
+) -> None:
+    """Write the run's manifest if the run is new or is resumed with more repeats or another time limit.
 
     The collectives are timed before it is written, so that predictions of the cells are forecasts.
     """
     manifest = planning.new_manifest(
-        description.config, description.device_type, description.threads_per_process, description.plan, code=Path.cwd()
+        description.config, description.device_type, description.threads, description.plan, code=Path.cwd()
     )
     hosts = starter.hosts(manifest.environment)
     unlike = planning.hosts_findings(manifest.environment, hosts)
     manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
     had = run.manifest() if is_run_folder(run.path) else None
     if had is not None:
-        planning.check_same_conditions(run.path, had, manifest)
+        planning.check_comparable(run.path, condition_differences(had, manifest))
     settings, mixed = None, tuple[Finding, ...]()
     if description.to_do:  # a stored calibration of another machine does not count
         if had is not None:
@@ -309,7 +287,7 @@ def _open_manifest(
         now = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = msgspec.structs.replace(manifest, created_at=now, findings=(*manifest.findings, *failures))
         write_json(run.manifest_path, manifest)
-        return manifest
+        return
     requested = settings_of(description.config)
     renewed = (PlanCode.CALIBRATION_FAILED.code, PlanCode.MIXED_HOSTS.code)
     findings = (*(one for one in had.findings if one.code not in renewed), *unlike, *mixed, *failures)
@@ -323,41 +301,30 @@ def _open_manifest(
     )
     if updated != had:
         write_json(run.manifest_path, updated)
-    return updated
 
 
-class _Sweep(JobQueue[PlannedJob, CellResult]):
-    def __init__(
-        self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console, starter: JobStarter
-    ) -> None:
-        config, threads = description.config, manifest.threads_per_process
-        super().__init__(run, description.jobs, threads, config.measurement.timeout_s, console, starter=starter)
-        self._growing = config.matrix.batch_growth is not None
-        self._took_s: dict[str, float] = {}
-        self._failed_cells: dict[str, tuple[Cell, CellStatus]] = {}  # that would fail again, by name
+class _Sweep(JobQueue[CellJob, CellResult]):
+    def __init__(self, plan: RunPlan, console: Console, starter: JobStarter) -> None:
+        super().__init__(plan.jobs, plan.config.measurement.timeout_s, console, starter)
+        self._estimates, self._growing = plan.estimates, plan.config.matrix.batch_growth is not None
+        self._failed_cells: dict[Cell, CellStatus] = {}  # that would fail again
 
-    def finished(self, job: PlannedJob) -> CellResult | None:
-        result = job.folder.result()
-        return result if result is not None and result.status == "ok" else None
+    def result(self, job: CellJob) -> CellResult | None:
+        return job.folder.result()
 
-    def prepare(self, job: PlannedJob) -> None:
+    def prepare(self, job: CellJob) -> None:
         job.folder.clear()
 
-    def store(self, job: PlannedJob, outcome: JobOutcome, took_s: float) -> CellResult:
-        if outcome.status == "ok" and (result := job.folder.result()) is not None:
-            self._took_s[job.cell.name] = took_s
-            return result
+    def failed(self, job: CellJob, outcome: JobOutcome, took_s: float) -> CellResult:
         job.folder.clear_measurements()
-        result = CellResult(job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail)
-        write_json(job.folder.result_path, result)
         if outcome.status in ("out_of_memory", "timed_out"):
-            self._failed_cells.setdefault(job.cell.name, (job.cell, outcome.status))
-        return result
+            self._failed_cells.setdefault(job.cell, outcome.status)
+        return CellResult(job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail)
 
-    def reason_to_skip(self, job: PlannedJob) -> str | None:
+    def reason_to_skip(self, job: CellJob) -> str | None:
         """If this cell, or the same with a smaller batch, failed in a way that will recur."""
         cell = job.cell
-        for failed, status in self._failed_cells.values():
+        for failed, status in self._failed_cells.items():
             shapes = {(one.strategy, one.devices, one.nodes, one.options) for one in (failed, cell)}
             larger = cell.batch_size > failed.batch_size
             what = "timed out" if status == "timed_out" else "ran out of memory"
@@ -369,11 +336,11 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
 
     def time_left_s(self, index: int) -> float:
         """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the ratio so far."""
-        estimated = {job.cell.name: job.estimate.duration_s for job in self.jobs}
-        known = sum(estimated[name] for name in self._took_s)
-        ratio = sum(self._took_s.values()) / known if known else 1.0
+        took_s = {job.cell: seconds for job, seconds in self.took_s}
+        known_s = sum(self._estimates[cell].duration_s for cell in took_s)
+        ratio = sum(took_s.values()) / known_s if known_s else 1.0
         return sum(
-            self._took_s.get(job.cell.name, job.estimate.duration_s * ratio)
+            took_s.get(job.cell, self._estimates[job.cell].duration_s * ratio)
             for job in self.jobs[index:]
             if not job.done and self.reason_to_skip(job) is None
         )

@@ -20,7 +20,7 @@ import msgspec
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.job_outcome import JOB_NAME
 from dpscope.launch.jobs.out_folder import check_run_place, claimed, locked
-from dpscope.launch.jobs.worker_process import TorchrunPlace, check_nodes, check_process_count
+from dpscope.launch.jobs.worker_process import TorchrunPlace, check_nodes, check_process_count, planned_cell
 from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
@@ -85,11 +85,7 @@ def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> Worker
     if given := [flag_name(name) for name, value in options.items() if value is not None]:
         raise DpscopeError(f"--cell {cell_name} takes its settings from the run's manifest: omit {', '.join(given)}")
     manifest = run.manifest()
-    cells = {planned.cell.name: planned.cell for planned in manifest.plan if planned.skip_reason is None}
-    if cell_name not in cells:
-        raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
-    cell = cells[cell_name]
-    check_process_count(cell, place)
+    cell = planned_cell(cell_name, manifest.plan, run.manifest_path, place)
     check_nodes(cell, place)
     return _job(run, manifest, cell, repeat, place)
 

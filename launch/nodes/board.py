@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address, NodePlace
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.machine.interfaces import interface_addresses, listening_socket
 from dpscope.profiling.records.run import Host
 from dpscope.profiling.store.errors import DpscopeError
@@ -189,7 +189,7 @@ class NodeStart:
     options: Mapping[str, str]  # equal on all nodes
     note: Callable[[str], None]  # prints a line
     wait_s: float  # for the other nodes
-    plan: Callable[[], Sequence[SeveralNodesJob]] = tuple
+    plan: Callable[[], Sequence[Job]] = tuple
     """Reads the jobs planned over several nodes from `out`: every node derives the same, and none is sent a command."""
 
     @property

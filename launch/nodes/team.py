@@ -13,16 +13,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dpscope.launch.jobs.attended_job import JobStarter, SeveralNodesJob
 from dpscope.launch.jobs.job_outcome import JobWait
+from dpscope.launch.jobs.job_queue import JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import TorchrunJob, command_nodes, end_leftovers, on_node, processes_on_a_node
+from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
 from dpscope.launch.nodes.board import (
     NOTE_EVERY_S,
     SEEN_WITHIN_S,
@@ -61,7 +61,7 @@ def _wait(wait_s: float, over: Callable[[], bool]) -> None:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """A digest of a command of `torchrun_prefix` without the interpreter's path, which differs between nodes."""
+    """A digest of a job's command without the interpreter's path, which differs between nodes."""
     return hashlib.sha256("\0".join(command[1:]).encode()).hexdigest()
 
 
@@ -123,23 +123,24 @@ class Team(JobStarter):
     def _address(self) -> str:
         return self._board.joined[1].node0_address
 
-    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> TorchrunJob:
+    def start(self, job: Job) -> TorchrunJob:
         """Start a job on its nodes; raises NodeLostError if a node is lost."""
         if (lost := self.lost) is not None:
             raise NodeLostError(lost)
-        if (nodes := command_nodes(command)) == 1:
-            return NodesJob(self, [], command, folder, threads, run)
-        self.check_gpus(processes_on_a_node(command))
+        if job.nodes == 1:
+            return NodesJob(self, [], job)
+        self.check_gpus([job])
         port, address = free_port(), self._address
-        self._begin(job=_digest(command), port=port)
-        part = on_node(command, 0, address, port, folder)
-        return NodesJob(self, self.others[: nodes - 1], part, folder, threads, run, interface_of(address))
+        self._begin(job=_digest(job.command), port=port)
+        part = replace(job, address=address, port=port)
+        return NodesJob(self, self.others[: job.nodes - 1], part, interface_of(address))
 
     def _begin(self, **changes: Any) -> None:
         self._attempt += 1
         self._board.publish(attempt=self._attempt, grace_s=None, **changes)
 
-    def check_gpus(self, per_node: int) -> None:
+    def check_gpus(self, jobs: Sequence[Job]) -> None:
+        per_node = max((job.per_node for job in jobs if job.nodes > 1), default=0)
         for node in self.others:
             has = self._board.joined[node].gpus
             if has is not None and has < per_node:
@@ -182,12 +183,11 @@ class Team(JobStarter):
 class NodesJob(TorchrunJob):
     """Node 0's part of a job, and the reports of the `others` on theirs; a job of node 0 alone has no others."""
 
-    def __init__(self, team: Team, others: Sequence[int], *job: Any) -> None:
-        """`job` is what a `TorchrunJob` takes."""
+    def __init__(self, team: Team, others: Sequence[int], job: Job, interface: str | None = None) -> None:
         self._team, self._others = team, others
         self._failed_at_s: float | None = None  # when another node's torchrun failed
         self._exit_status: int | None = None
-        super().__init__(*job)
+        super().__init__(job, interface)
 
     def wait(
         self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
@@ -310,7 +310,7 @@ class _Follower:
             end_leftovers(RunFolder(self.start.out))
             return 0
         job, node = self._planned(begun.job), self.info.host.node
-        if node >= command_nodes(job.command):
+        if node >= job.nodes:
             return 0
 
         def over() -> bool:
@@ -318,27 +318,26 @@ class _Follower:
             ended = now.attempt != begun.attempt or now.grace_s is not None or now.left is not None
             return ended or self._stop_ignored() or self.board.lost(0) is not None
 
-        self.start.note(f"{job.title}: started")
+        self.start.note(f"{job.name}: started")
         folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
-        command = on_node(job.command, node, self.info.node0_address, begun.port, folder)
-        run = RunFolder(self.start.out) if job.in_run else None
         try:
-            part = TorchrunJob(command, folder, job.threads, run, self.info.host.interface)
+            part = replace(job, node=node, address=self.info.node0_address, port=begun.port, folder=folder)
+            running = TorchrunJob(part, self.info.host.interface)
             try:
-                how, exit_status = part.wait(_LONGEST_JOB_S, lambda state: None, over)
+                how, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
                 grace_s = 0.0 if self.board.lost(0) else self.board.states[0].grace_s or 0.0
                 if how == "stopped" and grace_s > 0:
-                    part.ask_to_end(grace_s)
+                    running.ask_to_end(grace_s)
             finally:
-                part.end()
+                running.end()
             with contextlib.suppress(OSError):
                 job.folder.node_log_path(node).write_bytes(folder.log_path.read_bytes()[-_LOG_BYTES:])
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
-        self.start.note(f"{job.title}: ended")
+        self.start.note(f"{job.name}: ended")
         return exit_status
 
-    def _planned(self, digest: str) -> SeveralNodesJob:
+    def _planned(self, digest: str) -> Job:
         """The job that node 0 means, as this node derives it; node 0's files may become visible late."""
         deadline = time.monotonic() + SEEN_WITHIN_S
         while time.monotonic() < deadline:

@@ -158,11 +158,7 @@ def _check_layouts(counts: Sequence[int], layouts: Sequence[Layout], strategies:
 
 
 def _check_device_count(flag: str, count: int, devices: Devices) -> None:
-    if devices.count is not None and count > devices.count:
-        raise DpscopeError(
-            f"{flag} {count}: this machine has {counted(devices.count, 'GPU')} that torch can use; "
-            f"request {devices.count} at most"
-        )
+    devices.check_present(count, f"{flag} {count}")
     most = max(8, 4 * usable_cores())
     if devices.count is None and count > most:
         raise DpscopeError(

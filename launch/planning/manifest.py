@@ -8,24 +8,31 @@ corrected by the times of its finished cells.
 
 import importlib.metadata
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.job_queue import duration_text
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning.cells import plan_findings, threads_per_process
-from dpscope.launch.planning.run_config import published_of, read_published
+from dpscope.launch.planning.run_config import published_of, read_published, setting_text
 from dpscope.launch.workload.data_files import CIFAR_RESNET, normalisation
 from dpscope.launch.workload.model_size import SIZES, ModelSize
-from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
+from dpscope.profiling.machine.conditions import ConditionDifference, machine_differences, setting_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, Commit, Environment, Host, Manifest, PlannedCell
+from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 
 _BASIS = {
@@ -47,6 +54,49 @@ class CellEstimate:
 
     duration_s: float
     bytes: int
+
+
+_JobT = TypeVar("_JobT", bound=Job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Generic[_JobT]):
+    """What a command will do on this machine."""
+
+    device_type: DeviceType
+    threads: int  # of each process
+    jobs: tuple[_JobT, ...]  # in order
+    findings: tuple[Finding, ...]
+
+    @property
+    def to_do(self) -> list[_JobT]:
+        """The remaining jobs."""
+        return [job for job in self.jobs if not job.done]
+
+
+def measured_cells(plan: Iterable[PlannedCell]) -> list[Cell]:
+    return [planned.cell for planned in plan if planned.skip_reason is None]
+
+
+def print_left_out(plan: Iterable[PlannedCell], console: Console) -> None:
+    for planned in plan:
+        if planned.skip_reason is not None:
+            console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
+
+
+def print_findings(findings: Iterable[Finding], console: Console) -> None:
+    for finding in findings:
+        console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)
+
+
+def check_same_settings(holds: str, had: msgspec.Struct, now: msgspec.Struct, may_change: Collection[str]) -> None:
+    """Raise DpscopeError that names the first setting that differs from what a folder `holds` and may not change."""
+    names = [name for name in settings_of(now) if name not in may_change]
+    for one in setting_differences(had, now, names)[:1]:
+        raise DpscopeError(
+            f"{holds} with {setting_text(one.what, one.then)}, not {setting_text(one.what, one.now)}; use the same settings to "
+            "resume, --fresh to start over, or another --out"
+        )
 
 
 def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
@@ -98,18 +148,13 @@ def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
     ]
 
 
-def estimate_findings(
-    plan: Sequence[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize
-) -> list[Finding]:
+def estimate_findings(estimates: Mapping[Cell, CellEstimate], limit_s: float) -> list[Finding]:
     """Cells that will probably be ended by the time limit before they are measured."""
-    planned = [one.cell for one in plan if not one.skip_reason]
-    durations_s = {cell.name: estimate_cell(cell, config, kind, size).duration_s for cell in planned}
-    limit_s = config.measurement.timeout_s
-    if not (over := [name for name, duration_s in durations_s.items() if duration_s > limit_s]):
+    if not (over := {cell.name: one.duration_s for cell, one in estimates.items() if one.duration_s > limit_s}):
         return []
     return [
         PlanCode.ESTIMATE_OVER_TIMEOUT.finding(
-            f"{', '.join(over)}: a repeat is estimated to take up to {duration_text(max(durations_s.values()))} and is "
+            f"{', '.join(over)}: a repeat is estimated to take up to {duration_text(max(over.values()))} and is "
             f"ended at its time limit of {limit_s:g} s, unmeasured."
         )
     ]
@@ -145,17 +190,8 @@ def new_manifest(
     )
 
 
-def check_same_conditions(out: Path, then: Manifest, now: Manifest) -> None:
-    """As `check_same_machine`, and of the variables and threads that times depend on."""
-    _refuse(out, condition_differences(then, now))
-
-
-def check_same_machine(out: Path, then: Environment, now: Environment) -> None:
+def check_comparable(out: Path, differences: Sequence[ConditionDifference]) -> None:
     """Raise DpscopeError unless what is added to a run folder will compare with what is there."""
-    _refuse(out, machine_differences(then, now))
-
-
-def _refuse(out: Path, differences: Sequence[ConditionDifference]) -> None:
     if differences:
         raise DpscopeError(
             f"--out {out}: begun with {differences[0]}: new cells would not compare with those that are there; set it as it "
@@ -168,11 +204,6 @@ def commit_findings(then: Commit | None, now: Commit | None) -> tuple[Finding, .
     if then is None or now is None or then == now:
         return ()
     return (PlanCode.MIXED_COMMITS.finding(f"the run was begun with the code at {then} and goes on with {now}."),)
-
-
-def most_on_several_nodes(cells: Iterable[Cell]) -> int:
-    """The most devices on each node that a cell over several has; 0 where none is."""
-    return max((cell.processes // cell.nodes for cell in cells if cell.nodes > 1), default=0)
 
 
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:

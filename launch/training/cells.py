@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
-from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning import run_config
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
 from dpscope.launch.training.checkpoints import CheckpointFolder, Resumption, check_same_learning, verify, what_differs
@@ -22,7 +22,8 @@ from dpscope.profiling.records.settings import check_settings, declarations, top
 from dpscope.profiling.records.strategies import strategy_order, traits_of
 from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.training_folders import TrainingFolder
+from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder
 
 TRAIN_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name != "seed"}
 """Settings of a training; its workload's seed is one of `seeds`."""
@@ -168,39 +169,17 @@ PREVIOUS = "previous"
 OwnCheckpoint = Literal["last", "previous", "none"]
 
 
-@dataclass(frozen=True)
-class TrainJob:
-    """A training, a cell with a seed, and its folder in the run folder."""
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(Job):
+    """A training: a cell with a seed."""
 
+    folder: TrainingFolder
     config: ResolvedTrainConfig
     cell: Cell
     seed: int
     kind: DeviceType
-    threads: int
-    folder: TrainingFolder
     resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
     resumption: Resumption | None = None  # as planned
-
-    @property
-    def name(self) -> str:
-        return f"{self.cell.name} seed {self.seed}"
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
-        restarts = self.config.max_restarts if self.cell.nodes == 1 else 0
-        return (
-            *torchrun_prefix(self.cell.processes, self.folder, restarts, self.cell.nodes),
-            *("-m", "dpscope.launch.training.worker", "--out", str(self.folder.path.parents[2])),
-            *("--cell", self.cell.name, "--seed", str(self.seed)),
-            *(("--resume-from", str(self.resume_from)) if self.resume_from is not None else ()),
-        )
-
-    @property
-    def done(self) -> bool:
-        """Whether it has been trained for all its epochs."""
-        result = self.folder.result()
-        return result is not None and result.status == "ok" and result.epochs >= self.config.epochs
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -243,3 +222,31 @@ class TrainJob:
                 "train; give more epochs"
             )
         return Resumption(path, had, what_differs(had, self.cell, self.kind, self.threads))
+
+
+def train_job(
+    out: TrainFolder,
+    config: ResolvedTrainConfig,
+    cell: Cell,
+    seed: int,
+    kind: DeviceType,
+    threads: int,
+    resume_from: Path | None,
+) -> TrainJob:
+    module = ("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed))
+    return TrainJob(
+        name=f"{cell.name} seed {seed}",
+        program=(*module, *(("--resume-from", str(resume_from)) if resume_from is not None else ())),
+        folder=out.training(cell, seed),
+        threads=threads,
+        processes=cell.processes,
+        nodes=cell.nodes,
+        # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
+        max_restarts=config.max_restarts if cell.nodes == 1 else 0,
+        run=RunFolder(out.path),
+        config=config,
+        cell=cell,
+        seed=seed,
+        kind=kind,
+        resume_from=resume_from,
+    )

@@ -5,19 +5,20 @@ import importlib.metadata
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import THIS_HOST, JobStarter
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
-from dpscope.launch.planning.manifest import check_same_machine, hosts_findings, most_on_several_nodes
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, held
+from dpscope.launch.planning.manifest import check_comparable, hosts_findings
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoints import describe_saved_state, restore_progress
-from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings, print_train_plan
+from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings, print_train_plan
 from dpscope.launch.workload.data_files import download_data
+from dpscope.profiling.machine.conditions import machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.mirrors.mirror import TrainingMirror
@@ -31,14 +32,12 @@ from dpscope.profiling.records.training import (
     TrainResult,
 )
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RunFolder, remove_empty_folders, remove_written
+from dpscope.profiling.store.folders import remove_empty_folders, remove_written
 from dpscope.profiling.store.ownership import remove_events
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 
 
-def open_train_manifest(
-    folder: TrainFolder, description: TrainDescription, starter: JobStarter = THIS_HOST
-) -> TrainManifest:
+def open_train_manifest(folder: TrainFolder, description: TrainPlan, starter: JobStarter = THIS_HOST) -> TrainManifest:
     """The folder's manifest, written for new trainings or with added seeds or epochs.
 
     Raises DpscopeError if the trainings began on another machine.
@@ -52,7 +51,7 @@ def open_train_manifest(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=description.config,
         device_type=description.device_type,
-        threads_per_process=description.threads_per_process,
+        threads_per_process=description.threads,
         environment=environment,
         plan=description.plan,
         findings=(
@@ -64,15 +63,12 @@ def open_train_manifest(
     )
     if is_train_folder(folder.path):
         had = folder.manifest()
-        check_same_machine(folder.path, had.environment, environment)
+        check_comparable(folder.path, machine_differences(had.environment, environment))
         seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
         config = msgspec.structs.replace(manifest.config, seeds=seeds)
         manifest = msgspec.structs.replace(had, config=config, findings=manifest.findings, hosts=hosts)
     write_json(folder.manifest_path, manifest)
     return manifest
-
-
-_SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default
 
 
 def run_trainings(
@@ -83,7 +79,7 @@ def run_trainings(
     mirrors: Sequence[TrainingMirror] = (),
     resume_from: str | None = None,
     starter: JobStarter = THIS_HOST,
-) -> Outcome[TrainManifest, TrainResult]:
+) -> Outcome[TrainResult]:
     """Train every cell with every seed, seed by seed, except what is trained already.
 
     An interrupted training continues from its last checkpoint, or from `resume_from`. A training that fails
@@ -94,15 +90,14 @@ def run_trainings(
     description = plan_trainings(config, out, fresh, resume_from, starter.count)
     print_train_plan(description, console)
     folder = TrainFolder(out)
-
-    starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))
+    starter.check_gpus(description.jobs)
     with held(out, console, starter):
         if fresh and is_train_folder(out):
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description, starter)
         download_data(description.config.workload)
         trainings = _Trainings(folder, manifest, description, console, mirrors, starter)
-        return Outcome(manifest=manifest, results=trainings.train(), stop=trainings.stop, lost=starter.lost)
+        return Outcome(trainings.train(), trainings.stop, starter.lost)
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
@@ -120,23 +115,22 @@ def _remove_trainings(folder: TrainFolder) -> None:
 class _Trainings(JobQueue[TrainJob, TrainResult]):
     """The jobs of one call; train.json follows them: every epoch of every training, in the order of the plan."""
 
+    grace_s = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
+
     def __init__(
         self,
         folder: TrainFolder,
         manifest: TrainManifest,
-        description: TrainDescription,
+        description: TrainPlan,
         console: Console,
         mirrors: Sequence[TrainingMirror],
         starter: JobStarter,
     ) -> None:
-        timeout_s, threads = description.config.timeout_s, manifest.threads_per_process
-        run = RunFolder(folder.path)
-        super().__init__(run, description.jobs, threads, timeout_s, console, _SAVING_GRACE_S, starter)
+        super().__init__(description.jobs, description.config.timeout_s, console, starter)
         self._mirrors, self._log_path = mirrors, folder.log_path
         trainings = [(one.cell, seed) for seed in manifest.config.seeds for one in manifest.plan]
         self._epochs = {(cell.name, seed): folder.training(cell, seed).epochs() for cell, seed in trainings}  # so far
         self._findings = list(manifest.findings)
-        self._took_s: list[float] = []
 
     def train(self) -> tuple[TrainResult, ...]:
         """Train what is not trained."""
@@ -155,19 +149,19 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
         epochs = tuple(record for records in self._epochs.values() for record in records)
         write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
 
-    def finished(self, job: TrainJob) -> TrainResult | None:
-        return job.folder.result() if job.done else None
+    def result(self, job: TrainJob) -> TrainResult | None:
+        return job.folder.result()
 
     def prepare(self, job: TrainJob) -> None:
         job.folder.clear_attempt()
         if job.resumption is not None:
             restore_progress(job.resumption, job.folder)
 
-    def watch(self, job: TrainJob) -> Callable[[str | None], None]:
+    def watch(self, job: TrainJob) -> Callable[[str | None], str | None]:
         epochs, path = job.config.epochs, job.folder.epochs_path
         known, changed_ns = job.folder.epochs(), -1
 
-        def look(state: str | None) -> None:
+        def look(state: str | None) -> str | None:
             """Look for a new epoch in the training's file, if that has changed."""
             nonlocal known, changed_ns
             written_ns = path.stat().st_mtime_ns if path.exists() else -1
@@ -180,15 +174,12 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
                     mirror.write(records)
             changed_ns = written_ns
             epoch = min(known[-1].epoch + 1 if known else 1, epochs)
-            self.progress.state(f"epoch {epoch} of {epochs}" if state == "training" else state)
+            return f"epoch {epoch} of {epochs}" if state == "training" else state
 
         return look
 
-    def store(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
-        if outcome.status == "ok" and (result := job.folder.result()) is not None:
-            self._took_s.append(took_s)
-            return result
-        result = TrainResult(
+    def failed(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
+        return TrainResult(
             cell=job.cell,
             seed=job.seed,
             status=outcome.status,
@@ -198,15 +189,11 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
             message=f"{outcome.message}; {describe_saved_state(job.folder)}",
             log_tail=outcome.log_tail,
         )
-        write_json(job.folder.result_path, result)
-        return result
 
     def time_left_s(self, index: int) -> float | None:
         """The average time of the finished trainings, for each that is left."""
-        if not self._took_s:
-            return None
         left = sum(not job.done for job in self.jobs[index:])
-        return left * sum(self._took_s) / len(self._took_s)
+        return left * fmean(took_s for _, took_s in self.took_s) if self.took_s else None
 
 
 def _epoch_line(record: EpochRecord, epochs: int) -> str:

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
+from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise, wait_limit_s
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
+from dpscope.launch.jobs.worker_process import TorchrunPlace, leave_group, starting_up
 from dpscope.launch.training import loop
 from dpscope.launch.training.cells import TrainJob
 from dpscope.launch.training.checkpoint_state import TrainCheckpoints
@@ -37,36 +37,31 @@ from dpscope.profiling.store.files import write_json
 _LONGEST_WAIT_S = 1800.0  # of a collective for a late rank: torch's default for gloo, and enough to save a checkpoint
 
 
-def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Callable[[str], None]) -> None:
-    """Train a cell in this process; global rank 0 saves each epoch's record and finally the result.
+def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
+    """Train a cell in this process and return its result; global rank 0 saves each epoch's record.
 
-    The training continues from its last checkpoint. Signal N saves and ends it with status 128 + N. `began_s` is the Unix time at
-    which the job started; `report` gets the name of each phase at its start.
+    The training continues from its last checkpoint. Signal N saves and ends the process with status 128 + N.
     """
     torch.set_num_threads(job.threads)
-    devices = devices_of(job.cell, job.kind, place)
+    devices = devices_of(job.kind, place, job.cell)
     if job.cell.per_device:
-        limit_s = collective_limit_s(devices[0], job.config.timeout_s, longest_s=_LONGEST_WAIT_S)
-        join_process_group(devices[0], min(limit_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
+        limit_s = min(_LONGEST_WAIT_S, wait_limit_s(devices[0], job.config.timeout_s))
+        join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         state, test = prepare(job, place, devices)
     stop = StopRequest()
     checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)
     checkpoints.go_on(state)
-    report("training")
+    place.report("training")
     with stop.listening():
         finished = _Training(job, place, devices, state, test, checkpoints).run()
     state.step.batches.close()
-    if place.rank == 0 and finished:
-        parameters = parameter_sizes(state.model).parameter_count
-        findings = (*checkpoints.findings, *_compilation_findings(job))
-        took_s = time.time() - began_s
-        result = TrainResult(job.cell, job.seed, "ok", state.epochs, took_s, parameters, findings)
-        write_json(job.folder.result_path, result)
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
     if not finished:
+        leave_group()
         sys.exit(stop.exit_status)
+    parameters = parameter_sizes(state.model).parameter_count
+    findings = (*checkpoints.findings, *_compilation_findings(job))
+    return TrainResult(job.cell, job.seed, "ok", state.epochs, time.time() - place.began_s, parameters, findings)
 
 
 def _compilation_findings(job: TrainJob) -> list[Finding]:

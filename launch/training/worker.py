@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
@@ -19,13 +20,14 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, check_process_count, starting_up, work
-from dpscope.launch.training.cells import TrainJob
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, planned_cell, starting_up, work
+from dpscope.launch.training.cells import TrainJob, train_job
+from dpscope.profiling.records.training import TrainResult
+from dpscope.profiling.store.folders import JobFolder
 from dpscope.profiling.store.training_folders import TrainFolder
 
 
-def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> TrainJob:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
     """The job in the folder's manifest that the arguments name; raises DpscopeError."""
     parser = argparse.ArgumentParser(prog="train_worker.py", description="Train one cell; run it under torchrun.")
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
@@ -33,31 +35,20 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     parser.add_argument("--seed", type=int, required=True, help="one of its seeds")
     parser.add_argument("--resume-from", type=Path, help="a checkpoint to begin from, unless the training has one")
     options = parser.parse_args(arguments)
-    folder = TrainFolder(options.out)
-    manifest = folder.manifest()
-    cells = {one.cell.name: one.cell for one in manifest.plan if one.planned.skip_reason is None}
-    if options.cell not in cells:
-        raise DpscopeError(f"--cell {options.cell}: not in {folder.manifest_path}; it has {', '.join(cells)}")
-    cell = cells[options.cell]
-    check_process_count(cell, place)
-    return TrainJob(
-        config=manifest.config,
-        cell=cell,
-        seed=options.seed,
-        kind=manifest.device_type,
-        threads=manifest.threads_per_process,
-        folder=folder.training(cell, options.seed),
-        resume_from=options.resume_from,
-    )
+    out = TrainFolder(options.out)
+    had = out.manifest()
+    cell = planned_cell(options.cell, [one.planned for one in had.plan], out.manifest_path, place)
+    kind, threads = had.device_type, had.threads_per_process
+    job = train_job(out, had.config, cell, options.seed, kind, threads, options.resume_from)
+    return job.folder, partial(_train, job)
 
 
-def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
-    # Only now: torch takes seconds to import, and a mistake in the arguments should not.
+def _train(job: TrainJob, place: TorchrunPlace) -> TrainResult | None:
     with starting_up():
         from dpscope.launch.training.train import run_training
 
-    run_training(job, place, began_s, report)
+    return run_training(job, place)
 
 
 if __name__ == "__main__":
-    work(train_job_from_arguments, _train)
+    work(_read)

@@ -2,9 +2,10 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
+
+from dpscope.profiling.records.settings import AMOUNT, Config, at_least, setting
 
 RAISED = "the script raised"  # start of the description of a script's end by an exception
 TRACER_STEPS = 3  # traced in addition to the whole ones: two under a tracer that discards, and one before them
@@ -20,18 +21,26 @@ NO_OPTIMIZER = (
 StepsBy = Literal["optimizer", "forward", "call"]
 
 
-@dataclass(frozen=True)
-class AttachSettings:
-    """The windows of a measurement in steps of the script, and the run folder."""
+_TRACED_STEPS = 3
+
+
+class AttachSettings(Config, frozen=True):
+    """The windows of a measurement in steps of the script, and the run folder; `check_settings` checks them."""
+
+    heading: ClassVar[str] = AMOUNT
 
     out: Path
     script: str  # the command, recorded in the manifest
     code: Path | None = None  # the folder of the script's code, whose commit is recorded; None: no commit
-    warmup_steps: int = 10
-    steps: int = 50  # timed
-    traced_steps: int = 3  # whole ones; one more is traced. 0: no trace, in benchmarks
-    steps_by: StepsBy = "optimizer"
-    batch_size: int | None = None  # samples per device and step; None: from the inputs of the model
+    warmup_steps: int = setting(10, "steps before the timed ones", option="warmup", check=at_least(2))
+    steps: int = setting(50, "timed steps", check=at_least(1))
+    traced_steps: int = setting(
+        _TRACED_STEPS, "whole traced steps", check=at_least(1)
+    )  # one more is traced; 0: no trace, in benchmarks
+    steps_by: StepsBy = setting("optimizer", "what ends a step: optimizer, forward or call")
+    batch_size: int | None = setting(
+        None, "samples per device and step; default: as the model is called", check=at_least(1)
+    )
     has_work_folder: bool = False  # the script has a working folder that no other job uses
     stop_after: bool = False  # end the script once it is measured
 
@@ -44,7 +53,7 @@ class AttachSettings:
             counter_steps = traced + TRACER_STEPS + 1 if counters else 0
             timed = steps - warmup - traced - TRACER_STEPS - SETTLING_STEPS - counter_steps
             if timed >= _FEWEST_TIMED:
-                fewer = f" --traced-steps {traced}" if traced != type(self).traced_steps else ""
+                fewer = f" --traced-steps {traced}" if traced != _TRACED_STEPS else ""
                 return f"--warmup {warmup} --steps {min(timed, self.steps)}{fewer}"
         return None
 

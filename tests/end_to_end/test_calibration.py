@@ -16,7 +16,7 @@ from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.report.calibration import calibration_tables, save_calibration
 from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -35,9 +35,9 @@ def console() -> Console:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    settings = CalibrationFlags(
+    settings = calibration_settings(
         device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
-    ).resolved()
+    )
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch, light_jobs():
         patch.setattr(tempfile, "tempdir", str(folder))
@@ -146,7 +146,7 @@ def test_a_job_that_fails_reports_why_in_one_line_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if "dtype" in flags:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    settings = CalibrationFlags(**{"device": "cpu", "devices": "2", "timeout_s": 60, **flags}).resolved()
+    settings = calibration_settings(**{"device": "cpu", "devices": "2", "timeout_s": 60, **flags})
     with pytest.raises(DpscopeError, match=message) as raised:
         run_calibration(settings, console())
     assert "\n" not in str(raised.value)
@@ -183,9 +183,9 @@ def test_contention_that_cannot_be_timed_loses_nothing_else(tmp_path: Path, monk
     """The ranks' own code raises there, as that of a device may on which it never ran."""
     (tmp_path / "sitecustomize.py").write_text(BROKEN_CONTENTION)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    settings = CalibrationFlags(
+    settings = calibration_settings(
         device="cpu", devices="2", collectives="all_reduce", min_bytes="4K", max_bytes="8K", iterations=2, timeout_s=90
-    ).resolved()
+    )
     calibration = run_calibration(settings, console())
     assert [(one.collective, one.size_bytes, len(one.times_us)) for one in calibration.points] == [
         ("all_reduce", 4096, 2),

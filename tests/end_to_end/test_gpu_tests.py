@@ -21,11 +21,11 @@ import torch
 from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.cli import app
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.job_outcome import read_failures
-from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.records.run import Cell, DdpCounters, DeviceState
 from dpscope.profiling.store.files import read_json
@@ -232,7 +232,7 @@ def test_every_run_and_calibration_is_planned_on_two_gpus(tmp_path: Path, monkey
         batches = {"single": ("b32", "b512"), "late": ("b32",)}.get(name, ("b128", "b512"))
         assert any(batch in ended.output for batch in batches)
     options: dict[str, Any] = dict(CALIBRATION)
-    settings = CalibrationFlags(device="cuda", **options).resolved()
+    settings = calibration_settings(device="cuda", **options)
     assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
 
 
@@ -303,9 +303,10 @@ def test_jobs_of_two_processes(tmp_path: Path) -> None:
     for what in ("all_reduce", "memory"):
         (tmp_path / what).mkdir()
         folders[what] = JobFolder(tmp_path / what)
-        command = [*torchrun_prefix(2, folders[what]), "-m", "tests.gpu.ranks", str(tmp_path / what), what, "cpu"]
+        program = ("-m", "tests.gpu.ranks", str(tmp_path / what), what, "cpu", str(1 << 20))
+        job = Job(name=what, program=program, folder=folders[what], threads=1, processes=2)
         with light_jobs():
-            ended = subprocess.run([*command, str(1 << 20)], cwd=ROOT, capture_output=True, timeout=120, check=False)
+            ended = subprocess.run(job.command, cwd=ROOT, capture_output=True, timeout=120, check=False)
         statuses[what] = ended.returncode
     assert statuses["all_reduce"] == 0
     assert read_json(folders["all_reduce"].result_path, ranks.Timed).call_us > 0

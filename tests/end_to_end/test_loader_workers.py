@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
-from dpscope.launch.jobs.torchrun import processes_with, torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job, processes_with
 from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.sweeps import wait_until
@@ -38,7 +38,7 @@ def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, 
     worker += ["--model", "tiny_models:tiny", "--samples", "96"] if data == "fake" else ["--model", "resnet8_cifar"]
     with light_jobs():
         job = subprocess.Popen(
-            [*torchrun_prefix(processes, JobFolder(tmp_path)), *worker],
+            Job(name="", program=(*worker,), folder=JobFolder(tmp_path), threads=1, processes=processes).command,
             env={**os.environ, JOB_TOKEN_VARIABLE: token},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,14 @@ import torch
 from rich.console import Console
 
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.training.cells import TrainJob, load_train_config
+from dpscope.launch.training.cells import TrainJob, load_train_config, train_job
 from dpscope.launch.training.checkpoints import CheckpointFolder, restore_progress, verify
-from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings
+from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings
 from dpscope.launch.training.run import open_train_manifest, run_trainings
 from dpscope.launch.training.train import run_training
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
@@ -47,7 +47,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     torch.set_num_threads(threads)
 
 
-def plan(out: Path, resume_from: str | None = None, **flags: object) -> TrainDescription:
+def plan(out: Path, resume_from: str | None = None, **flags: object) -> TrainPlan:
     return plan_trainings(load_train_config(None, {**SETTINGS, **flags}), out, resume_from=resume_from)
 
 
@@ -58,17 +58,10 @@ def train_here(out: Path, resume_from: str | None = None, **flags: object) -> Tr
     open_train_manifest(TrainFolder(out), description)
     if planned.resumption is not None:
         restore_progress(planned.resumption, planned.folder)
-    job = TrainJob(
-        config=description.config,
-        cell=planned.cell,
-        seed=planned.seed,
-        kind="cpu",
-        threads=1,
-        folder=planned.folder,
-        resume_from=None if resume_from in (None, "previous") else Path(resume_from),
-    )
+    origin = None if resume_from in (None, "previous") else Path(resume_from)
+    job = train_job(TrainFolder(out), description.config, planned.cell, planned.seed, "cpu", 1, origin)
     job.folder.path.mkdir(parents=True, exist_ok=True)
-    run_training(job, ALONE, time.time(), lambda state: None)
+    write_json(job.folder.result_path, run_training(job, ALONE))
     return job
 
 

@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
+from tests.helpers.programs import Program
 from tests.helpers.sweeps import TINY, half_written, processes_of, sweep, wait_until
 
 
@@ -156,7 +156,7 @@ def test_a_job_that_cannot_be_ended_is_reported(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(torchrun, "processes_with", lambda token, listed=listed: listed)
         monkeypatch.setattr(torchrun, "_GRACE_S", 0.3)
         monkeypatch.setattr(torchrun, "_KILL_S", 0.5)
-        job = torchrun.TorchrunJob([sys.executable, "-c", deaf], folder, threads=1, run=None)
+        job = torchrun.TorchrunJob(Program(name="deaf", program=("-c", deaf), folder=folder, threads=1))
         wait_until(lambda log=folder.log_path: "deaf" in log.read_text())  # type: ignore[misc]
         assert job.end() == listed
         assert job.wait(1, lambda state: None, lambda: False) == ("exited", -signal.SIGKILL)

@@ -17,7 +17,7 @@ from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.training.cells import load_train_config
 from dpscope.launch.training.run import run_trainings
 from dpscope.launch.workload.models import build_model
-from dpscope.profiling.records.training import EpochRecord, TrainManifest, TrainResult
+from dpscope.profiling.records.training import EpochRecord, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.light_torchrun import light_jobs
@@ -31,7 +31,7 @@ TINY: dict[str, object] = {
 }  # fmt: skip
 
 
-def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[Outcome[TrainManifest, TrainResult], str]:
+def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[Outcome[TrainResult], str]:
     """The outcome and what was printed."""
     printed = StringIO()
     with light_jobs():

@@ -4,7 +4,7 @@ WHAT is `memory` (rank 1 takes all there is, the others wait for it) or `all_red
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,9 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()
 
-from dpscope.launch.jobs.worker_process import ReportProgress, TorchrunPlace, work
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, work
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
 
 if TYPE_CHECKING:
@@ -33,43 +32,32 @@ class Timed(Stored, frozen=True):
     status: CellStatus = "ok"
 
 
-@dataclass(frozen=True)
-class _Job:
-    folder: JobFolder
-    what: str
-    kind: str
-    size_bytes: int
-
-
 def main() -> None:
     """Take part in the job that the arguments name."""
-    work(_read, _do)
+    work(_read)
 
 
-def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
     folder, what, kind, size_bytes = arguments[:4]
-    return _Job(JobFolder(Path(folder)), what, kind, int(size_bytes))
+    return JobFolder(Path(folder)), partial(_do, what, kind, int(size_bytes))
 
 
-def _do(job: _Job, place: TorchrunPlace, began_s: float, report: ReportProgress) -> None:
+def _do(what: str, kind: str, size_bytes: int, place: TorchrunPlace) -> Timed | None:
     import torch
 
-    from dpscope.launch.jobs.process_group import join_limit_s, join_process_group
+    from dpscope.launch.jobs.process_group import join_process_group, wait_limit_s
 
     device = shared = torch.device("cpu")
-    if job.kind == "cuda":
+    if kind == "cuda":
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         if torch.cuda.device_count() >= place.world_size:  # NCCL does not let ranks share a GPU
             shared = device
-    join_process_group(shared, join_limit_s(device, JOB_S))
-    if job.what == "memory":
+    join_process_group(shared, wait_limit_s(device, JOB_S))
+    if what == "memory":
         _take_memory(place, device)
-    else:
-        call_us = _time_all_reduces(job.size_bytes, device)
-        if place.rank == 0:
-            write_json(job.folder.result_path, Timed(call_us))
-    torch.distributed.destroy_process_group()
+        return None
+    return Timed(_time_all_reduces(size_bytes, device))
 
 
 def _take_memory(place: TorchrunPlace, device: "torch.device") -> None:

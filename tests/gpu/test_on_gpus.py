@@ -19,10 +19,10 @@ import torch
 from rich.console import Console
 
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
-from dpscope.launch.jobs.attended_job import attend_job
 from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.job_queue import attend_job
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
 from dpscope.profiling.machine.interconnect import interconnect
@@ -194,10 +194,10 @@ def test_a_calibrated_all_reduce_against_device_events(bench: Bench, record_prop
 def torchrun(folder: Path, processes: int, what: str, kind: str, size_bytes: int = 0) -> JobOutcome:
     """A job of `tests.gpu.ranks` in a folder."""
     folder.mkdir(parents=True)
-    job, stop = JobFolder(folder), StopRequest()
-    command = [*torchrun_prefix(processes, job), "-m", "tests.gpu.ranks", str(folder), what, kind, str(size_bytes)]
+    stop, worker = StopRequest(), ("-m", "tests.gpu.ranks", str(folder), what, kind, str(size_bytes))
+    job = Job(name=what, program=worker, folder=JobFolder(folder), threads=1, processes=processes)
     with stop.listening():
-        return attend_job(command, job, 1, ranks.JOB_S, what, stop, Console(stderr=True))
+        return attend_job(job, ranks.JOB_S, what, stop, Console(stderr=True))
 
 
 @pytest.mark.gpu(expected_s=10, limit_s=60)

@@ -31,14 +31,15 @@ DEVICES = RecordingDevices(count=4, uuids=UUIDS)
 GROUP = RecordedGroup(DEVICES, rank=1, world_size=2, script=lambda size: 10 + size * BYTE_US)
 
 
-def _place(rank: int, size: int) -> Any:
+def _place(rank: int, size: int, report: Callable[[str], None] = lambda state: None) -> Any:
     from dpscope.launch.jobs.worker_process import TorchrunPlace
 
-    return TorchrunPlace(rank=rank, local_rank=rank, world_size=size, local_world_size=size, node=0)
+    return TorchrunPlace(rank=rank, local_rank=rank, world_size=size, local_world_size=size, node=0, report=report)
 
 
 def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is 1."""
+    from dpscope.launch.jobs.worker_process import leave_group
     from dpscope.launch.measuring.cell import run_cell
     from dpscope.launch.measuring.worker_arguments import WorkerJob
     from dpscope.launch.planning.run_config import load_config
@@ -51,7 +52,6 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     folder = RunFolder(out).repeat(cell, 0)
     job = WorkerJob(config=config, cell=cell, repeat=0, kind="cuda", threads=1, folder=folder)
     folder.path.mkdir(parents=True)
-    place = _place(1, 2) if strategy == "ddp" else _place(0, 1)
     passes: list[str] = []
 
     def report(state: str) -> None:
@@ -59,7 +59,9 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
         DEVICES.note(f"pass: {state}")
 
     DEVICES.used_bytes = [1000, 2000, 3000, 4000]
-    run_cell(job, place, 0.0, report)
+    place = _place(*((1, 2) if strategy == "ddp" else (0, 1)), report)
+    run_cell(job, place)
+    leave_group()
     samples = folder.samples(folder.ranks())
     counters = folder.counters_path(place.node, place.rank)
     return {
@@ -81,7 +83,8 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
         device="cuda", devices=(2,), collectives=("all_reduce",), iterations=3, warmup_iterations=1,
         chosen_sizes=(4096, 8192), timeout_s=900.0,
     )  # fmt: skip
-    timed = measure(settings, _place(1, 2), lambda _: None)
+    timed = measure(settings, _place(1, 2))
+    torch.distributed.destroy_process_group()
     ((contention,),) = (timed.contention,)
     times = [name for name in contention.__struct_fields__ if name.endswith("_us")]
     return {
@@ -206,7 +209,7 @@ def machine(out: Path) -> dict[str, Any]:
 
 def planning(out: Path) -> dict[str, Any]:
     """What is planned and refused on GPUs, without touching one."""
-    from dpscope.launch.calibration.settings import CalibrationFlags
+    from dpscope.launch.calibration.settings import calibration_settings
     from dpscope.launch.equality.run import _check_sync
     from dpscope.launch.workload.strategies import _further_arguments
     from dpscope.profiling.records.run import CellOptions
@@ -219,11 +222,11 @@ def planning(out: Path) -> dict[str, Any]:
             return str(error)
 
     _four_present()
-    counts = CalibrationFlags(device="cuda").resolved().devices
+    counts = calibration_settings(device="cuda").devices
     mixed = _further_arguments(CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0))["mixed_precision"]
     DEVICES.count = 1
     refused = [
-        refusal(lambda: CalibrationFlags(device="cuda").resolved()),
+        refusal(lambda: calibration_settings(device="cuda")),
         refusal(lambda: _check_sync(("single", "ddp"), "cuda", freeze_batch_norm=True)),
         refusal(lambda: _check_sync(("single", "dp"), "cuda", freeze_batch_norm=False)),
     ]

@@ -14,7 +14,7 @@ from rich.console import Console
 from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.records.run import CellResult, Manifest
+from dpscope.profiling.records.run import CellResult
 from tests.helpers.light_torchrun import light_jobs
 
 TINY: dict[str, object] = {
@@ -33,7 +33,7 @@ def tiny_settings(**flags: object) -> dict[str, object]:
     return {**TINY, **unwanted, **flags}
 
 
-def sweep(out: Path, fresh: bool = False, torchrun: bool = False, **flags: object) -> Outcome[Manifest, CellResult]:
+def sweep(out: Path, fresh: bool = False, torchrun: bool = False, **flags: object) -> Outcome[CellResult]:
     """A sweep in this process, whose jobs are started by light_torchrun.py, or by torchrun itself."""
     with contextlib.nullcontext() if torchrun else light_jobs():
         return run_sweep(load_config(None, tiny_settings(**flags)), out, fresh, Console(file=open(os.devnull, "w")))

@@ -67,7 +67,7 @@ analysis: analysis/{cells,partials,report,runs} analysis/traces/{merge,ranks,rea
   analysis/what_if/{answers,scenarios} profiling/store
 launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if} analysis/traces/reading
   analysis/what_if/answers launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
-  profiling/{attached,machine,mirrors,records,store}
+  profiling/{machine,mirrors,records,store}
 launch: launch/{commands,jobs,measuring} profiling/store
 """
 

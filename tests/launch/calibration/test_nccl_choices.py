@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +18,13 @@ from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.launch.calibration import run, worker
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.worker import log_variables
-from dpscope.launch.jobs.attended_job import JobStarter
 from dpscope.launch.jobs.job_outcome import JobWait
-from dpscope.launch.jobs.torchrun import TorchrunJob
+from dpscope.launch.jobs.job_queue import JobStarter
+from dpscope.launch.jobs.torchrun import Job, TorchrunJob
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
-from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.environments import environment
 from tests.helpers.nccl_logs import all_reduce, nccl_log
 
@@ -58,7 +58,8 @@ class Stub(JobStarter):
     exit_status: int = 0  # of the jobs in which NCCL writes its log
     jobs: list[CalibrationSettings] = field(default_factory=list)
 
-    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> TorchrunJob:
+    def start(self, job: Job) -> TorchrunJob:
+        folder = job.folder
         settings = read_json(folder.settings_path, CalibrationSettings)
         self.jobs.append(settings)
         folder.log_path.write_text("")
@@ -176,5 +177,5 @@ def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "dpscope.launch.calibration.collective_timing", SimpleNamespace(measure=measure))
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
-    worker._calibrate(worker._Job(settings, JobFolder(tmp_path)), place, 0.0, lambda _: None)
+    worker._calibrate(JobFolder(tmp_path), settings, place)
     assert seen == (variables if nccl_log else dict.fromkeys(variables))

@@ -4,7 +4,7 @@ import pytest
 
 from dpscope.launch.calibration import settings as settings_module
 from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
-from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.store.errors import DpscopeError
@@ -26,7 +26,10 @@ from dpscope.profiling.store.errors import DpscopeError
         ({"timeout_s": 0.0}, "--timeout 0"),
         ({"timeout_s": 1e8}, "--timeout 100000000.0: must be above 0 seconds and at most 1e7"),
         ({"device": "tpu"}, "--device tpu"),
-        ({"device": "cuda", "devices": "8"}, "--devices 8: this machine has 4 GPUs that torch can use; give no more"),
+        (
+            {"device": "cuda", "devices": "8"},
+            "--devices 8: this machine has 4 GPUs that torch can use; request 4 at most",
+        ),
         ({"device": "cuda", "devices": "2x8"}, "--devices 2x8: this machine has 4 GPUs"),
         ({"devices": "4x2"}, "--devices 4x2: the command runs on 2 nodes; start it on 4, with --nodes"),
         ({"devices": "2"}, "--nodes 2: --devices 2 spans 1; add a count over all 2, such as 2x1"),
@@ -36,7 +39,7 @@ def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str, monke
     monkeypatch.setattr(settings_module, "resolve_devices", lambda kind: Devices(kind, 4 if kind == "cuda" else None))
     nodes = 2 if "nodes" in message else 1
     with pytest.raises(DpscopeError, match=message):
-        CalibrationFlags(**{"device": "cpu", **flags}).resolved(nodes)  # type: ignore[arg-type]
+        calibration_settings(nodes, **{"device": "cpu", **flags})
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str, monke
     ],
 )
 def test_sizes_double(smallest: str, largest: str, sizes: tuple[int, ...]) -> None:
-    assert CalibrationFlags(device="cpu", min_bytes=smallest, max_bytes=largest).resolved().sizes == sizes
+    assert calibration_settings(device="cpu", min_bytes=smallest, max_bytes=largest).sizes == sizes
 
 
 def test_sizes_that_do_not_fit_are_left_out() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.calibration.settings import CalibrationFlags
+from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.equality.run import equality_settings
-from dpscope.launch.jobs.torchrun import command_nodes
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
@@ -23,8 +23,8 @@ from dpscope.profiling.store.training_folders import TrainFolder
 FLAGS: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "devices": "1,2x1,2x2"}
 
 
-def over_several(commands: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    found = [one for one in commands if command_nodes(one) > 1]
+def over_several(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
+    found = [one.command for one in jobs if one.nodes > 1]
     assert found
     return found
 
@@ -33,11 +33,11 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     config = load_config(None, {**FLAGS, "steps": 4, "repeats": 2})
     described = plan_run(config, tmp_path, nodes=2)
     assert _plan(tmp_path, None) == []
-    manifest = new_manifest(described.config, "cpu", described.threads_per_process, described.plan, code=tmp_path)
+    manifest = new_manifest(described.config, "cpu", described.threads, described.plan, code=tmp_path)
     write_json(RunFolder(tmp_path).manifest_path, manifest)
     planned = _plan(tmp_path, None)
-    assert [one.command for one in planned] == over_several([job.command for job in described.jobs])
-    assert {(one.threads, one.in_run) for one in planned} == {(described.threads_per_process, True)}
+    assert [one.command for one in planned] == over_several(described.jobs)
+    assert {(one.threads, one.run is None) for one in planned} == {(described.threads, False)}
     folders = {job.command: job.folder.path for job in described.jobs}
     assert all(one.folder.path == folders[one.command] for one in planned)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})  # is no part of the plan
@@ -52,22 +52,20 @@ def test_trainings(tmp_path: Path, origin: str | None) -> None:
     open_train_manifest(TrainFolder(tmp_path), described)
     planned = _plan(tmp_path, origin)
     added = ("--resume-from", "elsewhere") if origin == "elsewhere" else ()
-    assert [one.command for one in planned] == [
-        (*one, *added) for one in over_several([job.command for job in described.jobs])
-    ]
+    assert [one.command for one in planned] == [(*one, *added) for one in over_several(described.jobs)]
 
 
 def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", False, False, 2)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, settings)
-    timed = CalibrationFlags(
+    timed = calibration_settings(
         device="cpu", devices="2x1", collectives=None, dtype="float32", min_bytes="4KiB", max_bytes="8KiB", iterations=1,
-        warmup_iterations=1, timeout_s=60.0,
-    ).resolved(nodes=2)  # fmt: skip
+        warmup_iterations=1, timeout_s=60.0, nodes=2,
+    )  # fmt: skip
     folder = tmp_path / ".tmp-calibrate-a"
     folder.mkdir()
-    assert all(one.title != "calibration" for one in _plan(tmp_path, None))
+    assert all(one.name != "calibration" for one in _plan(tmp_path, None))
     write_json(JobFolder(folder).settings_path, timed)
     first, *others = _plan(tmp_path, None)
-    assert (first.title, first.command[-1], first.in_run) == ("calibration", str(folder), False)
-    assert [one.title for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]
+    assert (first.name, first.command[-1], first.run) == ("calibration", str(folder), None)
+    assert [one.name for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]

@@ -1,7 +1,6 @@
 """How a job ended, by its result, notes and log; Python stands in for torchrun."""
 
 import io
-import sys
 import time
 from pathlib import Path
 
@@ -10,13 +9,14 @@ import torch
 from rich.console import Console
 
 from dpscope.launch.jobs import job_outcome as module
-from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, FailureNote, JobOutcome, job_outcome, write_failure
-from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
+from dpscope.launch.jobs.job_queue import attend_job, check_done
+from dpscope.launch.jobs.process_group import COLLECTIVE_S, wait_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.programs import Program
 
 # torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
 REPORT = """[rank1]:loss 2.30
@@ -134,9 +134,9 @@ def test_a_collective_on_gpus_times_out_before_its_job(
     device: str, job_s: float, joining_s: float, limit_s: float, of_training_s: float
 ) -> None:
     one = torch.device(device)
-    assert join_limit_s(one, job_s) == joining_s
-    assert collective_limit_s(one, job_s) == limit_s
-    assert collective_limit_s(one, job_s, longest_s=1800.0) == of_training_s
+    assert wait_limit_s(one, job_s) == joining_s
+    assert wait_limit_s(one, job_s, COLLECTIVE_S) == limit_s
+    assert wait_limit_s(one, job_s, 1800.0) == of_training_s
 
 
 pytestmark = pytest.mark.process
@@ -144,9 +144,10 @@ pytestmark = pytest.mark.process
 
 def run_job(path: Path, code: str, timeout_s: float = 60.0, stop: bool = False) -> tuple[str, str]:
     """The error of a job that runs `code` ("" if there is none), and its printed lines."""
-    folder, shown, request = JobFolder(path), Console(file=io.StringIO(), width=200), StopRequest()
+    shown, request = Console(file=io.StringIO(), width=200), StopRequest()
     request.requested = stop
-    outcome = attend_job([sys.executable, "-c", code], folder, 1, timeout_s, "A job", request, shown)
+    job = Program(name="job", program=("-c", code), folder=JobFolder(path), threads=1)
+    outcome = attend_job(job, timeout_s, "A job", request, shown)
     assert not (path / PROGRESS_NAME).exists()
     assert isinstance(shown.file, io.StringIO)
     try:

@@ -2,55 +2,40 @@
 
 import io
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import JobQueue, Outcome, SweepProgress
-from dpscope.profiling.records.run import CellStatus
-from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.launch.jobs.job_queue import JobQueue, Outcome
+from dpscope.launch.jobs.torchrun import Job
+from dpscope.profiling.records.run import Cell, CellResult
+from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.programs import Program
 
 pytestmark = pytest.mark.process
 
 
-@dataclass(frozen=True)
-class Program:
-    name: str
-    folder: JobFolder
-    code: str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return (sys.executable, "-c", self.code)
+CELL = Cell("single", 1, 1)
 
 
-@dataclass(frozen=True)
-class Ended:
-    status: CellStatus
-    message: str = ""
-
-
-class Programs(JobQueue[Program, Ended]):
-    done: Sequence[str] = ()
+class Programs(JobQueue[Job, CellResult]):
     hopeless: Sequence[str] = ()
 
-    def finished(self, job: Program) -> Ended | None:
-        return Ended("ok", "earlier") if job.name in self.done else None
+    def result(self, job: Job) -> CellResult | None:
+        return CellResult(CELL, 0, "ok", 1.0)
 
-    def prepare(self, job: Program) -> None:
-        job.folder.path.mkdir(parents=True, exist_ok=True)
+    def prepare(self, job: Job) -> None: ...
 
-    def store(self, job: Program, outcome: JobOutcome, took_s: float) -> Ended:
-        return Ended(outcome.status, outcome.message)
+    def failed(self, job: Job, outcome: JobOutcome, took_s: float) -> CellResult:
+        return CellResult(CELL, 0, outcome.status, took_s, outcome.message)
 
-    def reason_to_skip(self, job: Program) -> str | None:
+    def reason_to_skip(self, job: Job) -> str | None:
         return "no hope" if job.name in self.hopeless else None
 
     def time_left_s(self, index: int) -> float | None:
@@ -59,21 +44,30 @@ class Programs(JobQueue[Program, Ended]):
 
 def queue_of(out: Path, **codes: str) -> tuple[Programs, io.StringIO]:
     printed = io.StringIO()
-    jobs = [Program(name, JobFolder(out / "cells" / name), code) for name, code in codes.items()]
-    return Programs(RunFolder(out), jobs, threads=1, timeout_s=20, console=Console(file=printed, width=200)), printed
+    jobs = [
+        Program(
+            name=name, program=("-c", code), folder=JobFolder(out / "cells" / name), threads=1, done=name == "earlier"
+        )
+        for name, code in codes.items()
+    ]
+    return Programs(jobs, timeout_s=20, console=Console(file=printed, width=200)), printed
+
+
+def writes_result(out: Path, name: str) -> str:
+    return f"open({str(out / 'cells' / name / 'result.json')!r}, 'w').write('{{\"status\": \"ok\"}}')"
 
 
 def test_results_are_kept_and_failures_do_not_stop_the_others(tmp_path: Path) -> None:
-    result = tmp_path / "cells" / "works" / "result.json"
-    works = f"open({str(result)!r}, 'w').write('{{\"status\": \"ok\"}}')"
+    works = writes_result(tmp_path, "works")
     queue, printed = queue_of(tmp_path, earlier="raise", fails="raise SystemExit(3)", hopeless="raise", works=works)
-    queue.done, queue.hopeless = ["earlier"], ["hopeless"]
+    queue.hopeless = ["hopeless"]
     results = tuple(queue.work_off())
     assert [result.status for result in results] == ["ok", "crashed", "skipped", "ok"]
     assert results[1].message == "torchrun ended with exit status 3 and no result (before its first pass)"
+    assert read_json(tmp_path / "cells" / "fails" / "result.json", CellResult) == results[1]
     assert "[1/4]" not in printed.getvalue()  # was done: is not started
     assert f"its log: {tmp_path}/cells/fails/log.txt" in printed.getvalue().replace("\n", "")
-    outcome = Outcome(manifest=None, results=results, stop=queue.stop)
+    outcome = Outcome(results, queue.stop)
     assert (outcome.ok, outcome.exit_status, outcome.interrupted) == (False, 1, False)
 
 
@@ -85,23 +79,24 @@ def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(tmp_path
     results = tuple(queue.work_off())
     assert time.monotonic() - began_s < 15  # 3 s of grace and 5 s for SIGKILL, at most
     assert [result.status for result in results] == ["interrupted"]
-    outcome = Outcome(manifest=None, results=results, stop=queue.stop)
+    outcome = Outcome(results, queue.stop)
     assert (outcome.ok, outcome.exit_status) == (False, 128 + number)
 
 
-def left_by(terminal: bool) -> str:
-    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, no_color=True)
-    with SweepProgress(console, 3).shown() as progress:
-        for number, (status, message) in enumerate((("ok", ""), ("crashed", "rank 1 exited with 1"), ("ok", "")), 1):
-            progress.start(number, f"cell{number} repeat 0", None)
-            progress.finish(status, 61.0, message)  # type: ignore[arg-type]
+def printed_of(terminal: bool, tmp_path: Path) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=terminal, no_color=True)
+    queue, _ = queue_of(tmp_path, fails="raise SystemExit(3)", hopeless="", works=writes_result(tmp_path, "works"))
+    queue.hopeless, queue.console = ["hopeless"], console
+    assert len(list(queue.work_off())) == 3
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_terminal_keeps_failures_and_a_log_every_job() -> None:
-    on_terminal = left_by(terminal=True)
-    assert "[2/3] cell2 repeat 0: crashed in 1 min 01 s: rank 1 exited with 1" in on_terminal
-    assert "ok in" not in on_terminal
-    assert [line.partition(":")[2].strip() for line in left_by(terminal=False).splitlines()] == [
-        "started", "ok in 1 min 01 s", "started", "crashed in 1 min 01 s: rank 1 exited with 1", "started", "ok in 1 min 01 s",
+def test_a_terminal_keeps_failures_and_a_log_every_job(tmp_path: Path) -> None:
+    on_terminal = printed_of(True, tmp_path / "a")
+    assert "[1/3] fails: crashed in 0 s: torchrun ended with exit status 3" in on_terminal
+    assert "[2/3] hopeless: skipped in 0 s: no hope" in on_terminal
+    assert not any(line in on_terminal for line in ("started", "works: ok"))
+    lines = printed_of(False, tmp_path / "b").splitlines()
+    assert [line.partition(":")[2].partition(" in ")[0].strip() for line in lines if line.startswith("[")] == [
+        "started", "crashed", "started", "skipped", "started", "ok",
     ]  # fmt: skip

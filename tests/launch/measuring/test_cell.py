@@ -35,7 +35,7 @@ def process_of(cell: Cell, kind: DeviceType, model: nn.Module, step: Any, config
     job = WorkerJob(config, cell, 0, kind, 1, RepeatFolder(Path(os.devnull)))
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     devices = (torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"),)
-    return CellProcess(job, place, devices, model, step, report=lambda _: None)
+    return CellProcess(job, place, devices, model, step)
 
 
 def steps_taken(

@@ -14,7 +14,7 @@ from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import run, worker_arguments
-from dpscope.launch.measuring.run import PlanDescription, describe_plan, plan_run
+from dpscope.launch.measuring.run import RunPlan, describe_plan, plan_run
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
@@ -27,7 +27,7 @@ from tests.helpers.nvml_records import TwoGpuNvml
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4, "repeats": 2}
 
 
-def described(out: Path, width: int = 1000, **flags: object) -> tuple[PlanDescription, str, list[list[str]]]:
+def described(out: Path, width: int = 1000, **flags: object) -> tuple[RunPlan, str, list[list[str]]]:
     """The plan of a run, what is printed of it, and the words of its commands."""
     printed = io.StringIO()
     description = describe_plan(load_config(None, {**TINY, **flags}), out, Console(file=printed, width=width))
@@ -52,7 +52,7 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
     for index, (job, command) in enumerate(zip(description.jobs, commands, strict=True)):
         by_hand = job_of(command, tmp_path / str(index))
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
-        assert by_hand.threads == description.threads_per_process
+        assert by_hand.threads == description.threads
         same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
         parsed, planned = settings_of(by_hand.config), settings_of(description.config)
         assert {name: parsed[name] for name in same} == {name: planned[name] for name in same}
@@ -97,10 +97,10 @@ def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path: Path) -> None:
     """ResNet-18 does 178 times the multiplications of ResNet-8, and a ViT-B/16 32 times ResNet-18's."""
-    took = {
-        name: plan_run(load_config(None, {**TINY, "model": name, "strategy": "single"}), tmp_path).jobs[0].estimate
-        for name in ("resnet8_cifar", "resnet18_cifar", "vit_b_16")
-    }
+    took = {}
+    for name in ("resnet8_cifar", "resnet18_cifar", "vit_b_16"):
+        planned = plan_run(load_config(None, {**TINY, "model": name, "strategy": "single"}), tmp_path)
+        (took[name],) = planned.estimates.values()
     assert 6.5 < took["resnet8_cifar"].duration_s < 8
     assert took["resnet18_cifar"].duration_s < 20
     assert took["vit_b_16"].duration_s > 40

@@ -252,7 +252,7 @@ def test_a_cell_added_to_a_run_of_two_precisions_has_the_runs_default(run: RunFo
     flags = {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "2", "amp": "off,bf16"}
     described = plan_run(load_config(None, {**flags}), run.path)
     run.path.mkdir()
-    begun = new_manifest(described.config, described.device_type, described.threads_per_process, described.plan)
+    begun = new_manifest(described.config, described.device_type, described.threads, described.plan)
     write_json(run.manifest_path, begun)
     first, other = (job.cell for job in described.jobs if job.repeat == 0)
     assert (first.options.amp, other.options.amp) == (None, "bf16")

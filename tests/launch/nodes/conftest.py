@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address, NodePlace
 from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.nodes.board import THREAD_NAME, Found, NodeInfo, NodeStart
 from dpscope.launch.nodes.team import Team, follow, led
 from dpscope.profiling.machine.interfaces import host_at
@@ -31,7 +31,7 @@ class Nodes:
         self.port = free_port()
         self.ended: dict[int, int | str] = {}
         self.notes: list[str] = []
-        self.plan: list[SeveralNodesJob] = []
+        self.plan: list[Job] = []
         self._threads: list[threading.Thread] = []
 
     def at(

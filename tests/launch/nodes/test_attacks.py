@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 
-from dpscope.launch.jobs.attended_job import SeveralNodesJob
 from dpscope.launch.jobs.node_place import Address
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.environments import environment
@@ -62,7 +62,7 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
     """The relay knows every key, because a store lists them, and writes a state that would start its command."""
     ran = tmp_path / "ran"
     attack = ["touch", str(ran), "--nnodes=2"]
-    nodes.plan = [SeveralNodesJob("planned", ("true", "--nnodes=2"), JobFolder(tmp_path), 1, in_run=False)]
+    nodes.plan = [Job(name="planned", program=("true",), folder=JobFolder(tmp_path), threads=1, processes=2, nodes=2)]
     begin = {"is": "begin", "job": 1, "title": "x", "command": attack, "threads": 1, "port": 29501, "in_run": False}
     with relay(nodes.port) as between:
         nodes.start(1, address=between)

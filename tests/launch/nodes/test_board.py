@@ -9,11 +9,13 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
 from dpscope.launch.jobs.node_place import NodePlace
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.nodes import board as board_module
 from dpscope.launch.nodes.board import Board, NodeInfo, NodeStart, sealed, unsealed
 from dpscope.launch.nodes.team import Team, _digest
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.environments import environment
 from tests.helpers.sweeps import wait_until
 
@@ -84,12 +86,16 @@ def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> 
 
 def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
     team = pair.team(gpus=2)
-    team.check_gpus(2)
+    folder = JobFolder(Path("unused"))
+    few, more, many = (
+        [Job(name="", program=(), folder=folder, threads=1, processes=2 * count, nodes=2)] for count in (2, 4, 64)
+    )
+    team.check_gpus(few)
     with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
-        team.check_gpus(4)
+        team.check_gpus([*more, *few])
     pair.team(gpus=None)  # on the CPU
     wait_until(lambda: pair.boards[0].joined[1].gpus is None, timeout_s=5)
-    team.check_gpus(64)
+    team.check_gpus(many)
 
 
 def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:

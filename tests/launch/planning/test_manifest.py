@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     run = RunFolder(tmp_path / "run")
     described = plan_run(load_config(None, TINY), run.path)
-    write_json(run.manifest_path, new_manifest(described.config, "cpu", described.threads_per_process, described.plan))
+    write_json(run.manifest_path, new_manifest(described.config, "cpu", described.threads, described.plan))
     (planned,) = described.plan
     result = CellResult(cell=planned.cell, repeat=0, status="ok", duration_s=1.0)
     write_json(run.repeat(planned.cell, 0).result_path, result)
