@@ -27,7 +27,7 @@ from dpscope.analysis.what_if.profiles.job import JobProfile, buckets_overlap, j
 from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.scenario import Base, lateness
+from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, lateness
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.typed_text import choose_from
@@ -41,27 +41,6 @@ _UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Po
 _NOT_TWO = "how much two collectives in flight slow each other: they are assumed to share the link"
 TYPICAL = 3  # profiles that a prediction is the mean of
 _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
-
-
-@dataclass(frozen=True)
-class Interference:
-    """`gamma`: what computing loses per time next to a collective; `slowdown`: how much longer each of two in flight takes.
-
-    Each with its band. `slowdown_measured` is False where it is assumed; `contention` is the basis of gamma, in words, and
-    `lacks` is what is assumed.
-    """
-
-    gamma: float
-    gamma_band: tuple[float, float]
-    slowdown: float
-    slowdown_band: tuple[float, float]
-    slowdown_measured: bool
-    contention: str = ""
-    lacks: tuple[str, ...] = ()
-
-    def on(self, base: Base) -> Base:
-        """The base with them."""
-        return replace(base, **{**vars(self), "lacks": (*base.lacks, *self.lacks)})
 
 
 def interference_of_run(
@@ -80,7 +59,7 @@ def interference_of_run(
         gamma, low, high = (gamma_of(run, data, max(0.0, one - 1)) for one in (slower.value, slower.low, slower.high))
         found = replace(found, gamma=gamma, gamma_band=(low, high), contention="contention as calibrated")
     two, low, high = (max(1.0, one) for one in (both.value, both.low, both.high))
-    return replace(found, slowdown=two, slowdown_band=(low, high), slowdown_measured=True, lacks=())
+    return replace(found, slowdown=two, slowdown_band=(low, high), slowdown_measured=True)
 
 
 def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile]) -> Interference:
@@ -93,14 +72,17 @@ def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile
         band = low, high
         interval = f"{bounds.low:.2f} to {bounds.high:.2f}"
         contention = f"compute next to communication takes {ratio:.2f}x as long ({interval}, measured)"
-    lacks = () if contention else (NO_CONTENTION,)
     if (measured := slowdown_of(profiles)) is not None:
-        return Interference(gamma, band, measured[0], measured[1:], True, contention, lacks)
-    if any(one.servers > 1 for one in profiles):
-        lacks = (*lacks, _NOT_TWO)
+        return Interference(gamma, band, measured[0], measured[1:], True, contention)
     # transfers that overlap are evidence that they share the link
     least = SHARES_THE_LINK if any(buckets_overlap(one) for one in profiles) else 1.0
-    return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention, lacks)
+    return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention)
+
+
+def assumed(interference: Interference, profiles: Sequence[StepProfile]) -> tuple[str, ...]:
+    """What of the interference is assumed, in words."""
+    shared = any(one.servers > 1 for one in profiles) and not interference.slowdown_measured
+    return (*((NO_CONTENTION,) if not interference.contention else ()), *((_NOT_TWO,) if shared else ()))
 
 
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
@@ -182,10 +164,11 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
         largest=max(one.cell.devices for one in run.measured if one.cell.traits.reducer),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
-        lacks=job.lacks,
+        interference=interference,
+        lacks=(*job.lacks, *assumed(interference, job.profiles)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
-    base = _as_untraced(interference.on(base))
+    base = _as_untraced(base)
     sources, interconnect = cost_sources(run.manifest, None, fitted), run.manifest.environment.interconnect
     pairs = interconnect.pairs if interconnect is not None else ()
     costs = Costs(
@@ -229,10 +212,11 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
-        lacks=lacks,
+        interference=interference,
+        lacks=(*lacks, *assumed(interference, job.profiles)),
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return Question(interference.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
+    return Question(base, Costs(devices, devices, _traced(job), traced_bounded=bounded))
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:

@@ -27,7 +27,7 @@ from dpscope.analysis.what_if.prediction import Prediction, answer_sentences, di
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, GPU_ERROR
-from dpscope.analysis.what_if.scenarios.predict import Answered, answered, detail_sentences, ledger_values, predict
+from dpscope.analysis.what_if.scenarios.predict import Answered, detail_sentences, ledger_values, predict, predicted
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -58,7 +58,8 @@ def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
 
     Empty if the scenario itself has no number.
     """
-    now = predict(base, scenario, costs)
+    before = predicted(base, scenario, costs)
+    now = before[0]
     if now.step_us is None:
         return []
     parts = _removals(base, scenario) if now.devices > 1 else {}
@@ -68,12 +69,11 @@ def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
     if now.devices > 1:
         others[INFINITE_BANDWIDTH] = replace(scenario, transfer_factor=0.0)
         others[ZERO_LATENCY] = replace(scenario, latency_factor=0.0)
-    replays = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    found = []
-    for name, changed in (parts | others).items():
-        if (then := predict(base, changed, costs)).step_us is not None:
-            changed_replays = [answered(base, profile, changed, costs) for profile in base.profiles]
-            found.append(_saving(base, name, name in parts, (now, then), replays, changed_replays))
+    found = [
+        _saving(base, name, name in parts, before, then)
+        for name, changed in (parts | others).items()
+        if (then := predicted(base, changed, costs))[0].step_us is not None
+    ]
     return sorted(found, key=lambda one: (not one.is_part, -one.saved_us))
 
 
@@ -91,16 +91,13 @@ def _removals(base: Base, scenario: Scenario) -> dict[str, Scenario]:
     }
 
 
-def _saving(
-    base: Base,
-    name: str,
-    is_part: bool,
-    predictions: tuple[Prediction, Prediction],
-    replays: Sequence[Answered],
-    changed_replays: Sequence[Answered],
-) -> Saving:
+_Replayed = tuple[Prediction, Sequence[Answered]]
+
+
+def _saving(base: Base, name: str, is_part: bool, before: _Replayed, after: _Replayed) -> Saving:
     """What the second prediction, and its replays, take off the first; both have numbers."""
-    now, step_us, then_us = predictions[0], *(one.step_us or 0.0 for one in predictions)
+    (now, replays), (then, changed_replays) = before, after
+    step_us, then_us = now.step_us or 0.0, then.step_us or 0.0
     saved = step_us - then_us
     part_us = now.ledger.by_name_us.get(name) if is_part and now.ledger is not None else None
     if part_us is not None:  # the typical steps that are replayed may have more or less of it than the mean step

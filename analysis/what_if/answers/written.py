@@ -143,7 +143,7 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
         raise DpscopeError(f"no replay to write: {why}")
     inputs = inputs_of(base, profile, scenario, answer.question.costs)
     measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
-    predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
+    predicted = replay(inputs.prepared, inputs.conditions, with_spans=True)
     label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
     events = [
         *_events(1, f"measured: {base.name}", measured, len(profile.works)),

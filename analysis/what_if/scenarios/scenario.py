@@ -114,7 +114,25 @@ def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> 
 
 _Result = TypeVar("_Result")
 DEFAULT_BUCKET = "default"
-AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
+
+
+@dataclass(frozen=True)
+class Interference:
+    """`gamma`: what computing loses per time next to a collective; `slowdown`: how much longer each of two in flight takes.
+
+    Each with the band of what it may be. `slowdown_measured`: of whole calls; else assumed, of their bytes. `contention` is the
+    basis of gamma, in words; empty where it is assumed.
+    """
+
+    gamma: float = 0.0
+    gamma_band: tuple[float, float] = (0.0, 0.0)
+    slowdown: float = SHARES_THE_LINK
+    slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)
+    slowdown_measured: bool = False
+    contention: str = ""
+
+
+AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS, NO_INTERFERENCE = Links(), Bucketing(), Lateness(), Interference()
 
 
 @dataclass(frozen=True)
@@ -174,14 +192,9 @@ class Base:
     method_error: float | None = None
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
-    gamma: float = 0.0  # what computing loses per time that a collective runs next to it
-    gamma_band: tuple[float, float] = (0.0, 0.0)  # what it may be
-    contention: str = ""  # what gamma rests on; empty where it is assumed
+    interference: Interference = NO_INTERFERENCE
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
     traced: Compute = AS_IT_WAS
-    slowdown: float = SHARES_THE_LINK  # how many times as long each of two collectives in flight takes
-    slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)  # what it may be
-    slowdown_measured: bool = False  # of whole calls; else assumed, of their bytes
     lacks: tuple[str, ...] = ()
     device_name: str | None = None  # of the GPU that computed; None where the traces name none
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
@@ -203,10 +216,10 @@ class Base:
 
     def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
         """One of the profiles replayed as it was measured; under another `gamma` where it is given."""
-        by = self.gamma if gamma is None else gamma
+        by = self.interference.gamma if gamma is None else gamma
 
-        def as_measured() -> Replayed:
-            alike = replace(measured_conditions(profile), gamma=by, slowdown=self.slowdown)  # contention cancels
+        def as_measured() -> Replayed:  # contention cancels
+            alike = replace(measured_conditions(profile), gamma=by, slowdown=self.interference.slowdown)
             return replay(self.prepared(profile, self.traced), alike)
 
         return self.once((id(profile), by), as_measured)

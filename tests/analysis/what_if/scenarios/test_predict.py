@@ -17,7 +17,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
 )
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
 from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, Lateness, Scenario
 from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
@@ -108,9 +108,12 @@ def test_lateness_grows_with_the_ranks() -> None:
 def test_contention_counts_for_what_a_scenario_adds() -> None:
     # 20 us of each collective run next to computing in base and scenario alike: nothing changes; on 4 devices 10 us more of the
     # first bucket's 30 do, at half as much again: 5 us
-    loaded = replace(BASE, gamma=0.5)
+    loaded = replace(BASE, interference=Interference(0.5))
     assert prediction(loaded)[0] == pytest.approx(230)
     assert prediction(loaded, devices=4)[0] == pytest.approx(240 + 5)
+
+
+MEASURED_APART = Interference(slowdown=1.0, slowdown_measured=True)
 
 
 def test_two_in_flight_share_bytes_unless_measured_to_do_otherwise() -> None:
@@ -122,16 +125,16 @@ def test_two_in_flight_share_bytes_unless_measured_to_do_otherwise() -> None:
     # move: both at half speed until 320, when the second has 50 left, until 370
     assert prediction(workers, costs, **more)[0] == pytest.approx(380)
     # a link that one alone does not fill: 150-280, 200-330
-    apart = replace(workers, slowdown=1.0, slowdown_measured=True)
+    apart = replace(workers, interference=MEASURED_APART)
     assert prediction(apart, costs, **more)[0] == pytest.approx(340)
     # measured, it is of whole calls: 80 of 130 left at 200, until 200 + 96; the second's other 50 until 346
-    between = replace(workers, slowdown=1.2, slowdown_measured=True)
+    between = replace(workers, interference=replace(MEASURED_APART, slowdown=1.2))
     assert prediction(between, costs, **more)[0] == pytest.approx(356)
 
 
 def test_a_stated_link_is_filled_by_one_collective_alone() -> None:
     """Whatever two in flight did on the measured one. 1 MB at 10 GB/s: 50 done at 200, half speed until 300; 50 more, 350."""
-    workers = replace(BASE, profiles=(replace(PROFILE, servers=2),), slowdown=1.0, slowdown_measured=True)
+    workers = replace(BASE, profiles=(replace(PROFILE, servers=2),), interference=MEASURED_APART)
     assert prediction(workers, links=Links(intra=parse_link("10GB/s")))[0] == pytest.approx(360)
 
 
@@ -158,9 +161,11 @@ def test_what_is_assumed_of_collectives_beside_others_widens_the_band() -> None:
         return known(found.low_us), known(found.high_us)
 
     assert band(certain) == pytest.approx((360, 360))  # as above, by costs as measured
-    assert band(replace(certain, slowdown_band=(1.0, 2.0))) == pytest.approx((310, 360))  # or 150-250, 200-300
+    assert band(replace(certain, interference=Interference(slowdown_band=(1.0, 2.0)))) == pytest.approx(
+        (310, 360)
+    )  # or 150-250, 200-300
     # one stream, 20 us each: on the base 20 of computing run next to the first, in a scenario of 50 us a bucket 50 do
-    stream = replace(BASE, spread=0.0, method_error=0.0, gamma_band=(0.0, 0.3))
+    stream = replace(BASE, spread=0.0, method_error=0.0, interference=Interference(gamma_band=(0.0, 0.3)))
     found = predict(stream, Scenario(transfer_factor=2.5), COSTS)
     assert found.step_us == pytest.approx(260)
     assert (found.low_us, found.high_us) == pytest.approx((260, 260 + 0.3 * (50 - 20)))
