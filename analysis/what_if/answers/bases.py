@@ -172,8 +172,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
     sources, interconnect = cost_sources(run.manifest, None, fitted), run.manifest.environment.interconnect
     pairs = interconnect.pairs if interconnect is not None else ()
     costs = Costs(
-        devices=base.devices,
-        per_node=base.per_node,
+        place=base.place,
         traced=_traced(job),
         calibration=alike,
         every=fitted,
@@ -216,7 +215,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         lacks=(*lacks, *assumed(interference, job.profiles)),
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return Question(base, Costs(devices, devices, _traced(job), traced_bounded=bounded))
+    return Question(base, Costs(base.place, _traced(job), traced_bounded=bounded))
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:

@@ -268,8 +268,7 @@ def _word(name: str, row: Predicted) -> str:
 def csv_table(answer: RunAnswer) -> TextTable:
     """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
     base = answer.question.base
-    nodes = -(-base.devices // base.per_node)
-    measured = Prediction(base.devices, nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
+    measured = Prediction(base.devices, base.place.nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
     known = [(f"base: {base.name}", {}, measured), *((_label(row), row[0], row[2]) for row in answer.predictions)]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
     cells = [

@@ -24,25 +24,13 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_bytes,
     bucket_ends,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
 from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 from dpscope.profiling.records.finding import counted
 
 _MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their calibration, to be carried on
-
-
-@dataclass(frozen=True)
-class Place:
-    """How many devices, on nodes of so many."""
-
-    devices: int
-    per_node: int
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.devices // self.per_node)
 
 
 @dataclass(frozen=True)
@@ -60,8 +48,7 @@ class Inputs:
 def place_of(base: Base, scenario: Scenario) -> Place:
     """Full nodes: of as many devices as stated, else of as many as the base has on one, if it spans several."""
     devices = scenario.devices or base.devices
-    several = base.devices > base.per_node
-    per_node = scenario.per_node or (base.per_node if several else devices)
+    per_node = scenario.per_node or (base.per_node if base.place.nodes > 1 else devices)
     return Place(devices, min(per_node, devices))
 
 
@@ -77,7 +64,7 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     key = (id(profile), bucketing, hook)
     ends, sizes = base.once(key, lambda: _buckets(base, profile, bucketing, hook))
     prepared = base.prepared(profile, compute_of(base, scenario))
-    known = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
+    known = [costs.cost("all_reduce", size, place, scenario.links) for size in sizes]
     stated = (scenario.links.inter if place.nodes > 1 else scenario.links.intra) is not None
     if not stated and (scenario.links.intra is None or place.per_node == 1):
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
@@ -139,13 +126,13 @@ def _as_in_the_run(
     times = [one.cost_us for one in profile.buckets]
     measured = [one.bytes for one in profile.buckets]
     same_buckets = len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
-    if same_buckets and place == Place(base.devices, base.per_node):
+    if same_buckets and place == base.place:
         pairs = zip(times, costs_found, strict=True)
         factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in pairs]
         costs_found = [replace(one, spread=0.0) for one in costs_found]  # as measured
     else:
         try:
-            model_us = sum(costs.cost("all_reduce", size, base.devices, base.per_node).total_us for size in measured)
+            model_us = sum(costs.cost("all_reduce", size, base.place).total_us for size in measured)
         except NotKnown:
             model_us = 0.0
         ratio = sum(times) / model_us if model_us > 0 else 1.0
@@ -163,8 +150,8 @@ def _other_us(
     if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
     try:
-        now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
-        before = costs.cost(kind, size, costs.devices, costs.per_node)
+        now = costs.cost(kind, size, place, scenario.links)
+        before = costs.cost(kind, size, costs.place)
     except NotKnown:
         return None
     if before.total_us <= 0:

@@ -26,12 +26,11 @@ from dpscope.analysis.what_if.replay.replay import (
     silent,
 )
 from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLATED, StepProfile, not_reproduced
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
 from dpscope.analysis.what_if.scenarios.inputs import (
     ASSUMED_ERROR,
     Inputs,
     Parts,
-    Place,
     compute_of,
     half_band,
     inputs_of,
@@ -194,8 +193,8 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     if profile.gradients.known == INTERPOLATED:
         parameters /= HOOK_FACTORS.get(base.hook, 1.0)
     try:
-        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
-        reduced = _moved("reduce", parameters, place.devices, costs, scenario)
+        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place, costs, scenario)
+        reduced = _moved("reduce", parameters, place, costs, scenario)
     except NotKnown as unknown:
         raise NotKnown(f"DataParallel: {unknown}") from None
     total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
@@ -215,11 +214,11 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     )
 
 
-def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost:
+def _moved(kind: str, size: float, place: Place, costs: Costs, scenario: Scenario) -> Cost:
     """All chunks of one kind, one after another."""
     whole, rest = divmod(size, _CHUNK_BYTES)
-    chunk = costs.cost(kind, float(_CHUNK_BYTES), devices, devices, scenario.links)
-    last = costs.cost(kind, max(rest, 1.0), devices, devices, scenario.links)
+    chunk = costs.cost(kind, float(_CHUNK_BYTES), place, scenario.links)
+    last = costs.cost(kind, max(rest, 1.0), place, scenario.links)
     latency = whole * chunk.latency_us + last.latency_us
     return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)
 

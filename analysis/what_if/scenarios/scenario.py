@@ -17,7 +17,7 @@ import numpy as np
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
-from dpscope.analysis.what_if.scenarios.collective_costs import Links
+from dpscope.analysis.what_if.scenarios.collective_costs import Links, Place
 from dpscope.analysis.what_if.step_model import expected_maximum
 from dpscope.profiling.machine.gpu_speed import GpuSpeed
 from dpscope.profiling.records.finding import counted
@@ -223,6 +223,10 @@ class Base:
             return replay(self.prepared(profile, self.traced), alike)
 
         return self.once((id(profile), by), as_measured)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.devices, self.per_node)
 
     @property
     def largest_count(self) -> int:

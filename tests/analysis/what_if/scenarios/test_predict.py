@@ -15,7 +15,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     OtherCollective,
     StepProfile,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links, Place
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, Lateness, Scenario
 from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
@@ -68,7 +68,7 @@ def test_a_stated_link_replaces_what_was_measured() -> None:
 
 def test_a_link_that_is_not_used_changes_nothing() -> None:
     """The base's collectives took twice what the costs give, 20 for 10, and so do those of 4 devices: 2 x 15."""
-    costs = Costs(2, 2, {("all_reduce", 1e6): 10.0})
+    costs = Costs(Place(2, 2), {("all_reduce", 1e6): 10.0})
     assert prediction(costs=costs, devices=4)[0] == pytest.approx(240)
     assert prediction(costs=costs, devices=4, links=Links(inter=parse_link("10GB/s")))[0] == pytest.approx(240)
 
@@ -243,7 +243,7 @@ INFINITE = Links(intra=parse_link("100000000Gb/s"))
 
 
 def test_broadcasts_of_buffers_go_over_the_stated_link_too() -> None:
-    costs = Costs(2, 2, {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
+    costs = Costs(Place(2, 2), {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
     assert prediction(base=WITH_BROADCAST, costs=costs, links=INFINITE)[:2] == pytest.approx((210, 0), abs=0.01)
     assert prediction(base=WITH_BROADCAST, costs=costs, transfer_factor=0.0)[:2] == pytest.approx((210, 0), abs=0.01)
 
