@@ -31,7 +31,7 @@ NamedScenario = tuple[dict[str, str], Scenario]
 def scenarios_of(options: Options) -> list[NamedScenario]:
     """Every combination of the lists, each with the words that make it. Raises DpscopeError that names the option.
 
-    `--link` is on both levels until the base is known: `with_link`.
+    `--link` is on both levels until the base is known: `placed`.
     """
     level = "inter" if options.get("inter") is not None else "intra" if options.get("intra") else None
     if options.get("link") is not None and level is not None:
@@ -58,9 +58,18 @@ def scenarios_of(options: Options) -> list[NamedScenario]:
     return found
 
 
-def with_link(options: Options, base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
-    """`--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node."""
-    if options.get("link") is None:
+def placed(base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
+    """With `--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node.
+
+    Raises DpscopeError for a link that none of the scenarios has, and for devices of which nothing is known.
+    """
+    stated, places = scenarios[0][0], [place_of(base, one) for _, one in scenarios]
+    check_reach([one.devices for one in places], base.largest)
+    if "inter" in stated and all(one.nodes == 1 for one in places):
+        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
+    if "intra" in stated and all(one.per_node == 1 for one in places):
+        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
+    if "link" not in stated:
         return list(scenarios)
     unused = {"inter": "intra", "intra": "inter"}
     return [
@@ -72,16 +81,6 @@ def with_link(options: Options, base: Base, scenarios: Sequence[NamedScenario]) 
 def level_that_limits(base: Base, scenario: Scenario) -> str:
     """The option that states the link between the slowest neighbours of a ring over all devices."""
     return "inter" if place_of(base, scenario).nodes > 1 else "intra"
-
-
-def check_scenarios(options: Options, base: Base, scenarios: Sequence[Scenario]) -> None:
-    """Raise DpscopeError for a link that none of the scenarios has, and for devices of which nothing is known."""
-    places = [place_of(base, one) for one in scenarios]
-    check_reach([one.devices for one in places], base.largest_count)
-    if options.get("inter") is not None and all(one.nodes == 1 for one in places):
-        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
-    if options.get("intra") is not None and all(one.per_node == 1 for one in places):
-        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
 
 
 def _whole(word: str, option: str) -> int:

@@ -20,8 +20,7 @@ from dpscope.analysis.traces.ranks.ledger import (
     Ledger,
     other_part,
 )
-from dpscope.analysis.what_if.answers.bases import Question
-from dpscope.analysis.what_if.answers.cell_errors import CellErrors
+from dpscope.analysis.what_if.answers.bases import CellErrors, Question
 from dpscope.analysis.what_if.answers.questions import Solution
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences, distance_error, grounds, prediction_fields
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
@@ -104,7 +103,7 @@ def _saving(base: Base, name: str, is_part: bool, before: _Replayed, after: _Rep
         replayed_us = _replayed_us(base, replays, name)
         saved = part_us * max(0.0, min(1.0, saved / replayed_us)) if replayed_us else min(saved, part_us)
     error = base.method_error if base.method_error is not None else ASSUMED_ERROR
-    share = math.hypot(error, base.spread, distance_error(now.devices / base.largest_count))  # of what is saved
+    share = math.hypot(error, base.spread, distance_error(now.devices / base.largest))  # of what is saved
     unsure, unsure_then = _unsure_us(replays), _unsure_us(changed_replays)  # what both steps share cancels
     device = GPU_ERROR * then_us if name == TWICE_AS_FAST else 0.0
     below, above = (
@@ -201,12 +200,6 @@ class RunAnswer:
     def savings(self) -> list[Saving]:
         """What removing a part saves on the most devices."""
         return savings(self.question.base, self.largest[0], self.question.costs)
-
-    @property
-    def savings_sentences(self) -> list[str]:
-        """The same in words."""
-        prediction = self.largest[1]
-        return savings_sentences(self.savings, prediction.devices, prediction.ledger)
 
     def as_json(self) -> str:
         """One entry per scenario, the base, what removing a part saves, and the method's errors on the run's own cells."""

@@ -11,8 +11,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.what_if.answers import output
-from dpscope.analysis.what_if.answers.bases import base_of_loaded
-from dpscope.analysis.what_if.answers.cell_errors import CellError, with_cell_errors
+from dpscope.analysis.what_if.answers.bases import CellError, base_of_loaded, with_cell_errors
 from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of

@@ -240,10 +240,10 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
         ledger = base.ledger
     if ledger is not None and ledger.exposed_us is not None:
         exposed = ledger.exposed_us
-    times = place.devices / base.largest_count
+    times = place.devices / base.largest
     share = max(one.exposed_us / one.step_us for one in found)
     below, above = half_band(base, scenario, [one.parts for one in found], share, times)
-    if (reason := beyond_reach(times, base.largest_count, "without any exposed communication")) is not None:
+    if (reason := beyond_reach(times, base.largest, "without any exposed communication")) is not None:
         if times > UNKNOWABLE:
             return replace(unanswered, reason=reason)
         least = min(step - exposed, alone if alone is not None else step) * math.exp(-base.spread)

@@ -9,7 +9,6 @@ of Statistics 3(1), 1975), else that of a normal distribution, which is then an 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -81,11 +80,6 @@ def lateness(profiles: Sequence[StepProfile]) -> Lateness:
     return Lateness(tuple(steady.tolist()), tuple(rest.ravel().tolist()))
 
 
-@lru_cache(maxsize=1024)
-def _normal_maximum(ranks: int) -> float:
-    return float(expected_maximum(np.array([float(ranks)]))[0])
-
-
 def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> float:
     """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
 
@@ -96,7 +90,7 @@ def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> 
     if len(values) < 2:
         return 0.0
     if not fit_tail:
-        return float(values.std()) * _normal_maximum(ranks)
+        return float(values.std()) * float(expected_maximum(np.array([float(ranks)]))[0])
     # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
     levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
     found = np.quantile(values, levels)
@@ -180,6 +174,7 @@ class Base:
     per_node: int
     step_us: float
     spread: float
+    largest: int  # the largest device count that was measured
     ledger: Ledger | None
     batch_size: int | None = None
     single_us: Mapping[int, float] = field(default_factory=dict)
@@ -188,7 +183,6 @@ class Base:
     accumulate: int = 1
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
-    largest: int = 0  # the largest device count that was measured; 0: this one's
     method_error: float | None = None
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
@@ -227,7 +221,3 @@ class Base:
     @property
     def place(self) -> Place:
         return Place(self.devices, self.per_node)
-
-    @property
-    def largest_count(self) -> int:
-        return max(self.largest, self.devices)

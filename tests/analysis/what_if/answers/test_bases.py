@@ -15,16 +15,19 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.what_if.answers.bases import (
     NO_CONTENTION,
+    CellError,
+    CellErrors,
     Question,
     assumed,
     base_of_run,
     base_of_traces,
+    errors_of_cells,
     gamma_of,
     interference_of_traces,
     repeats_band,
     single_steps_us,
+    with_cell_errors,
 )
-from dpscope.analysis.what_if.answers.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions

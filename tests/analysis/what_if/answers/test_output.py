@@ -13,8 +13,7 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answers.bases import base_of_loaded, base_of_run, base_of_traces
-from dpscope.analysis.what_if.answers.cell_errors import CellErrors
+from dpscope.analysis.what_if.answers.bases import CellErrors, base_of_loaded, base_of_run, base_of_traces
 from dpscope.analysis.what_if.answers.options import scenarios_of
 from dpscope.analysis.what_if.answers.output import (
     INFINITE_BANDWIDTH,
