@@ -284,8 +284,8 @@ def test_one_link_is_that_between_several_nodes_else_that_within_the_node(placed
     [
         ("--inter 100Gb/s", "--inter changes nothing: all of it is on one node; add --per-node"),
         ("--devices 4 --per-node 1 --intra 9GB/s", "--intra changes nothing: every node has one device"),
-        ("--inter 100", "--inter: '100' has no unit: write 100GB/s"),
-        ("--link 100", "--link: '100' has no unit: write 100GB/s"),
+        ("--inter 100", "--inter '100' has no unit: write 100GB/s"),
+        ("--link 100", "--link '100' has no unit: write 100GB/s"),
         ("--link 1GB/s --inter 1GB/s", "--link and --inter state the same link"),
         ("--overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
         ("--overlap maybe", "--overlap 'maybe': choose from on, off"),

@@ -168,5 +168,5 @@ def test_a_rate_that_was_measured_is_no_specification() -> None:
     assert words == {"inter": "reached 11GB/s"}
     assert (known(scenario.links.inter).gb_per_s, known(scenario.links.inter).source) == (11, REACHED_RATE)
     assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (12.5, False)
-    with pytest.raises(DpscopeError, match="--inter: '11' has no unit"):
+    with pytest.raises(DpscopeError, match="--inter '11' has no unit"):
         scenarios_of({"inter": "reached 11"})
