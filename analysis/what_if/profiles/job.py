@@ -118,7 +118,7 @@ class JobProfile:
     lacks: tuple[str, ...]
     device_name: str | None = None  # of all ranks' GPUs; None where traces name none, or several kinds
 
-    def typical(self, count: int = 1) -> tuple[StepProfile, ...]:
+    def typical(self, count: int) -> tuple[StepProfile, ...]:
         """The profiles whose steps are nearest to the median."""
         middle = float(np.median([one.step_us for one in self.profiles]))
         return tuple(sorted(self.profiles, key=lambda one: abs(one.step_us - middle))[:count])
