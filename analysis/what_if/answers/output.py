@@ -90,10 +90,10 @@ def _removals(base: Base, scenario: Scenario) -> dict[str, Scenario]:
     }
 
 
-_Replayed = tuple[Prediction, Sequence[Answered]]
+_WithReplays = tuple[Prediction, Sequence[Answered]]
 
 
-def _saving(base: Base, name: str, is_part: bool, before: _Replayed, after: _Replayed) -> Saving:
+def _saving(base: Base, name: str, is_part: bool, before: _WithReplays, after: _WithReplays) -> Saving:
     """What the second prediction, and its replays, take off the first; both have numbers."""
     (now, replays), (then, changed_replays) = before, after
     step_us, then_us = now.step_us or 0.0, then.step_us or 0.0

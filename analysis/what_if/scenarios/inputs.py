@@ -79,7 +79,10 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     # what nothing shares, and what collectives in flight share: where it is assumed that bytes share the link, the bytes
     latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in known)
     transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in known)
-    if base.interference.slowdown_measured and not stated:
+    slowdown, slowdowns = base.interference.slowdown, base.interference.slowdown_band
+    if stated:  # by a stated rate each call alone fills the link
+        slowdown, slowdowns = SHARES_THE_LINK, (SHARES_THE_LINK, SHARES_THE_LINK)
+    elif base.interference.slowdown_measured:
         # A measured slowdown is of whole calls: on a long way a call waits for round trips, which queue behind the other's bytes.
         latency, transfer = (0.0,) * len(known), tuple(map(sum, zip(latency, transfer, strict=True)))
     conditions = Conditions(
@@ -90,14 +93,11 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         other_us=tuple(one.cost_us if us is None else us for one, us in zip(profile.others, others, strict=True)),
         passes=passes_of(base, scenario),
         gamma=base.interference.gamma,
-        slowdown=SHARES_THE_LINK
-        if stated
-        else base.interference.slowdown,  # by a stated rate each call alone fills the link
+        slowdown=slowdown,
     )
     total = max(sum(one.total_us for one in known), 1e-9)
     above = sum(one.spread * one.total_us for one in known) / total
     below = sum(one.spread * one.total_us for one in known if not one.bound) / total
-    slowdowns = (SHARES_THE_LINK, SHARES_THE_LINK) if stated else base.interference.slowdown_band
     basis = [one.basis for one in known]
     if kept and place.devices > 1:
         basis.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
