@@ -156,7 +156,7 @@ def _base_text(question: Question) -> str:
     base = question.base
     return (
         f"{base.step_us / 1e3:.1f} ms; two all-reduces in flight take "
-        f"{base.slowdown:.2f} times as long as one, computing next to one {1 + base.gamma:.2f} times"
+        f"{base.interference.slowdown:.2f} times as long as one, computing next to one {1 + base.interference.gamma:.2f} times"
     )
 
 

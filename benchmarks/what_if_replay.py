@@ -16,8 +16,15 @@ from band_tally import Tally
 from dpscope.analysis import attribute, collectives, read_trace
 from dpscope.analysis.costs.collective_forecast import CollectiveLevel
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.what_if.answers.bases import Question, base_of_run, base_of_traces, repeats_band
-from dpscope.analysis.what_if.answers.cell_errors import CellError, CellErrors, errors_of_cells
+from dpscope.analysis.what_if.answers.bases import (
+    CellError,
+    CellErrors,
+    Question,
+    base_of_run,
+    base_of_traces,
+    errors_of_cells,
+    repeats_band,
+)
 from dpscope.analysis.what_if.profiles.job import job_profile
 from dpscope.analysis.what_if.replay.replay import Prepared, base_error
 from dpscope.analysis.what_if.scenarios.collective_costs import Links

@@ -26,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -122,26 +121,19 @@ def _parts_us(design: Floats, parameters: Floats, unit_us: float) -> tuple[Float
     return wrapped, np.where(ranks > 1, steps, wrapped)
 
 
-class CountError(NamedTuple):
-    """One device count predicted without its rows: `times` the largest count fitted (1 in between), 90% of |error| / shape."""
-
-    ranks: int
-    times: float
-    scaled: float
-
-
 @dataclass(frozen=True)
 class TableFit:
     """The model fitted to `rows`, and its errors; where no row has t_1, `single` is an estimate of the fit.
 
-    `left_out` are measured rows predicted without their device count.
+    `errors` has a row per device count predicted without its rows: devices, how many times the largest count fitted (1 in
+    between), 90% of |error| / shape. `left_out` are measured rows predicted without their device count.
     """
 
     rows: tuple[MeasuredStep, ...]
     single: SingleDevice
     parameters: Floats
     unit_us: float
-    errors: tuple[CountError, ...] = ()
+    errors: tuple[tuple[int, float, float], ...] = ()
     left_out: tuple[tuple[MeasuredStep, Prediction], ...] = ()
 
     def predict(self, configurations: Sequence[MeasuredStep]) -> tuple[Floats, Floats]:
@@ -262,7 +254,7 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
         off = np.abs(np.log(steps / np.array([row.step_us for row in held]))) / _shape(exposed / steps, times)
         typical = NINE_OF_TEN * np.sqrt(np.mean(np.minimum(off, 4.0) ** 2))
         scaled = np.quantile(off, BAND) if len(off) >= _MANY_ROWS else typical
-        errors.append(CountError(held[0].ranks, times, float(scaled)))
+        errors.append((held[0].ranks, times, float(scaled)))
         if times == 1 or len(kept) + len(held) == len(fit.rows):
             pairs = zip(held, steps.tolist(), exposed.tolist(), strict=True)
             left_out += [(row, replace(row.unanswered, step_us=us, exposed_us=late)) for row, us, late in pairs]

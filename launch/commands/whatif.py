@@ -135,7 +135,6 @@ def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradie
     from dpscope.analysis.output.analyze import load
     from dpscope.analysis.text.terminal import progress
     from dpscope.analysis.what_if.answers import bases, output, written
-    from dpscope.analysis.what_if.answers.cell_errors import with_cell_errors
     from dpscope.analysis.what_if.answers.questions import solve
 
     if options.holds_run(request.paths[0]):
@@ -149,13 +148,12 @@ def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradie
         stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
         with progress():
             found = bases.base_of_traces(request.paths, stated)
-    scenario_options.check_scenarios(requested, found.base, [one for _, one in scenarios])
-    scenarios = scenario_options.with_link(requested, found.base, scenarios)
+    scenarios = scenario_options.placed(found.base, scenarios)
     first = scenarios[0][1]
     variable = scenario_options.level_that_limits(found.base, first) if request.solve == "link" else request.solve
     with progress("Predicting") as update:
         update("the run's other cells")
-        found, own = with_cell_errors(found)
+        found, own = bases.with_cell_errors(found)
         update(counted(len(scenarios), "scenario"))
         solution = None if variable is None else solve(found.base, first, found.costs, variable, need)
         answer = output.run_answer(found, own, scenarios, solution)
@@ -179,7 +177,8 @@ def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json
     else:
         console = open_console()
         with progress("Removing one part at a time"):
-            saved = answer.savings_sentences if answer.solution is None else []
+            most = answer.largest[1]
+            saved = [] if answer.solution else output.savings_sentences(answer.savings, most.devices, most.ledger)
         print_sentences(
             console, output.run_answer_sentences(answer) if answer.solution is None else [answer.solution.sentence]
         )

@@ -7,7 +7,7 @@ import numpy as np
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.replay.replay import Conditions
 from dpscope.analysis.what_if.replay.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Place
 from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness
 
 
@@ -52,5 +52,5 @@ BUCKETS = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for rea
 PROFILE = replace(SIMPLE, buckets=BUCKETS, step_us=230.0)
 STILL = Lateness((0.0, 0.0), (0.0,) * 8)  # two ranks that are never late
 LEDGER = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
-BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL)
-COSTS = Costs(2, 2, {("all_reduce", 1e6): 20.0})
+BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, 2, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL)
+COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 20.0})

@@ -1,12 +1,14 @@
-"""From a run folder or from traces to a base and the costs of its collectives.
+"""From a run folder or from traces to a base and the costs of its collectives; the method's errors on the run's other cells.
 
-How much computing and collectives slow each other in the base is measured in its traces, calibrated, or assumed.
+How much computing and collectives slow each other in the base is measured in its traces, calibrated, or assumed. Each other cell
+is predicted from the base and compared with its measured time.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -27,9 +29,12 @@ from dpscope.analysis.what_if.profiles.job import JobProfile, buckets_overlap, j
 from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.scenario import Base, lateness
+from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Interference, Scenario, lateness
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -41,27 +46,6 @@ _UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Po
 _NOT_TWO = "how much two collectives in flight slow each other: they are assumed to share the link"
 TYPICAL = 3  # profiles that a prediction is the mean of
 _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
-
-
-@dataclass(frozen=True)
-class Interference:
-    """`gamma`: what computing loses per time next to a collective; `slowdown`: how much longer each of two in flight takes.
-
-    Each with its band. `slowdown_measured` is False where it is assumed; `contention` is the basis of gamma, in words, and
-    `lacks` is what is assumed.
-    """
-
-    gamma: float
-    gamma_band: tuple[float, float]
-    slowdown: float
-    slowdown_band: tuple[float, float]
-    slowdown_measured: bool
-    contention: str = ""
-    lacks: tuple[str, ...] = ()
-
-    def on(self, base: Base) -> Base:
-        """The base with them."""
-        return replace(base, **{**vars(self), "lacks": (*base.lacks, *self.lacks)})
 
 
 def interference_of_run(
@@ -80,7 +64,7 @@ def interference_of_run(
         gamma, low, high = (gamma_of(run, data, max(0.0, one - 1)) for one in (slower.value, slower.low, slower.high))
         found = replace(found, gamma=gamma, gamma_band=(low, high), contention="contention as calibrated")
     two, low, high = (max(1.0, one) for one in (both.value, both.low, both.high))
-    return replace(found, slowdown=two, slowdown_band=(low, high), slowdown_measured=True, lacks=())
+    return replace(found, slowdown=two, slowdown_band=(low, high), slowdown_measured=True)
 
 
 def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile]) -> Interference:
@@ -93,14 +77,17 @@ def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile
         band = low, high
         interval = f"{bounds.low:.2f} to {bounds.high:.2f}"
         contention = f"compute next to communication takes {ratio:.2f}x as long ({interval}, measured)"
-    lacks = () if contention else (NO_CONTENTION,)
     if (measured := slowdown_of(profiles)) is not None:
-        return Interference(gamma, band, measured[0], measured[1:], True, contention, lacks)
-    if any(one.servers > 1 for one in profiles):
-        lacks = (*lacks, _NOT_TWO)
+        return Interference(gamma, band, measured[0], measured[1:], True, contention)
     # transfers that overlap are evidence that they share the link
     least = SHARES_THE_LINK if any(buckets_overlap(one) for one in profiles) else 1.0
-    return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention, lacks)
+    return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention)
+
+
+def assumed(interference: Interference, profiles: Sequence[StepProfile]) -> tuple[str, ...]:
+    """What of the interference is assumed, in words."""
+    shared = any(one.servers > 1 for one in profiles) and not interference.slowdown_measured
+    return (*((NO_CONTENTION,) if not interference.contention else ()), *((_NOT_TWO,) if shared else ()))
 
 
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
@@ -182,15 +169,15 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
         largest=max(one.cell.devices for one in run.measured if one.cell.traits.reducer),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
-        lacks=job.lacks,
+        interference=interference,
+        lacks=(*job.lacks, *assumed(interference, job.profiles)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
-    base = _as_untraced(interference.on(base))
+    base = _as_untraced(base)
     sources, interconnect = cost_sources(run.manifest, None, fitted), run.manifest.environment.interconnect
     pairs = interconnect.pairs if interconnect is not None else ()
     costs = Costs(
-        devices=base.devices,
-        per_node=base.per_node,
+        place=base.place,
         traced=_traced(job),
         calibration=alike,
         every=fitted,
@@ -222,6 +209,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         devices=devices,
         per_node=devices,
         step_us=float(np.mean(steps)) if ledger is None else ledger.traced_step_us,  # as `dpscope analyze` reports it
+        largest=devices,
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
         ledger=ledger,
         batch_size=stated.batch_size,
@@ -229,10 +217,11 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
-        lacks=lacks,
+        interference=interference,
+        lacks=(*lacks, *assumed(interference, job.profiles)),
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return Question(interference.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
+    return Question(base, Costs(base.place, _traced(job), traced_bounded=bounded))
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:
@@ -328,3 +317,109 @@ def _as_untraced(base: Base) -> Base:
         f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
     )
     return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
+
+
+_MANY = 10  # cells from which the band is their quantile
+_ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
+
+
+@dataclass(frozen=True)
+class CellError:
+    """A measured cell predicted without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
+
+    cell: str
+    measured_us: float
+    predicted_us: float | None
+    low_us: float | None
+    high_us: float | None
+    perfect_us: float | None  # t_1 of the same batch
+    same_us: float  # the base's own step
+    reason: str | None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.predicted_us is None else self.predicted_us / self.measured_us - 1
+
+
+@dataclass(frozen=True)
+class CellErrors:
+    """Of every other cell of a run that a scenario describes."""
+
+    cells: tuple[CellError, ...]
+
+    @property
+    def known(self) -> list[CellError]:
+        return [one for one in self.cells if one.error is not None]
+
+    @property
+    def half_band(self) -> float | None:
+        """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
+        errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
+        if not (count := len(errors)):
+            return None
+        if count >= _MANY:  # conformal: the next cell counts as one of them
+            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))
+        squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2 + sum(one**2 for one in errors)
+        return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + count))
+
+    @property
+    def sentence(self) -> str:
+        """The errors in one or two sentences."""
+        if not self.cells:
+            return f"No other cell measures the method's error here: it is assumed ({ASSUMED_ERROR:.0%})."
+        if not (known := self.known):
+            others = counted(len(self.cells), "other cell")
+            return f"None of this run's {others} could be predicted: {self.cells[0].reason}."
+        worst, cell = max(((abs(one.error or 0.0), one.cell) for one in known), key=lambda one: one[0])
+        middle = median(abs(one.error or 0.0) for one in known)
+        text = (
+            f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
+            f"{100 * worst:.1f}% ({cell}); the bands include it."
+        )
+        same = [abs(one.same_us / one.measured_us - 1) for one in known]
+        perfect = [abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None]
+        medians = {"nothing changes": median(same)} | ({"perfect scaling": median(perfect)} if perfect else {})
+        listed = ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in medians.items())
+        text += f" Simple rules on the same cells: {listed}."
+        better = [name for name, off in medians.items() if off < middle]
+        return text + (f" '{better[0]}' does better here than this prediction." if better else "")
+
+
+def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
+    """The question with the band that its run's own cells give, and their errors."""
+    if question.run is None or question.cell is None:
+        return question, CellErrors(())
+    found = errors_of_cells(question, question.run)
+    return replace(question, base=replace(question.base, method_error=found.half_band)), found
+
+
+def errors_of_cells(question: Question, run: RunData) -> CellErrors:
+    """Every other measured DDP cell of several devices that a scenario of the base describes, predicted from it."""
+    assert question.cell is not None
+    options = _unvaried(question.cell.cell.options)
+    several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1]
+    others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
+    return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
+
+
+def _unvaried(options: CellOptions) -> CellOptions:
+    """A cell's options without those that a scenario sets: cells that differ in what is left are other programs."""
+    return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
+
+
+def _cell_error(question: Question, data: CellData) -> CellError:
+    base, cell = question.base, data.cell
+    scenario = Scenario(
+        devices=cell.devices,
+        per_node=devices_per_node(data),
+        batch_size=cell.batch_size,
+        bucket_mb=DEFAULT_BUCKET if cell.options.bucket_mb is None else cell.options.bucket_mb,
+        overlap=cell.options.overlap == "on",
+        hook=cell.options.comm_hook,
+        accumulate=cell.options.accumulate,
+    )
+    found = predict(base, scenario, question.costs)
+    measured_us = float(np.median(np.concatenate(data.step_samples())))
+    perfect_us = base.single_us.get(cell.batch_size)
+    times = (measured_us, found.step_us, found.low_us, found.high_us, perfect_us, base.step_us)
+    return CellError(cell.name, *times, found.reason)

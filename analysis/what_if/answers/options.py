@@ -1,10 +1,11 @@
 """The options of the command line as scenarios: lists make a table, and what cannot be read is refused in one line."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from dpscope.analysis.what_if.prediction import check_reach
 from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS
@@ -20,7 +21,7 @@ from dpscope.profiling.store.errors import DpscopeError
 _MOST = 10_000_000
 _REACHED = "reached "
 _MOST_SCENARIOS = 100_000
-
+_Value = TypeVar("_Value")
 
 Options = Mapping[str, str | None]
 """The options as they were typed, each a list such as ``8,16``; None, or missing, was not given."""
@@ -31,7 +32,7 @@ NamedScenario = tuple[dict[str, str], Scenario]
 def scenarios_of(options: Options) -> list[NamedScenario]:
     """Every combination of the lists, each with the words that make it. Raises DpscopeError that names the option.
 
-    `--link` is on both levels until the base is known: `with_link`.
+    `--link` is on both levels until the base is known: `placed`.
     """
     level = "inter" if options.get("inter") is not None else "intra" if options.get("intra") else None
     if options.get("link") is not None and level is not None:
@@ -42,7 +43,7 @@ def scenarios_of(options: Options) -> list[NamedScenario]:
     for name, read in _READERS.items():
         if (text := options.get(name)) is not None:
             words = dict.fromkeys(word.strip() for word in text.split(","))
-            lists.append([(name, word, read(word, "--" + name.replace("_", "-"))) for word in words])
+            lists.append([(name, word, _read("--" + name.replace("_", "-"), word, read)) for word in words])
     if (count := math.prod(map(len, lists))) > _MOST_SCENARIOS:
         raise DpscopeError(f"these lists make {count:,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer")
     found = []
@@ -58,9 +59,18 @@ def scenarios_of(options: Options) -> list[NamedScenario]:
     return found
 
 
-def with_link(options: Options, base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
-    """`--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node."""
-    if options.get("link") is None:
+def placed(base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
+    """With `--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node.
+
+    Raises DpscopeError for a link that none of the scenarios has, and for devices of which nothing is known.
+    """
+    stated, places = scenarios[0][0], [place_of(base, one) for _, one in scenarios]
+    check_reach([one.devices for one in places], base.largest)
+    if "inter" in stated and all(one.nodes == 1 for one in places):
+        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
+    if "intra" in stated and all(one.per_node == 1 for one in places):
+        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
+    if "link" not in stated:
         return list(scenarios)
     unused = {"inter": "intra", "intra": "inter"}
     return [
@@ -74,116 +84,96 @@ def level_that_limits(base: Base, scenario: Scenario) -> str:
     return "inter" if place_of(base, scenario).nodes > 1 else "intra"
 
 
-def check_scenarios(options: Options, base: Base, scenarios: Sequence[Scenario]) -> None:
-    """Raise DpscopeError for a link that none of the scenarios has, and for devices of which nothing is known."""
-    places = [place_of(base, one) for one in scenarios]
-    check_reach([one.devices for one in places], base.largest_count)
-    if options.get("inter") is not None and all(one.nodes == 1 for one in places):
-        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
-    if options.get("intra") is not None and all(one.per_node == 1 for one in places):
-        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
-
-
-def _whole(word: str, option: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= _MOST:
-        raise DpscopeError(f"{option} {word!r}: give whole numbers of 1 or more, such as 8,16")
-    return int(word)
+def _read(option: str, word: str, reader: Callable[[str], _Value]) -> _Value:
+    """A word of an option; raises DpscopeError with the option where the reader raises ValueError."""
+    try:
+        return reader(word)
+    except ValueError as error:
+        raise DpscopeError(f"{option} {error}") from error
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     """A list such as ``8,16``, without repetitions. Raises DpscopeError with the option."""
-    return tuple(dict.fromkeys(_whole(word.strip(), option) for word in text.split(",")))
+    return tuple(dict.fromkeys(_read(option, word.strip(), _whole) for word in text.split(",")))
 
 
-def _link(word: str, option: str) -> LinkRate:
+def _whole(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= _MOST:
+        raise ValueError(f"{word!r}: give whole numbers of 1 or more, such as 8,16")
+    return int(word)
+
+
+def _link(word: str) -> LinkRate:
     """By specification, or with the word ``reached`` before it as measured."""
-    reached = word.startswith(_REACHED)
-    try:
-        link = parse_link(word.removeprefix(_REACHED))
-    except ValueError as error:
-        raise DpscopeError(f"{option}: {error}") from None
-    return LinkRate(link.gb_per_s, link.name, REACHED_RATE) if reached else link
+    link = parse_link(word.removeprefix(_REACHED))
+    return LinkRate(link.gb_per_s, link.name, REACHED_RATE) if word.startswith(_REACHED) else link
 
 
-def positive(word: str, option: str, example: str) -> float:
-    """A number above 0. Raises DpscopeError with an example."""
+def _positive(word: str, example: str) -> float:
     try:
         value = float(word)
     except ValueError:
         value = math.nan
     if not 0 < value < _MOST:
-        raise DpscopeError(f"{option} {word!r}: give a number above 0, such as {example}")
+        raise ValueError(f"{word!r}: give a number above 0, such as {example}")
     return value
 
 
-def _device(word: str, option: str) -> float | GpuSpeed:
+def _device(word: str) -> float | GpuSpeed:
     """A factor, or the name of a GPU."""
     if not any(letter.isalpha() for letter in word.lower().replace("e", "").replace("nan", "").replace("inf", "")):
-        return positive(word, option, '1.7, or a GPU\'s name such as "H100 SXM5"')
+        return _positive(word, '1.7, or a GPU\'s name such as "H100 SXM5"')
     if (found := gpu_speed(word)) is not None:
         return found
     problem = "no GPU of that name is known here; give a factor such as 1.7, or one of"
-    raise DpscopeError(f"{option} {word!r}: {problem} {', '.join(like_names(word))}")
+    raise ValueError(f"{word!r}: {problem} {', '.join(like_names(word))}")
 
 
-def _bucket(word: str, option: str) -> float | str:
-    if word == DEFAULT_BUCKET:
-        return DEFAULT_BUCKET
-    try:
-        return parse_size(word, MIB) / MIB
-    except ValueError as error:
-        raise DpscopeError(f"{option} {error}") from error
-
-
-def _share(word: str, option: str) -> float:
+def _share(word: str) -> float:
     """A percentage, with its sign: 3 may be 3% or 300%."""
     if not word.endswith("%"):
-        raise DpscopeError(
-            f"{option} {word!r} has no unit: write {word}% (of the step, the standard deviation of a rank's lateness)"
+        raise ValueError(
+            f"{word!r} has no unit: write {word}% (of the step, the standard deviation of a rank's lateness)"
         )
-    return positive(word[:-1], option, "3%") / 100
+    return _positive(word[:-1], "3%") / 100
 
 
-def _one_of(*known: str) -> Callable[[str, str], str]:
-    def read(word: str, option: str) -> str:
-        if word not in known:
-            raise DpscopeError(f"{option} {word!r}: {choose_from(word, known)}")
-        return word
-
-    return read
+def _one_of(known: Collection[str], word: str) -> str:
+    if word not in known:
+        raise ValueError(f"{word!r}: {choose_from(word, known)}")
+    return word
 
 
-_READERS: dict[str, Callable[[str, str], object]] = {
+_READERS: dict[str, Callable[[str], object]] = {
     "devices": _whole,
     "per_node": _whole,
     "link": _link,
     "inter": _link,
     "intra": _link,
-    "bucket_mb": _bucket,
-    "comm_hook": _one_of(*HOOK_FACTORS),
+    "bucket_mb": lambda word: word if word == DEFAULT_BUCKET else parse_size(word, MIB) / MIB,
+    "comm_hook": partial(_one_of, HOOK_FACTORS),
     "batch_size": _whole,
     "accumulate": _whole,
-    "overlap": lambda word, option: _one_of("on", "off")(word, option) == "on",
-    "strategy": _one_of("ddp", "dp"),
+    "overlap": lambda word: _one_of(("on", "off"), word) == "on",
+    "strategy": partial(_one_of, ("ddp", "dp")),
     "faster": _device,
     "jitter": _share,
 }
-
-
 SCENARIO_OPTIONS = tuple(_READERS)
+
+
+_NEEDS = ("efficiency", "step-ms")
 
 
 def need_of(text: str) -> tuple[str, float]:
     """Such as ``efficiency=0.95`` or ``step-ms=100``. Raises DpscopeError for another."""
     name, _, value = text.partition("=")
-    if name not in NEEDS:
-        meant = nearest(name, NEEDS)
+    if name not in _NEEDS:
+        meant = nearest(name, _NEEDS)
         hint = f"did you mean {meant[0]}? Give" if meant else "give"
         raise DpscopeError(f"--need {text!r}: {hint} efficiency=0.95 or step-ms=100")
-    number = positive(value, "--need " + name, "0.95" if name == "efficiency" else "100")
+    example = "0.95" if name == "efficiency" else "100"
+    number = _read("--need " + name, value, partial(_positive, example=example))
     if name == "efficiency" and number > 1:
         raise DpscopeError(f"--need {text!r}: an efficiency is at most 1, such as efficiency=0.95")
     return name, number
-
-
-NEEDS: Sequence[str] = ("efficiency", "step-ms")

@@ -20,14 +20,13 @@ from dpscope.analysis.traces.ranks.ledger import (
     Ledger,
     other_part,
 )
-from dpscope.analysis.what_if.answers.bases import Question
-from dpscope.analysis.what_if.answers.cell_errors import CellErrors
+from dpscope.analysis.what_if.answers.bases import CellErrors, Question
 from dpscope.analysis.what_if.answers.questions import Solution
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences, distance_error, grounds, prediction_fields
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs
 from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, GPU_ERROR
-from dpscope.analysis.what_if.scenarios.predict import Answered, answered, detail_sentences, ledger_values, predict
+from dpscope.analysis.what_if.scenarios.predict import Answered, detail_sentences, ledger_values, predict, predicted
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -58,7 +57,8 @@ def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
 
     Empty if the scenario itself has no number.
     """
-    now = predict(base, scenario, costs)
+    before = predicted(base, scenario, costs)
+    now = before[0]
     if now.step_us is None:
         return []
     parts = _removals(base, scenario) if now.devices > 1 else {}
@@ -68,12 +68,11 @@ def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
     if now.devices > 1:
         others[INFINITE_BANDWIDTH] = replace(scenario, transfer_factor=0.0)
         others[ZERO_LATENCY] = replace(scenario, latency_factor=0.0)
-    replays = [answered(base, profile, scenario, costs) for profile in base.profiles]
-    found = []
-    for name, changed in (parts | others).items():
-        if (then := predict(base, changed, costs)).step_us is not None:
-            changed_replays = [answered(base, profile, changed, costs) for profile in base.profiles]
-            found.append(_saving(base, name, name in parts, (now, then), replays, changed_replays))
+    found = [
+        _saving(base, name, name in parts, before, then)
+        for name, changed in (parts | others).items()
+        if (then := predicted(base, changed, costs))[0].step_us is not None
+    ]
     return sorted(found, key=lambda one: (not one.is_part, -one.saved_us))
 
 
@@ -91,23 +90,20 @@ def _removals(base: Base, scenario: Scenario) -> dict[str, Scenario]:
     }
 
 
-def _saving(
-    base: Base,
-    name: str,
-    is_part: bool,
-    predictions: tuple[Prediction, Prediction],
-    replays: Sequence[Answered],
-    changed_replays: Sequence[Answered],
-) -> Saving:
+_WithReplays = tuple[Prediction, Sequence[Answered]]
+
+
+def _saving(base: Base, name: str, is_part: bool, before: _WithReplays, after: _WithReplays) -> Saving:
     """What the second prediction, and its replays, take off the first; both have numbers."""
-    now, step_us, then_us = predictions[0], *(one.step_us or 0.0 for one in predictions)
+    (now, replays), (then, changed_replays) = before, after
+    step_us, then_us = now.step_us or 0.0, then.step_us or 0.0
     saved = step_us - then_us
     part_us = now.ledger.by_name_us.get(name) if is_part and now.ledger is not None else None
     if part_us is not None:  # the typical steps that are replayed may have more or less of it than the mean step
         replayed_us = _replayed_us(base, replays, name)
         saved = part_us * max(0.0, min(1.0, saved / replayed_us)) if replayed_us else min(saved, part_us)
     error = base.method_error if base.method_error is not None else ASSUMED_ERROR
-    share = math.hypot(error, base.spread, distance_error(now.devices / base.largest_count))  # of what is saved
+    share = math.hypot(error, base.spread, distance_error(now.devices / base.largest))  # of what is saved
     unsure, unsure_then = _unsure_us(replays), _unsure_us(changed_replays)  # what both steps share cancels
     device = GPU_ERROR * then_us if name == TWICE_AS_FAST else 0.0
     below, above = (
@@ -205,12 +201,6 @@ class RunAnswer:
         """What removing a part saves on the most devices."""
         return savings(self.question.base, self.largest[0], self.question.costs)
 
-    @property
-    def savings_sentences(self) -> list[str]:
-        """The same in words."""
-        prediction = self.largest[1]
-        return savings_sentences(self.savings, prediction.devices, prediction.ledger)
-
     def as_json(self) -> str:
         """One entry per scenario, the base, what removing a part saves, and the method's errors on the run's own cells."""
         base = self.question.base
@@ -271,8 +261,7 @@ def _word(name: str, row: Predicted) -> str:
 def csv_table(answer: RunAnswer) -> TextTable:
     """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
     base = answer.question.base
-    nodes = -(-base.devices // base.per_node)
-    measured = Prediction(base.devices, nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
+    measured = Prediction(base.devices, base.place.nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
     known = [(f"base: {base.name}", {}, measured), *((_label(row), row[0], row[2]) for row in answer.predictions)]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
     cells = [

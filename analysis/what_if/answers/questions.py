@@ -218,7 +218,7 @@ def _alike(low_mib: float, high_mib: float) -> str:
 def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     """Whether DataParallel is ever faster than DDP, over the counts that a number is given for."""
     rows, count = [], 2
-    while count <= 8 * base.largest_count:
+    while count <= 8 * base.largest:
         ddp, dp = (predict(base, replace(scenario, devices=count, strategy=one), costs) for one in ("ddp", "dp"))
         if dp.step_us is not None and ddp.step_us is not None:
             rows.append((count, dp.step_us / ddp.step_us))

@@ -11,8 +11,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.what_if.answers import output
-from dpscope.analysis.what_if.answers.bases import base_of_loaded
-from dpscope.analysis.what_if.answers.cell_errors import CellError, with_cell_errors
+from dpscope.analysis.what_if.answers.bases import CellError, base_of_loaded, with_cell_errors
 from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of
@@ -143,7 +142,7 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
         raise DpscopeError(f"no replay to write: {why}")
     inputs = inputs_of(base, profile, scenario, answer.question.costs)
     measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
-    predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
+    predicted = replay(inputs.prepared, inputs.conditions, with_spans=True)
     label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
     events = [
         *_events(1, f"measured: {base.name}", measured, len(profile.works)),

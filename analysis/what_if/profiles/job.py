@@ -27,11 +27,11 @@ from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
-from dpscope.analysis.what_if.profiles.device import device_profile
-from dpscope.analysis.what_if.profiles.gradients import (
+from dpscope.analysis.what_if.profiles.step import (
     PARTS,
     backward_span,
     bucket_ends_of,
+    device_profile,
     gaps,
     measured_buckets,
     ready_gradients,
@@ -118,7 +118,7 @@ class JobProfile:
     lacks: tuple[str, ...]
     device_name: str | None = None  # of all ranks' GPUs; None where traces name none, or several kinds
 
-    def typical(self, count: int = 1) -> tuple[StepProfile, ...]:
+    def typical(self, count: int) -> tuple[StepProfile, ...]:
         """The profiles whose steps are nearest to the median."""
         middle = float(np.median([one.step_us for one in self.profiles]))
         return tuple(sorted(self.profiles, key=lambda one: abs(one.step_us - middle))[:count])

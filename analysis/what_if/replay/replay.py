@@ -376,11 +376,10 @@ def base_error(prepared: Prepared) -> float:
     return replayed_from(prepared, measured_conditions(profile), entered) / profile.step_us - 1
 
 
-def late_us(profile: StepProfile, ends: tuple[int, ...], factor: float = 1.0) -> tuple[float, ...]:
-    """Lateness of the last rank at other buckets: between the measured ones by the bytes that were ready, scaled."""
+def late_us(profile: StepProfile, ends: tuple[int, ...]) -> tuple[float, ...]:
+    """Lateness of the last rank at other buckets: between the measured ones by the bytes that were ready."""
     if not profile.buckets:
         return (0.0,) * len(ends)
     reach = np.cumsum(profile.gradients.bytes)
     held = reach[list(profile.bucket_ends)]
-    found = np.interp(reach[list(ends)], held, [one.late_us for one in profile.buckets])
-    return tuple((found * factor).tolist())
+    return tuple(np.interp(reach[list(ends)], held, [one.late_us for one in profile.buckets]).tolist())

@@ -119,7 +119,6 @@ class StepProfile:
     exposed_us: float
     servers: int  # collectives in flight at once: 1 stream of NCCL, 2 workers of gloo
     slowdown: float = SHARES_THE_LINK  # of each of two in flight, with which the buckets' costs were computed
-    lacks: tuple[str, ...] = ()  # what the trace does not show, in words
 
     @property
     def on_device(self) -> bool:

@@ -8,6 +8,7 @@ question states replaces what was measured on that level, at the efficiency that
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,22 +56,20 @@ def best_way(
     return min(found, key=lambda one: one[1] + one[2])
 
 
-CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
-_BOUND = ", so the step is at least this"
 # Half a 90% band of a collective's own time, in logarithms, by its source.
-SPREADS = {CALIBRATED: 0.05, TRACED: 0.10, CARRIED: 0.15, HIERARCHY: 0.35, SPECIFIED: 0.35}
+_CALIBRATED, _TRACED, _CARRIED, _HIERARCHY, _SPECIFIED = 0.05, 0.10, 0.15, 0.35, 0.35
+_BOUND = ", so the step is at least this"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective alone on its link: latency, then transfer; `source` one of the above, `basis` in words.
+    """Of one collective alone on its link: latency, then transfer.
 
     `bound`: by a link's specification alone, so it can take longer and no less.
     """
 
     latency_us: float
     transfer_us: float
-    source: str
     basis: str  # in words
     spread: float  # half a 90% band, in logarithms
     bound: bool = False
@@ -89,67 +88,88 @@ class Links:
     latency_us: float | None = None  # of one hop on the stated link
 
 
+class Place(NamedTuple):
+    """How many devices, on nodes of so many."""
+
+    devices: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.devices // self.per_node)
+
+
+class _Collective(NamedTuple):
+    """What is to be costed."""
+
+    kind: str
+    size_bytes: float
+    place: Place
+    links: Links
+
+
 @dataclass(frozen=True)
 class Costs:
-    """`traced`: (kind, bytes) -> microseconds of the base's own collectives, at `devices` on nodes of `per_node`.
+    """`traced`: (kind, bytes) -> microseconds of the base's own collectives, at `place`.
 
     `specified` is the link that was measured on, where known; `alike` False where links between the devices differ in rate.
     """
 
-    devices: int
-    per_node: int
+    place: Place
     traced: Mapping[tuple[str, float], float]
     calibration: Calibration | None = None
     every: Calibration | None = None  # the same on any number of nodes; `calibration` is of as many as the base's
     specified: LinkRate | None = None
     alike: bool = True
     traced_bounded: bool = False  # the trace's transfers hold waiting
-    _known: dict[tuple[object, ...], Cost] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _known: dict[_Collective, Cost] = field(default_factory=dict, init=False, compare=False, repr=False)
     _levels: dict[tuple[object, ...], CollectiveLevel] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
-    def cost(self, kind: str, size_bytes: float, devices: int, per_node: int, links: Links = Links()) -> Cost:
+    def cost(self, kind: str, size_bytes: float, place: Place, links: Links = Links()) -> Cost:
         """The cost of one collective; raises NotKnown."""
-        key = (kind, size_bytes, devices, per_node, links)
-        if key not in self._known:
-            self._known[key] = self._found(kind, size_bytes, devices, per_node, links)
-        return self._known[key]
+        one = _Collective(kind, size_bytes, place, links)
+        if one not in self._known:
+            self._known[one] = self._found(one)
+        return self._known[one]
 
-    def _found(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost:
+    def _found(self, one: _Collective) -> Cost:
+        kind, size, place, links = one
+        devices, per_node, nodes, measured = *place, place.nodes, self.place
         if devices == 1:
-            return Cost(0.0, 0.0, CALIBRATED, "one device", 0.0)
-        nodes = -(-devices // per_node)
+            return Cost(0.0, 0.0, "one device", 0.0)
         stated = links.inter if nodes > 1 else links.intra
         if stated is not None:
-            return self._on_stated(kind, size, devices, per_node, links, stated)
-        measured_nodes = -(-self.devices // self.per_node)
-        if nodes > 1 and links.intra is not None and min(per_node, devices) > 1:
-            return self._by_rate_between(kind, size, devices, per_node, links)  # what was timed holds the old links
-        other = (nodes, per_node) != (measured_nodes, self.per_node)
+            return self._on_stated(one, stated)
+        several_inside = nodes > 1 and min(per_node, devices) > 1
+        if links.intra is not None and several_inside:
+            return self._by_rate_between(one)  # what was timed holds the old links
+        other = (nodes, per_node) != (measured.nodes, measured.per_node)
         full = nodes > 1 and other and devices == nodes * per_node
         if full and (level := self._level(kind, nodes, per_node)).times:  # timed with as many devices on each node
             return self._forecast(level, nodes, devices, size)
-        if nodes == 1 and measured_nodes > 1:
+        if nodes == 1 and measured.nodes > 1:
             return self._within_a_node(kind, size, devices)
-        if nodes > 1 and measured_nodes == 1:
-            return self._by_rate_between(kind, size, devices, per_node, links)
-        if nodes > 1 and self.per_node != per_node and self.per_node != 1 and min(per_node, devices) > 1:
+        if nodes > 1 and measured.nodes == 1:
+            return self._by_rate_between(one)
+        if several_inside and per_node != measured.per_node != 1:
             if self._between() is not None:
-                return self._by_rate_between(kind, size, devices, per_node, links)
-            measured = counted(self.per_node, "device")
+                return self._by_rate_between(one)
+            on_each = counted(measured.per_node, "device")
             raise NotKnown(
-                f"measured with {measured} a node, requested with {per_node}: give --inter, or calibrate there"
+                f"measured with {on_each} a node, requested with {per_node}: give --inter, or calibrate there"
             )
         return self._as_measured(kind, size, devices, single_node=nodes == 1)
 
     def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost:
         """On the links that were measured."""
-        nodes = 1 if single_node else -(-devices // self.per_node)
-        level = self._level(kind, nodes, self.per_node)
+        per_node = self.place.per_node
+        nodes = 1 if single_node else Place(devices, per_node).nodes
+        level = self._level(kind, nodes, per_node)
         if (nodes, devices) in level.times:
             return self._forecast(level, nodes, devices, size)
-        if devices == self.devices:
+        if devices == self.place.devices:
             return self._traced(kind, size)
         if not self.alike and single_node:
             raise NotKnown(
@@ -158,12 +178,13 @@ class Costs:
             )
         if level.times:
             return self._forecast(level, nodes, devices, size)
-        here, before, after = self._traced(kind, size), bus_factor(kind, self.devices), bus_factor(kind, devices)
+        here = self._traced(kind, size)
+        before, after = (bus_factor(kind, count) for count in (self.place.devices, devices))
         if before is None or after is None:
             raise NotKnown(f"there is no model of {kind} on other numbers of devices")
         # by the ring: transfer by the bus factor, with latency as it was
         words = f"{here.basis}, carried to {devices} by the ring's formula"
-        return Cost(here.latency_us, here.transfer_us * after / before, CARRIED, words, 2 * SPREADS[CARRIED])
+        return Cost(here.latency_us, here.transfer_us * after / before, words, 2 * _CARRIED)
 
     def _level(self, kind: str, nodes: int, per_node: int) -> CollectiveLevel:
         """What was timed of a collective on one node, or over several with as many devices on each."""
@@ -190,10 +211,10 @@ class Costs:
         if not exact:
             how = f"calibrated on {layouts} devices and carried to {_layout(nodes, devices)}"
         latency = min(level.latency_us(nodes, devices), found.time_us)
-        spread = max(SPREADS[CALIBRATED], math.log(found.high_us / found.time_us))
-        return Cost(latency, found.time_us - latency, CALIBRATED if exact else CARRIED, how, spread)
+        spread = max(_CALIBRATED, math.log(found.high_us / found.time_us))
+        return Cost(latency, found.time_us - latency, how, spread)
 
-    def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost:
+    def _by_rate_between(self, one: _Collective) -> Cost:
         """From the rate between nodes that a calibration found with other numbers of devices on a node."""
         found = self._between()
         if found is None:
@@ -203,9 +224,9 @@ class Costs:
             )
         rate, latency = found
         words = f"the rate between nodes calibrated on {rate.layout}"
-        if links.latency_us is None:
-            links = replace(links, latency_us=latency)
-        return self._on_stated(kind, size, devices, per_node, links, LinkRate(rate.gb_per_s, words, words), (1.0, ""))
+        if one.links.latency_us is None:
+            one = one._replace(links=replace(one.links, latency_us=latency))
+        return self._on_stated(one, LinkRate(rate.gb_per_s, words, words), (1.0, ""))
 
     def _between(self) -> tuple[NodeRate, float] | None:
         """The rate between nodes that was calibrated, and the latency of a hop there; None where none was."""
@@ -216,7 +237,7 @@ class Costs:
 
     def _within_a_node(self, kind: str, size: float, devices: int) -> Cost:
         """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
-        level = self._level(kind, 1, self.per_node)
+        level = self._level(kind, 1, self.place.per_node)
         if level.times:
             return self._forecast(level, 1, devices, size)
         raise NotKnown(
@@ -230,34 +251,26 @@ class Costs:
         if not times:
             raise NotKnown(f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter")
         bounds = ", upper bounds" if self.traced_bounded else ""
-        words = f"transfers of the base on {counted(self.devices, 'device')}{bounds}"
+        words = f"transfers of the base on {counted(self.place.devices, 'device')}{bounds}"
         exact = self.traced.get((kind, size))
         latency, slope = _line(times)
         total = latency + slope * size if exact is None else exact
-        spread = SPREADS[TRACED] * (2.0 if self.traced_bounded else 1.0)
-        return Cost(min(latency, total), max(0.0, total - latency), TRACED, words, spread)
+        spread = _TRACED * (2.0 if self.traced_bounded else 1.0)
+        return Cost(min(latency, total), max(0.0, total - latency), words, spread)
 
-    def _on_stated(
-        self,
-        kind: str,
-        size: float,
-        devices: int,
-        per_node: int,
-        links: Links,
-        stated: LinkRate,
-        reached: tuple[float, str] | None = None,
-    ) -> Cost:
+    def _on_stated(self, one: _Collective, stated: LinkRate, reached: tuple[float, str] | None = None) -> Cost:
         """`reached`: the reached share of the rate and its description, where it was measured and is not a specification."""
-        nodes, inside = -(-devices // per_node), min(per_node, devices)
+        kind, size, place, links = one
+        several, inside = place.nodes > 1, min(place.per_node, place.devices)
         at_other_layout = reached is not None
         if stated.source == REACHED_RATE:
             reached = (1.0, ", as reached")
         efficiency, how = reached or self._efficiency(kind)
         basis = f"{stated.name}{how}" if reached else f"{stated.name}: specification{how}"
-        latency, whence = (links.latency_us, "") if links.latency_us is not None else self._hop(kind, nodes > 1)
+        latency, whence = (links.latency_us, "") if links.latency_us is not None else self._hop(kind, several)
         rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
         inner, words = None, ""
-        if nodes > 1 and inside > 1:
+        if several and inside > 1:
             try:
                 within = self._within(kind, size, inside, links)
             except NotKnown:
@@ -265,25 +278,26 @@ class Costs:
             else:
                 inner = (within.latency_us, within.transfer_us)
                 words = "" if links.intra is None else f"; within a node {within.basis}"
-        if (way := best_way(kind, size, devices, inside, latency, rate, inner)) is None:
+        if (way := best_way(kind, size, place.devices, inside, latency, rate, inner)) is None:
             raise NotKnown(f"there is no model of {kind} by a link's rate")
         name, latency_us, transfer_us = way
-        source = HIERARCHY if name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED
-        spread = SPREADS[HIERARCHY if at_other_layout else source]
+        by_levels = name == HIERARCHICAL
+        spread = _HIERARCHY if by_levels or at_other_layout else _SPECIFIED if reached is None else _CARRIED
         words = f"{basis}{whence}, {name}{words}"
-        return Cost(latency_us, transfer_us, source, words, spread, source == SPECIFIED and how == _BOUND)
+        return Cost(latency_us, transfer_us, words, spread, reached is None and not by_levels and how == _BOUND)
 
     def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost:
         """On the devices of one node: over the stated link, else as measured."""
         if links.intra is not None:
-            return self._on_stated(kind, size, inside, inside, Links(intra=links.intra), links.intra)
-        if self.devices <= self.per_node:
+            within = _Collective(kind, size, Place(inside, inside), Links(intra=links.intra))
+            return self._on_stated(within, links.intra)
+        if self.place.nodes == 1:
             return self._as_measured(kind, size, inside, single_node=True)
         return self._within_a_node(kind, size, inside)
 
     def _efficiency(self, kind: str) -> tuple[float, str]:
         """What of a link's specification was reached, where a specification and a measurement of one link are known."""
-        fit = find_fit(self.calibration, kind, self.devices) if self.calibration is not None else None
+        fit = find_fit(self.calibration, kind, self.place.devices) if self.calibration is not None else None
         rate = largest_bus_gb_per_s(fit) if fit is not None else None
         if self.specified is None or rate is None or not 0.05 < (reached := rate / self.specified.gb_per_s) <= 1.5:
             return 1.0, _BOUND
@@ -291,7 +305,7 @@ class Costs:
 
     def _hop(self, kind: str, between: bool) -> tuple[float, str]:
         """The latency of one hop as it was calibrated, on that level where it was, and where; 0 where it is not known."""
-        one_node = self.devices <= self.per_node
+        one_node = self.place.nodes == 1
         if between and one_node and (found := self._between()) is not None:
             return found[1], f", {found[1]:.3g} us a hop as calibrated on {found[0].layout} devices"
         level, where = self.calibration, "within a node" if one_node else "between nodes"
@@ -301,7 +315,7 @@ class Costs:
         fits = [one for one in every if (one.collective, one.statistic) == (kind, "slowest")]
         if not fits:
             return 0.0, ", no latency known"
-        fit = min(fits, key=lambda one: abs(one.devices - self.devices))
+        fit = min(fits, key=lambda one: abs(one.devices - self.place.devices))
         latency = _hop_us(fit)
         return latency, f", {latency:.3g} us a hop as calibrated {where}"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpscope.analysis.what_if.prediction import distance_error
-from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Replayed, late_us, replayed_from
+from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Prepared, Replayed, late_us, replayed_from
 from dpscope.analysis.what_if.replay.step_profile import (
     HOOK_FACTORS,
     INTERPOLATED,
@@ -24,7 +24,7 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_bytes,
     bucket_ends,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
 from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
@@ -34,22 +34,10 @@ _MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their 
 
 
 @dataclass(frozen=True)
-class Place:
-    """How many devices, on nodes of so many."""
-
-    devices: int
-    per_node: int
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.devices // self.per_node)
-
-
-@dataclass(frozen=True)
 class Inputs:
     """What a replay runs under, and what its costs rest on."""
 
-    compute: Compute
+    prepared: Prepared
     conditions: Conditions
     below: float  # half a 90% band of the costs, in logarithms, towards cheaper
     above: float  # and towards dearer
@@ -60,8 +48,7 @@ class Inputs:
 def place_of(base: Base, scenario: Scenario) -> Place:
     """Full nodes: of as many devices as stated, else of as many as the base has on one, if it spans several."""
     devices = scenario.devices or base.devices
-    several = base.devices > base.per_node
-    per_node = scenario.per_node or (base.per_node if several else devices)
+    per_node = scenario.per_node or (base.per_node if base.place.nodes > 1 else devices)
     return Place(devices, min(per_node, devices))
 
 
@@ -76,8 +63,8 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
     key = (id(profile), bucketing, hook)
     ends, sizes = base.once(key, lambda: _buckets(base, profile, bucketing, hook))
-    compute = compute_of(base, scenario)
-    known = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
+    prepared = base.prepared(profile, compute_of(base, scenario))
+    known = [costs.cost("all_reduce", size, place, scenario.links) for size in sizes]
     stated = (scenario.links.inter if place.nodes > 1 else scenario.links.intra) is not None
     if not stated and (scenario.links.intra is None or place.per_node == 1):
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
@@ -92,7 +79,10 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     # what nothing shares, and what collectives in flight share: where it is assumed that bytes share the link, the bytes
     latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in known)
     transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in known)
-    if base.slowdown_measured and not stated:
+    slowdown, slowdowns = base.interference.slowdown, base.interference.slowdown_band
+    if stated:  # by a stated rate each call alone fills the link
+        slowdown, slowdowns = SHARES_THE_LINK, (SHARES_THE_LINK, SHARES_THE_LINK)
+    elif base.interference.slowdown_measured:
         # A measured slowdown is of whole calls: on a long way a call waits for round trips, which queue behind the other's bytes.
         latency, transfer = (0.0,) * len(known), tuple(map(sum, zip(latency, transfer, strict=True)))
     conditions = Conditions(
@@ -102,17 +92,16 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         late_us=late if place.devices > 1 else (0.0,) * len(ends),
         other_us=tuple(one.cost_us if us is None else us for one, us in zip(profile.others, others, strict=True)),
         passes=passes_of(base, scenario),
-        gamma=base.gamma,
-        slowdown=SHARES_THE_LINK if stated else base.slowdown,  # by a stated rate each call alone fills the link
+        gamma=base.interference.gamma,
+        slowdown=slowdown,
     )
     total = max(sum(one.total_us for one in known), 1e-9)
     above = sum(one.spread * one.total_us for one in known) / total
     below = sum(one.spread * one.total_us for one in known if not one.bound) / total
-    slowdowns = (SHARES_THE_LINK, SHARES_THE_LINK) if stated else base.slowdown_band
     basis = [one.basis for one in known]
     if kept and place.devices > 1:
         basis.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
-    return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(basis)))
+    return Inputs(prepared, conditions, below, above, slowdowns, tuple(dict.fromkeys(basis)))
 
 
 def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) -> tuple[tuple[int, ...], list[float]]:
@@ -137,13 +126,13 @@ def _as_in_the_run(
     times = [one.cost_us for one in profile.buckets]
     measured = [one.bytes for one in profile.buckets]
     same_buckets = len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
-    if same_buckets and place == Place(base.devices, base.per_node):
+    if same_buckets and place == base.place:
         pairs = zip(times, costs_found, strict=True)
         factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in pairs]
         costs_found = [replace(one, spread=0.0) for one in costs_found]  # as measured
     else:
         try:
-            model_us = sum(costs.cost("all_reduce", size, base.devices, base.per_node).total_us for size in measured)
+            model_us = sum(costs.cost("all_reduce", size, base.place).total_us for size in measured)
         except NotKnown:
             model_us = 0.0
         ratio = sum(times) / model_us if model_us > 0 else 1.0
@@ -161,8 +150,8 @@ def _other_us(
     if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
     try:
-        now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
-        before = costs.cost(kind, size, costs.devices, costs.per_node)
+        now = costs.cost(kind, size, place, scenario.links)
+        before = costs.cost(kind, size, costs.place)
     except NotKnown:
         return None
     if before.total_us <= 0:
@@ -271,11 +260,11 @@ _NO_JITTER = 0.03
 
 def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replayed, step_us: float) -> Parts:
     """What a replay is off by where its costs, the slowdown of two in flight, or gamma are at the ends of what they may be."""
-    prepared, conditions = base.prepared(profile, inputs.compute), inputs.conditions
+    conditions = inputs.conditions
 
     def off(**changed: Any) -> float:
         """How much longer the step would be under changed conditions."""
-        return replayed_from(prepared, replace(conditions, **changed), then.entered) - then.step_us
+        return replayed_from(inputs.prepared, replace(conditions, **changed), then.entered) - then.step_us
 
     def scaled(factor: float) -> dict[str, tuple[float, ...]]:
         return {
@@ -284,7 +273,7 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
 
     now = base.replayed(profile).step_us
     shared = [one for one in inputs.slowdowns if one != conditions.slowdown and profile.servers > 1]
-    gammas = [one for one in base.gamma_band if one != conditions.gamma]
+    gammas = [one for one in base.interference.gamma_band if one != conditions.gamma]
     found = {
         "costs": [0.0, *(off(**scaled(math.exp(by))) for by in (-inputs.below, inputs.above) if by)],
         "two in flight": [0.0, *(off(slowdown=one) for one in shared)],

@@ -18,7 +18,6 @@ from dpscope.analysis.what_if.replay.replay import (
     AS_IT_WAS,
     MOST_OFF,
     Compute,
-    Conditions,
     Prepared,
     Replayed,
     StepParts,
@@ -27,11 +26,11 @@ from dpscope.analysis.what_if.replay.replay import (
     silent,
 )
 from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLATED, StepProfile, not_reproduced
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown
+from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
 from dpscope.analysis.what_if.scenarios.inputs import (
     ASSUMED_ERROR,
+    Inputs,
     Parts,
-    Place,
     compute_of,
     half_band,
     inputs_of,
@@ -67,17 +66,22 @@ class Answered:
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     """One configuration from a base; a refusal carries its reason. Pure: the same three give the same answer."""
+    return predicted(base, scenario, costs)[0]
+
+
+def predicted(base: Base, scenario: Scenario, costs: Costs) -> tuple[Prediction, list[Answered]]:
+    """The same, with what the scenario adds to each of the base's profiles; empty where it was not replayed."""
     if scenario.devices == base.devices:
         scenario = replace(scenario, devices=None)  # stated or not, it is the same configuration
     place = place_of(base, scenario)
     unanswered = Prediction(place.devices, place.nodes, step_batch(base, scenario))
     if (reason := refusal(base, scenario)) is not None:
-        return replace(unanswered, reason=reason)
+        return replace(unanswered, reason=reason), []
     try:
-        found = [answered(base, profile, scenario, costs) for profile in base.profiles]
+        found = [_answered(base, profile, scenario, costs) for profile in base.profiles]
     except NotKnown as unknown:
-        return replace(unanswered, reason=str(unknown))
-    return _joined(base, scenario, unanswered, found, place)
+        return replace(unanswered, reason=str(unknown)), []
+    return _joined(base, scenario, unanswered, found, place), found
 
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
@@ -144,13 +148,12 @@ def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
     return replay(Prepared(profile, compute), replace(silent(profile), passes=passes))
 
 
-def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
+def _answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
     """The scenario replayed on one profile; raises NotKnown."""
     if traits_of(scenario.strategy or "").peer_copies:
         return _data_parallel(base, profile, scenario, costs)
     inputs = inputs_of(base, profile, scenario, costs)
-    prepared = base.prepared(profile, inputs.compute)
-    then = replay(prepared, inputs.conditions)
+    then = replay(inputs.prepared, inputs.conditions)
     now = base.replayed(profile)
     step = max(base.step_us + then.step_us - now.step_us, 1.0)
     measured = base.ledger.exposed_us if base.ledger is not None else None
@@ -158,12 +161,13 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
     changes = StepParts(*(after - before for after, before in zip(then.parts, now.parts, strict=True)))
     parts = replay_parts(base, profile, inputs, then, step)
-    remains = {} if scenario.links == AS_MEASURED else _remains_us(prepared, inputs.conditions, then.exposed_us)
+    remains = {} if scenario.links == AS_MEASURED else _remains_us(inputs, then.exposed_us)
     return Answered(step, exposed, changes, parts, inputs.basis, remains, then.parts)
 
 
-def _remains_us(prepared: Prepared, conditions: Conditions, exposed_us: float) -> dict[str, float]:
+def _remains_us(inputs: Inputs, exposed_us: float) -> dict[str, float]:
     """What of the exposed time is not transfer of gradients, each part by a replay without it."""
+    prepared, conditions = inputs.prepared, inputs.conditions
     others = " and ".join(sorted({one.kind for one in prepared.profile.others}))
     without = {
         "waiting for late ranks": replace(conditions, late_us=(0.0,) * len(conditions.late_us)),
@@ -189,8 +193,8 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     if profile.gradients.known == INTERPOLATED:
         parameters /= HOOK_FACTORS.get(base.hook, 1.0)
     try:
-        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place.devices, costs, scenario)
-        reduced = _moved("reduce", parameters, place.devices, costs, scenario)
+        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place, costs, scenario)
+        reduced = _moved("reduce", parameters, place, costs, scenario)
     except NotKnown as unknown:
         raise NotKnown(f"DataParallel: {unknown}") from None
     total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
@@ -210,11 +214,11 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     )
 
 
-def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost:
+def _moved(kind: str, size: float, place: Place, costs: Costs, scenario: Scenario) -> Cost:
     """All chunks of one kind, one after another."""
     whole, rest = divmod(size, _CHUNK_BYTES)
-    chunk = costs.cost(kind, float(_CHUNK_BYTES), devices, devices, scenario.links)
-    last = costs.cost(kind, max(rest, 1.0), devices, devices, scenario.links)
+    chunk = costs.cost(kind, float(_CHUNK_BYTES), place, scenario.links)
+    last = costs.cost(kind, max(rest, 1.0), place, scenario.links)
     latency = whole * chunk.latency_us + last.latency_us
     return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)
 
@@ -236,10 +240,10 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
         ledger = base.ledger
     if ledger is not None and ledger.exposed_us is not None:
         exposed = ledger.exposed_us
-    times = place.devices / base.largest_count
+    times = place.devices / base.largest
     share = max(one.exposed_us / one.step_us for one in found)
     below, above = half_band(base, scenario, [one.parts for one in found], share, times)
-    if (reason := beyond_reach(times, base.largest_count, "without any exposed communication")) is not None:
+    if (reason := beyond_reach(times, base.largest, "without any exposed communication")) is not None:
         if times > UNKNOWABLE:
             return replace(unanswered, reason=reason)
         least = min(step - exposed, alone if alone is not None else step) * math.exp(-base.spread)
@@ -310,8 +314,8 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
     if means and place.devices > 1:
         remains = ", ".join(f"{show_time(mean)} {name}" for mean, name in sorted(means, reverse=True))
         clauses.append(f"no rate removes, of what is exposed: {remains}")
-    if base.contention and scenario != Scenario():
-        clauses.append(base.contention)
+    if base.interference.contention and scenario != Scenario():
+        clauses.append(base.interference.contention)
     if base.method_error is None:
         clauses.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
     return "; ".join(clauses) or f"the replay of {base.name}"

@@ -9,7 +9,6 @@ of Statistics 3(1), 1975), else that of a normal distribution, which is then an 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
-from dpscope.analysis.what_if.scenarios.collective_costs import Links
+from dpscope.analysis.what_if.scenarios.collective_costs import Links, Place
 from dpscope.analysis.what_if.step_model import expected_maximum
 from dpscope.profiling.machine.gpu_speed import GpuSpeed
 from dpscope.profiling.records.finding import counted
@@ -81,11 +80,6 @@ def lateness(profiles: Sequence[StepProfile]) -> Lateness:
     return Lateness(tuple(steady.tolist()), tuple(rest.ravel().tolist()))
 
 
-@lru_cache(maxsize=1024)
-def _normal_maximum(ranks: int) -> float:
-    return float(expected_maximum(np.array([float(ranks)]))[0])
-
-
 def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> float:
     """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
 
@@ -96,7 +90,7 @@ def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> 
     if len(values) < 2:
         return 0.0
     if not fit_tail:
-        return float(values.std()) * _normal_maximum(ranks)
+        return float(values.std()) * float(expected_maximum(np.array([float(ranks)]))[0])
     # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
     levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
     found = np.quantile(values, levels)
@@ -114,7 +108,25 @@ def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> 
 
 _Result = TypeVar("_Result")
 DEFAULT_BUCKET = "default"
-AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
+
+
+@dataclass(frozen=True)
+class Interference:
+    """`gamma`: what computing loses per time next to a collective; `slowdown`: how much longer each of two in flight takes.
+
+    Each with the band of what it may be. `slowdown_measured`: of whole calls; else assumed, of their bytes. `contention` is the
+    basis of gamma, in words; empty where it is assumed.
+    """
+
+    gamma: float = 0.0
+    gamma_band: tuple[float, float] = (0.0, 0.0)
+    slowdown: float = SHARES_THE_LINK
+    slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)
+    slowdown_measured: bool = False
+    contention: str = ""
+
+
+AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS, NO_INTERFERENCE = Links(), Bucketing(), Lateness(), Interference()
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,7 @@ class Base:
     per_node: int
     step_us: float
     spread: float
+    largest: int  # the largest device count that was measured
     ledger: Ledger | None
     batch_size: int | None = None
     single_us: Mapping[int, float] = field(default_factory=dict)
@@ -170,18 +183,12 @@ class Base:
     accumulate: int = 1
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
-    largest: int = 0  # the largest device count that was measured; 0: this one's
     method_error: float | None = None
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
-    gamma: float = 0.0  # what computing loses per time that a collective runs next to it
-    gamma_band: tuple[float, float] = (0.0, 0.0)  # what it may be
-    contention: str = ""  # what gamma rests on; empty where it is assumed
+    interference: Interference = NO_INTERFERENCE
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
     traced: Compute = AS_IT_WAS
-    slowdown: float = SHARES_THE_LINK  # how many times as long each of two collectives in flight takes
-    slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)  # what it may be
-    slowdown_measured: bool = False  # of whole calls; else assumed, of their bytes
     lacks: tuple[str, ...] = ()
     device_name: str | None = None  # of the GPU that computed; None where the traces name none
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
@@ -203,14 +210,14 @@ class Base:
 
     def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
         """One of the profiles replayed as it was measured; under another `gamma` where it is given."""
-        by = self.gamma if gamma is None else gamma
+        by = self.interference.gamma if gamma is None else gamma
 
-        def as_measured() -> Replayed:
-            alike = replace(measured_conditions(profile), gamma=by, slowdown=self.slowdown)  # contention cancels
+        def as_measured() -> Replayed:  # contention cancels
+            alike = replace(measured_conditions(profile), gamma=by, slowdown=self.interference.slowdown)
             return replay(self.prepared(profile, self.traced), alike)
 
         return self.once((id(profile), by), as_measured)
 
     @property
-    def largest_count(self) -> int:
-        return max(self.largest, self.devices)
+    def place(self) -> Place:
+        return Place(self.devices, self.per_node)

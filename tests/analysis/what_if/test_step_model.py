@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
-from dpscope.analysis.what_if.step_model import CountError, TableFit, expected_maximum, fit_table, predict_step
+from dpscope.analysis.what_if.step_model import TableFit, expected_maximum, fit_table, predict_step
 from dpscope.analysis.what_if.step_table import MeasuredStep, read_step_table
 from dpscope.analysis.what_if.table_answer import score
 from tests.helpers.known import known
@@ -126,7 +126,7 @@ def test_one_row_of_several_devices_is_carried_on_with_an_assumed_band() -> None
 def test_the_band_comes_from_errors_near_the_requested_count() -> None:
     # Eight times the assumed width at 2 devices, a quarter at 16: each decides where it is near; in between all three count.
     fit = fitted(row(1, 100), row(2, 104), row(4, 105))
-    fit = replace(fit, errors=(CountError(2, 1.0, 8 * 1.645), CountError(16, 1.0, 1.645 / 4)))
+    fit = replace(fit, errors=((2, 1.0, 8 * 1.645), (16, 1.0, 1.645 / 4)))
     # Without exposed communication and distance the shape is 3%.
     small, middle, large = (fit.half_width(0.0, ranks, 1.0) / 0.03 for ranks in (2, 6, 16))
     assert small == pytest.approx(1.645 * math.sqrt((0.3 + 64) / 1.3), rel=1e-3)

@@ -15,15 +15,19 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.what_if.answers.bases import (
     NO_CONTENTION,
+    CellError,
+    CellErrors,
     Question,
+    assumed,
     base_of_run,
     base_of_traces,
+    errors_of_cells,
     gamma_of,
     interference_of_traces,
     repeats_band,
     single_steps_us,
+    with_cell_errors,
 )
-from dpscope.analysis.what_if.answers.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -89,12 +93,14 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
     ledger = replace(LEDGER, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
     measured = interference_of_traces(ledger, [PROFILE])
     assert measured.gamma == pytest.approx(0.2)
-    assert (measured.gamma_band, len(measured.lacks)) == ((0.0, 0.5), 0)
+    assert (measured.gamma_band, assumed(measured, [PROFILE])) == ((0.0, 0.5), ())
     unknown = interference_of_traces(LEDGER, [PROFILE])
     assert (unknown.gamma, unknown.gamma_band, unknown.contention) == (0.0, (0.0, 0.3), "")
-    assert unknown.lacks == (NO_CONTENTION,)
+    assert assumed(unknown, [PROFILE]) == (NO_CONTENTION,)
     # Without the all-reduces: the 20 us of compute between 150 and 170 took 4 us longer next to the first.
-    one, without = (predict(found.on(BASE), Scenario(buckets_factor=0.0), COSTS) for found in (measured, unknown))
+    one, without = (
+        predict(replace(BASE, interference=found), Scenario(buckets_factor=0.0), COSTS) for found in (measured, unknown)
+    )
     assert one.step_us == pytest.approx((without.step_us or 0.0) - 4)
     assert "compute next to communication takes 1.25x as long (1.00 to 2.00, measured)" in str(one.rests_on)
     assert "compute next to communication" not in str(without.rests_on)

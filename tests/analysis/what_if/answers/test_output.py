@@ -13,8 +13,7 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answers.bases import base_of_loaded, base_of_run, base_of_traces
-from dpscope.analysis.what_if.answers.cell_errors import CellErrors
+from dpscope.analysis.what_if.answers.bases import CellErrors, base_of_loaded, base_of_run, base_of_traces
 from dpscope.analysis.what_if.answers.options import scenarios_of
 from dpscope.analysis.what_if.answers.output import (
     INFINITE_BANDWIDTH,
@@ -169,5 +168,5 @@ def test_a_rate_that_was_measured_is_no_specification() -> None:
     assert words == {"inter": "reached 11GB/s"}
     assert (known(scenario.links.inter).gb_per_s, known(scenario.links.inter).source) == (11, REACHED_RATE)
     assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (12.5, False)
-    with pytest.raises(DpscopeError, match="--inter: '11' has no unit"):
+    with pytest.raises(DpscopeError, match="--inter '11' has no unit"):
         scenarios_of({"inter": "reached 11"})

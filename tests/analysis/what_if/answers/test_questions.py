@@ -6,7 +6,7 @@ import pytest
 
 from dpscope.analysis.what_if.answers.questions import solve
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Place
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Lateness, Scenario
 from tests.helpers.known import known
@@ -113,8 +113,8 @@ def test_the_last_count_that_meets_a_target_and_why_the_next_does_not() -> None:
     one_rank = replace(BASE, lateness=Lateness())
     stated = solve(one_rank, Scenario(), COSTS, "devices", ("step-ms", 0.235))
     assert "is met on up to 2 devices; on 3: one rank was read" in stated.sentence
-    three = replace(BASE, devices=3, per_node=3)  # eight times three is the last count with a number
-    stated = solve(three, Scenario(), Costs(3, 3, COSTS.traced), "devices", ("step-ms", 10.0))
+    three = replace(BASE, devices=3, per_node=3, largest=3)  # eight times three is the last count with a number
+    stated = solve(three, Scenario(), Costs(Place(3, 3), COSTS.traced), "devices", ("step-ms", 10.0))
     assert stated.value == 24
     assert "on 25: 8x the largest measured count (3)" in stated.sentence
 

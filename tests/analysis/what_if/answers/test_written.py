@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.analysis.what_if.answers.bases import Question
-from dpscope.analysis.what_if.answers.cell_errors import CellErrors
+from dpscope.analysis.what_if.answers.bases import CellErrors, Question
 from dpscope.analysis.what_if.answers.output import RunAnswer, run_answer
 from dpscope.analysis.what_if.answers.written import (
     WhatIfChapter,

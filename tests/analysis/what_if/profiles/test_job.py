@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from dpscope.analysis import attribute, collectives, read_trace
-from dpscope.analysis.what_if.profiles.device import kernel_bounds
-from dpscope.analysis.what_if.profiles.gradients import NODE, ready_gradients
 from dpscope.analysis.what_if.profiles.job import JobProfile, at_slowdown, job_profile, slowdown_of
+from dpscope.analysis.what_if.profiles.step import NODE, kernel_bounds, ready_gradients
 from dpscope.analysis.what_if.replay.replay import Prepared, base_error, measured_conditions, replay
 from dpscope.analysis.what_if.replay.step_profile import BY_ORDER, MeasuredBucket, StepProfile
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, HOST_LINK, MEMORY, TF32

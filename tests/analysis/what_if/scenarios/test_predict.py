@@ -15,9 +15,9 @@ from dpscope.analysis.what_if.replay.step_profile import (
     OtherCollective,
     StepProfile,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
+from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links, Place
 from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, Lateness, Scenario
 from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
@@ -45,8 +45,8 @@ WITH_BROADCAST = replace(
     step_us=260.0,
     ledger=Ledger(260.0, 210.0, 0.0, 20.0, 30.0, 0.0, other_by_kind_us={"broadcast": 30.0}),
 )
-BOTH_COSTS = Costs(2, 2, {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
-HALF_COSTS = Costs(2, 2, {("all_reduce", 1e6): 10.0})
+BOTH_COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
+HALF_COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 10.0})
 INFINITE, TEN = Links(intra=parse_link("100000000Gb/s")), parse_link("10GB/s")
 
 # Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
@@ -59,7 +59,8 @@ TWO = replace(BASE, accumulate=2, batch_size=8, single_us={})  # the base's trac
 WORKERS = replace(BASE, profiles=(replace(PROFILE, servers=2),))
 MORE = {"latency_factor": 4.0, "transfer_factor": 9.0}
 BY_SIZE = replace(COSTS, traced={("all_reduce", 1e6): 20.0, ("all_reduce", 2e6): 30.0})  # 10 of latency, 10 a MB
-MEASURED_APART = replace(WORKERS, slowdown=1.0, slowdown_measured=True)
+APART = Interference(slowdown=1.0, slowdown_measured=True)
+MEASURED_APART = replace(WORKERS, interference=APART)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +89,15 @@ MEASURED_APART = replace(WORKERS, slowdown=1.0, slowdown_measured=True)
         (BASE, HALF_COSTS, {"devices": 4, "links": Links(inter=TEN)}, 240, 30),
         # Contention: 20 us of each collective run next to computing in base and scenario alike; on 4 devices 10 us more of the
         # first bucket's 30 do, at half as much again: 5 us
-        (replace(BASE, gamma=0.5), COSTS, {}, 230, None),
-        (replace(BASE, gamma=0.5), COSTS, {"devices": 4}, 240 + 5, None),
+        (replace(BASE, interference=Interference(0.5)), COSTS, {}, 230, None),
+        (replace(BASE, interference=Interference(0.5)), COSTS, {"devices": 4}, 240 + 5, None),
         # Two in flight, assumed: latencies in parallel, bytes share. The first moves from 190, at 240 it has 40 left and the
         # second begins to move: both at half speed until 320, when the second has 50 left, until 370
         (WORKERS, BY_SIZE, MORE, 380, None),
         # a link that one alone does not fill: 150-280, 200-330
         (MEASURED_APART, BY_SIZE, MORE, 340, None),
         # measured, it is of whole calls: 80 of 130 left at 200, until 200 + 96; the second's other 50 until 346
-        (replace(MEASURED_APART, slowdown=1.2), BY_SIZE, MORE, 356, None),
+        (replace(WORKERS, interference=replace(APART, slowdown=1.2)), BY_SIZE, MORE, 356, None),
         # A stated link is filled by one alone, whatever two did on the measured one: 50 done at 200, half speed until 300; 350
         (MEASURED_APART, COSTS, {"links": Links(intra=TEN)}, 360, None),
         # Broadcasts of buffers go over the stated link, too.
@@ -173,9 +174,11 @@ def test_what_is_assumed_of_collectives_beside_others_widens_the_band() -> None:
         return known(found.low_us), known(found.high_us)
 
     assert band(certain) == pytest.approx((360, 360))  # as above, by costs as measured
-    assert band(replace(certain, slowdown_band=(1.0, 2.0))) == pytest.approx((310, 360))  # or 150-250, 200-300
+    assert band(replace(certain, interference=Interference(slowdown_band=(1.0, 2.0)))) == pytest.approx(
+        (310, 360)
+    )  # or 150-250, 200-300
     # one stream, 20 us each: on the base 20 of computing run next to the first, in a scenario of 50 us a bucket 50 do
-    stream = replace(BASE, spread=0.0, method_error=0.0, gamma_band=(0.0, 0.3))
+    stream = replace(BASE, spread=0.0, method_error=0.0, interference=Interference(gamma_band=(0.0, 0.3)))
     found = predict(stream, Scenario(transfer_factor=2.5), COSTS)
     assert found.step_us == pytest.approx(260)
     assert (found.low_us, found.high_us) == pytest.approx((260, 260 + 0.3 * (50 - 20)))

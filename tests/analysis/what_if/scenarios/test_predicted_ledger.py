@@ -15,7 +15,7 @@ from dpscope.analysis.what_if.scenarios.predict import (
     detail_sentences,
     predict,
 )
-from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, Lateness, Scenario
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
@@ -53,7 +53,7 @@ def test_waiting_for_more_ranks_is_waiting() -> None:
 
 def test_computing_beside_a_collective_is_compute() -> None:
     """On 4 devices 10 us more of the first bucket run next to computing, which is slowed by half: 5 us."""
-    assert parts(replace(BASE, gamma=0.5), devices=4) == pytest.approx([215, 0, 30, 0, 0])
+    assert parts(replace(BASE, interference=Interference(0.5)), devices=4) == pytest.approx([215, 0, 30, 0, 0])
 
 
 def test_the_tracer_is_the_base_s() -> None:
