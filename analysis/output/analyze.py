@@ -6,7 +6,7 @@ What makes a report is imported where one is made: a report that is current is p
 import errno
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,10 +30,8 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
-from dpscope.profiling.store.training_folders import holds_epochs
 
 if TYPE_CHECKING:
-    from dpscope.analysis.findings.answers import Verdict
     from dpscope.analysis.report.build import Report
     from dpscope.analysis.runs.run_data import RunData
 
@@ -45,9 +43,10 @@ _IN_TABLES = RunCode.with_trait("in_tables")
 
 @dataclass(frozen=True)
 class Targets:
-    """What the user states of a run or judges it against; None: the value stated when it was measured.
+    """What the user states of a run or of traces and judges them against; None: the value stated when a run was measured.
 
-    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes.
+    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes. What a
+    report is made from is in the record's text, which its stamp holds; the rest is not.
     """
 
     link: LinkRate | None = None
@@ -57,6 +56,15 @@ class Targets:
     accuracy: float | None = None  # percent
     nccl_logs: tuple[Path, ...] = ()  # of one of the run's jobs
     flops: StatedFlops | None = None  # of cells that did not count them
+    figure_formats: Sequence[str] | None = field(default=None, repr=False)  # as in `write_report`
+    open_page: bool = field(default=False, repr=False)  # in the user's browser
+    topology: Path | None = field(default=None, repr=False)  # of traces: a file of hosts and their switches
+    hide_hosts: bool = field(default=False, repr=False)  # of traces: numbers replace host names in all output
+
+    @property
+    def modelled(self) -> bool:
+        """Whether models of traces are requested."""
+        return self.link is not None or self.calibration is not None or bool(self.nccl_logs) or self.flops is not None
 
 
 def load(path: Path, target_accuracy: float | None = None) -> "RunData":
@@ -65,18 +73,6 @@ def load(path: Path, target_accuracy: float | None = None) -> "RunData":
 
     with progress() as report:
         return load_run(path, report, target_accuracy)
-
-
-def load_any(path: Path) -> "RunData":
-    """A run, or the traces that a folder or file holds in its place."""
-    from dpscope.analysis.output.traced_report import load_traces
-    from dpscope.analysis.partials.found import find_partials
-
-    if is_run_folder(path) or holds_epochs(path):
-        return load(path)
-    if path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path])))):
-        return load_traces(path)
-    return load(path)
 
 
 def report_of(path: Path, targets: Targets) -> "Report":
@@ -108,60 +104,29 @@ def check_flops(run: "RunData") -> None:
         )
 
 
-def verdict_of(run: "RunData") -> "Verdict":
-    """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
-    from dpscope.analysis.cells.comparison import compare
-    from dpscope.analysis.costs.calibration_files import calibration_path, load_calibration
-    from dpscope.analysis.findings.verdict import run_verdict, verdict_without_models
-
-    if run.recorded is None:
-        (data,) = run.cells.values()
-        return verdict_without_models(data)
-    calibration = load_calibration(run.path) if calibration_path(run.path).exists() else None
-    return run_verdict(run, compare(run, None, calibration))
-
-
-def write_tensorboard(path: Path, link: LinkRate | None) -> Path:
-    """Write the TensorBoard folder of a run, or of a folder with trainings alone; returns it."""
-    from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
-
-    if not is_run_folder(path) and holds_epochs(path):
-        from dpscope.analysis.training.data import load_training
-
-        return export_trainings(load_training(path))
-    return export_tensorboard(report_of(path, Targets(link)))
-
-
-def show_run(
-    path: Path,
-    targets: Targets,
-    console: Console,
-    detail: Detail = "summary",
-    figure_formats: Sequence[str] | None = None,
-    open_page: bool = False,
-) -> bool:
+def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
     """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
 
     The report is made only if the one that stands there was made from something else. In a run folder that may only be read it
-    is printed without a page. `figure_formats` are as in `write_report`; `open_page` shows the page in the user's browser.
+    is printed without a page.
     """
     if not is_run_folder(path):
         from dpscope.analysis.report.training_report import show_training
 
-        return show_training(path, targets.accuracy, console, figure_formats, open_page)
+        return show_training(path, targets.accuracy, console, targets.figure_formats, targets.open_page)
     made_from = data_digest(path, _asked(targets))
     folder = targets.report or RunFolder(path).report_path
     page: Path | None = folder / "report.html"
-    if (printed := current_report(folder, made_from, figure_formats)) is None:
+    if (printed := current_report(folder, made_from, targets.figure_formats)) is None:
         from dpscope.analysis.report.build import write_report
 
         report = report_of(path, targets)
         printed = report.printed
         try:
             with progress("Writing the report"):
-                write_report(report, figure_formats, made_from, folder)
+                write_report(report, targets.figure_formats, made_from, folder)
         except OSError as error:
-            if targets.report is not None or detail == "path" or open_page or error.errno not in _READ_ONLY:
+            if targets.report is not None or detail == "path" or targets.open_page or error.errno not in _READ_ONLY:
                 raise
             page = None
     if detail == "path":
@@ -170,7 +135,7 @@ def show_run(
         print_summary(console, printed, page)
     else:
         _print_everything(console, printed, page)
-    if open_page and page is not None:
+    if targets.open_page and page is not None:
         open_in_browser(page)
     return printed.sound
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -14,7 +14,6 @@ from dpscope.analysis.hosts.places import (
     fold,
     rank_means,
     rank_places,
-    read_topology,
     spreads,
     with_host_findings,
 )
@@ -34,14 +33,6 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class HostOptions:
-    """`topology` names a file of hosts and their switches; `hide_hosts` replaces host names by numbers in all output."""
-
-    topology: Path | None = None
-    hide_hosts: bool = False
-
-
-@dataclass(frozen=True)
 class Folded:
     """A job's ranks in few numbers."""
 
@@ -50,10 +41,12 @@ class Folded:
     folds: Mapping[str, Table]  # of FOLDS, those with rows
 
 
-def placed(analysis: TraceAnalysis, options: HostOptions) -> tuple[TraceAnalysis, Table]:
-    """The analysis with findings about its hosts, and where its ranks run; hosts are numbered if that is requested."""
-    places = rank_places(analysis.summaries, read_topology(options.topology) if options.topology is not None else {})
-    if options.hide_hosts:
+def placed(
+    analysis: TraceAnalysis, switches: Mapping[str, str] = MappingProxyType({}), hide_hosts: bool = False
+) -> tuple[TraceAnalysis, Table]:
+    """The analysis with findings about its hosts, and where its ranks run; with `hide_hosts` hosts are numbered in all of it."""
+    places = rank_places(analysis.summaries, switches)
+    if hide_hosts:
         analysis, places = _hidden(analysis, places)
     return with_host_findings(analysis, places), places
 
