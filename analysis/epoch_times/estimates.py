@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime, listed
+from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, listed
 from dpscope.profiling.records.strategies import traits_of
 
 UNITS = {

@@ -18,7 +18,6 @@ from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
 _SECONDS_RANGE = (1e-9, 1e9)
-_MAX_LISTED = 8
 
 
 class Bounded(NamedTuple):
@@ -213,9 +212,3 @@ def place(study: str | None, run: str | None) -> str:
 def at(batch_size: int | None, devices: int | None) -> str:
     """A setting in messages: (batch_size, devices)."""
     return f"({'any' if batch_size is None else batch_size}, {'any' if devices is None else devices})"
-
-
-def listed(parts: Sequence[str]) -> str:
-    """The first parts, and the number of further ones."""
-    rest = len(parts) - _MAX_LISTED
-    return ", ".join(parts[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

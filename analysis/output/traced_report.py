@@ -34,7 +34,7 @@ from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, listed
 from dpscope.profiling.records.run_codes import RunCode
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def job_tables(jobs: ReadJobs) -> list[TextTable]:
         for table in to_tables(job.analysis, job.few):
             by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table
     return [
-        _joined(f"{title} ({_listed(list(alike))})" if len(variants) > 1 else title, alike, len(jobs) > 1)
+        _joined(f"{title} ({listed(list(alike), _NAMED)})" if len(variants) > 1 else title, alike, len(jobs) > 1)
         for title, variants in by_title.items()
         for alike in variants.values()
     ]
@@ -219,7 +219,9 @@ def _joined(title: str, tables: Mapping[str, TextTable], several: bool) -> TextT
         for note in table.notes:
             jobs_by_note.setdefault(note, []).append(name)
     every = len(tables)
-    notes = (note if len(names) == every else f"{_listed(names)}: {note}" for note, names in jobs_by_note.items())
+    notes = (
+        note if len(names) == every else f"{listed(names, _NAMED)}: {note}" for note, names in jobs_by_note.items()
+    )
     rows = tuple((name, *row) for name, table in tables.items() for row in table.rows)
     return TextTable(title, ("job", *first.headings), rows, tuple(notes))
 
@@ -243,11 +245,8 @@ def job_findings(jobs: ReadJobs) -> tuple[Finding, ...]:
         for finding in job.analysis.findings:
             alike.setdefault(finding, []).append(name)
     return tuple(
-        msgspec.structs.replace(finding, message=f"job{'s' * (len(names) > 1)} {_listed(names)}: {finding.message}")
+        msgspec.structs.replace(
+            finding, message=f"job{'s' * (len(names) > 1)} {listed(names, _NAMED)}: {finding.message}"
+        )
         for finding, names in alike.items()
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[: _NAMED + (more == 1)]) + (f" and {more} more" if more > 1 else "")
