@@ -33,7 +33,7 @@ _LIMIT_S = 300.0
 _ANALYZE = """
 import json, resource, sys, time
 start = time.perf_counter()
-from dpscope.analysis.output.many_ranks import fold_ranks, placed
+from dpscope.analysis.output.traces import fold_ranks, placed
 from dpscope.analysis.partials.file import analyze_partials
 found, places = placed(analyze_partials(sys.argv[1]))
 fold_ranks(found, places)

@@ -15,12 +15,14 @@ from rich.text import Text
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.ledger_text import late_rank, ledger_table
 from dpscope.analysis.hosts.places import read_topology
-from dpscope.analysis.output.many_ranks import Folded, fold_ranks, is_many, placed
-from dpscope.analysis.output.summary import answer_grid
+from dpscope.analysis.output.analyze import Targets, answer_grid
 from dpscope.analysis.output.traces import (
     STEP_FIELDS,
     WAIT_FIELDS,
+    Folded,
     few_of_each_kind,
+    fold_ranks,
+    placed,
     to_tables,
     trace_content,
     trace_status,
@@ -32,13 +34,13 @@ from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findi
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.ledger import whole_steps
+from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding, listed
 from dpscope.profiling.records.run_codes import RunCode
 
 if TYPE_CHECKING:
-    from dpscope.analysis.output.analyze import Targets
     from dpscope.analysis.report.build import Report
 
 
@@ -81,7 +83,7 @@ def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> Job
         return analyze_jobs(paths, limits, progress=lambda done, of: report(f"{done} of {of} read"))
 
 
-def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], targets: "Targets") -> "Report":
+def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], targets: Targets) -> "Report":
     """The same report as a run's; what traces do not show is missing in it, with the reason."""
     from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.report.build import make_report
@@ -95,7 +97,7 @@ def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], targets: "T
 
 
 def print_traces(
-    paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, targets: "Targets"
+    paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, targets: Targets
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard error names."""
     analyses = read_jobs(paths, limits)
@@ -103,7 +105,8 @@ def print_traces(
     jobs: dict[str, ReadJob] = {}
     for name, read in analyses.items():
         analysis, places = placed(read, switches, targets.hide_hosts)
-        jobs[name] = ReadJob(analysis, fold_ranks(analysis, places) if is_many(read) or switches else None)
+        many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
+        jobs[name] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
     report = page = None
     if targets.modelled or targets.report:
         require_one_job(jobs, paths, "a report or a prediction")

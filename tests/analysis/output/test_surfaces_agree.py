@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.answers import Verdict
-from dpscope.analysis.output.analyze import Targets
+from dpscope.analysis.output.analyze import Targets, print_summary
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces, traces_json
 from dpscope.analysis.report.build import Report, make_page, render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
