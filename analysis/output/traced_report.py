@@ -22,6 +22,7 @@ from dpscope.analysis.output.traces import (
     Folded,
     few_of_each_kind,
     fold_ranks,
+    host_numbers,
     placed,
     to_tables,
     trace_content,
@@ -100,13 +101,7 @@ def print_traces(
     paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, targets: Targets
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard error names."""
-    analyses = read_jobs(paths, limits)
-    switches = {} if targets.topology is None else read_topology(targets.topology)
-    jobs: dict[str, ReadJob] = {}
-    for name, read in analyses.items():
-        analysis, places = placed(read, switches, targets.hide_hosts)
-        many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
-        jobs[name] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
+    jobs = _with_places(read_jobs(paths, limits), targets)
     report = page = None
     if targets.modelled or targets.report:
         require_one_job(jobs, paths, "a report or a prediction")
@@ -136,6 +131,19 @@ def print_traces(
         if targets.open_page:
             open_in_browser(page)
     return trace_status(findings, [source for job in jobs.values() for source in job.analysis.cut_short])
+
+
+def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
+    """Each job with what is known of its hosts, and with numbers for them where names are to be hidden."""
+    switches = {} if targets.topology is None else read_topology(targets.topology)
+    numbers = host_numbers(analyses.values()) if targets.hide_hosts else None
+    jobs = {}
+    for name, read in analyses.items():
+        analysis, places = placed(read, switches, numbers)
+        many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
+        shown = name if numbers is None else numbers.text(name)
+        jobs[shown] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
+    return jobs
 
 
 def _print_verdicts(console: Console, jobs: ReadJobs) -> None:

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -244,13 +244,19 @@ _NAMES = {
 }  # fmt: skip
 
 
+def host_numbers(analyses: Iterable[TraceAnalysis]) -> Anonymizer:
+    """Replaces the names of these jobs' hosts by numbers."""
+    hosts = (host for analysis in analyses for one in analysis.summaries for host in (one.host, one.read_on))
+    return Anonymizer(dict.fromkeys(host for host in hosts if host is not None))
+
+
 def placed(
-    analysis: TraceAnalysis, switches: Mapping[str, str] = MappingProxyType({}), hide_hosts: bool = False
+    analysis: TraceAnalysis, switches: Mapping[str, str] = MappingProxyType({}), numbers: Anonymizer | None = None
 ) -> tuple[TraceAnalysis, Table]:
-    """The analysis with findings about its hosts, and where its ranks run; with `hide_hosts` hosts are numbered in all of it."""
+    """The analysis with findings about its hosts, and where its ranks run; with `numbers` for the hosts' names in all of it."""
     places = rank_places(analysis.summaries, switches)
-    if hide_hosts:
-        analysis, places = _hidden(analysis, places)
+    if numbers is not None:
+        analysis, places = _hidden(analysis, places, numbers.text)
     return with_host_findings(analysis, places), places
 
 
@@ -298,10 +304,8 @@ def _fold_table(by: str, table: Table) -> TextTable:
     return table_of(f"Waiting by {name}", fields, table.records()[:_SHOWN], notes, times=table["wait_us"].tolist())
 
 
-def _hidden(analysis: TraceAnalysis, places: Table) -> tuple[TraceAnalysis, Table]:
+def _hidden(analysis: TraceAnalysis, places: Table, without_names: Callable[[str], str]) -> tuple[TraceAnalysis, Table]:
     """Hosts by number, also in the names of files and in findings."""
-    names = [host for one in analysis.summaries for host in (one.host, one.read_on)]
-    without_names = Anonymizer(list(dict.fromkeys(host for host in names if host is not None))).text
 
     def numbered(host: str | None) -> str | None:
         return None if host is None else without_names(host)

@@ -360,3 +360,15 @@ def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
     with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder or files"):
         printed(two_jobs, targets=Targets(report=two_jobs / "report"))
     assert not (two_jobs / "report").exists()
+
+
+@pytest.mark.long
+def test_hosts_of_several_jobs_have_different_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each job ran on a host of its own, after which its folder is named."""
+    for number, host in enumerate(("n0417", "n0418")):
+        for trace in write_job(tmp_path / host, "rank", later_s=60.0 * number, process=1000 * number):
+            write_trace(json.loads(trace.read_text()) | {"host_name": host}, trace)
+    print_traces([tmp_path], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(hide_hosts=True))
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["jobs"] == ["host0", "host1"]
+    assert "n041" not in shown
