@@ -11,7 +11,16 @@ from typing import Any
 import msgspec
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.hosts.places import FOLDS, RankSpread, fold, rank_means, rank_places, spreads, with_host_findings
+from dpscope.analysis.hosts.places import (
+    FOLDS,
+    QUANTITIES,
+    RankSpread,
+    fold,
+    rank_means,
+    rank_places,
+    spreads,
+    with_host_findings,
+)
 from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits, without_cell
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
@@ -237,11 +246,6 @@ def _collective_notes(collectives: Table) -> Iterator[str]:
 
 _FAR_OUT = "far out: ranks more than six median absolute deviations above the median"
 _SHOWN = 10  # rows of a fold; the JSON has them all
-_NAMES = {
-    "step_us": "step", "compute_us": "compute", "communication_us": "communication", "exposed_us": "exposed",
-    "wait_us": "waits for others", "exposed_wait_us": "exposed waiting", "idle_us": "idle",
-    "lateness_us": "others wait for it",
-}  # fmt: skip
 
 
 def host_numbers(analyses: Iterable[TraceAnalysis]) -> Anonymizer:
@@ -277,7 +281,7 @@ def spread_tables(found: Folded) -> list[TextTable]:
         return f"rank {place['rank']}{where}"
 
     fields = (
-        Field("", lambda one: _NAMES[one.quantity]),
+        Field("", lambda one: QUANTITIES[one.quantity]),
         Field("median", "median_us", "time"),
         Field("5%", "low_us", "time"),
         Field("95%", "high_us", "time"),
