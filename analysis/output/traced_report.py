@@ -137,11 +137,14 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     """Each job with what is known of its hosts, and with numbers for them where names are to be hidden."""
     switches = {} if targets.topology is None else read_topology(targets.topology)
     numbers = host_numbers(analyses.values()) if targets.hide_hosts else None
-    jobs = {}
+    jobs: dict[str, ReadJob] = {}
     for name, read in analyses.items():
         analysis, places = placed(read, switches, numbers)
         many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
         shown = name if numbers is None else numbers.text(name)
+        shown = (
+            shown if shown not in jobs else f"{shown} ({len(jobs) + 1})"
+        )  # of two folders that are named after one host
         jobs[shown] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
     return jobs
 
