@@ -33,9 +33,9 @@ _LIMIT_S = 300.0
 _ANALYZE = """
 import json, resource, sys, time
 start = time.perf_counter()
-from dpscope.analysis.output.many_ranks import HostOptions, fold_ranks, placed
+from dpscope.analysis.output.traces import fold_ranks, placed
 from dpscope.analysis.partials.file import analyze_partials
-found, places = placed(analyze_partials(sys.argv[1]), HostOptions())
+found, places = placed(analyze_partials(sys.argv[1]))
 fold_ranks(found, places)
 messages = [one.message for one in found.findings if one.code == "waiting_for_node"]
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

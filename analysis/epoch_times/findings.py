@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
-from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, listed, place
+from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
 

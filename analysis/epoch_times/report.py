@@ -14,10 +14,10 @@ from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortene
 from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.findings import table_findings
-from dpscope.analysis.epoch_times.table import EpochTable, listed, place, read_epoch_times
+from dpscope.analysis.epoch_times.table import EpochTable, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 
 WIDTH = 80
 EstimateFormat = Literal["table", "json", "csv", "markdown"]

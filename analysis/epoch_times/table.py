@@ -18,7 +18,6 @@ from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
 _SECONDS_RANGE = (1e-9, 1e9)
-_MAX_LISTED = 8
 
 
 class Bounded(NamedTuple):
@@ -154,54 +153,43 @@ def _epoch_time(row: CsvRow) -> EpochTime:
     )
 
 
-class Baselines:
-    """The one-device rows of a table, looked up for its multi-device rows.
+def baseline(
+    rows: Sequence[EpochTime], row: EpochTime, batch_size: int, *, sweep_first: bool
+) -> tuple[EpochTime | None, str]:
+    """The timed one-device row at `batch_size` to compare a multi-device row with, and its origin; else None and the reason.
 
-    A baseline has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on
-    one device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
+    It has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on one
+    device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
 
     A run uses its own rows, or those of a run with the suffix `_sweep`, which has only one-device rows. A ratio prefers the
     run's own row, so that both times come from one run. A subtraction prefers the sweep: it compares times across batch sizes,
     which the sweep measured together. A run without one-device rows uses the study's only run that has nothing else.
     """
-
-    def __init__(self, rows: Sequence[EpochTime]) -> None:
-        self._single = [row for row in rows if row.devices == 1]
-        several = {(row.study, row.run) for row in rows if row.devices > 1}
-        self._runs = {(row.study, row.run) for row in self._single}
-        self._single_only = self._runs - several
-
-    def find(self, row: EpochTime, batch_size: int, *, sweep_first: bool) -> tuple[EpochTime | None, str]:
-        """The timed one-device row at `batch_size` for a multi-device row, and its origin; else None and the reason."""
-        sweep = f"{row.run}_sweep"
-        runs = [row.run]
-        if row.run and (row.study, sweep) in self._single_only:
-            runs = [sweep, row.run] if sweep_first else [row.run, sweep]
-        if not any((row.study, run) in self._runs for run in runs):
-            others = {run for study, run in self._single_only if study == row.study}
-            runs = list(others) if len(others) == 1 else runs
-        for run in runs:
-            found = self._rows_at(row, run, batch_size)
-            if len(found) > 1:
-                note = f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
-                return None, note
-            for one in found:
-                where = "" if one.run == row.run else f" of run {one.run}"
-                if one.epoch_seconds is None:
-                    return None, f"the single device ran out of memory at batch {batch_size}{where}"
-                return one, f"T_1 at batch {batch_size}{where}"
-        return None, f"no single-device time at {counted(batch_size, 'sample')} per device"
-
-    def _rows_at(self, row: EpochTime, run: str | None, batch_size: int) -> list[EpochTime]:
-        wanted = (row.study, run, row.model, row.dataset, row.samples_per_epoch, batch_size)
+    own = [one for one in rows if one.study == row.study]
+    single = [one for one in own if one.devices == 1]
+    measured = {one.run for one in single}
+    single_only = measured - {one.run for one in own if one.devices > 1}
+    runs, sweep = [row.run], f"{row.run}_sweep"
+    if row.run and sweep in single_only:
+        runs = [sweep, row.run] if sweep_first else [row.run, sweep]
+    if measured.isdisjoint(runs) and len(single_only) == 1:
+        runs = list(single_only)
+    for run in runs:
+        wanted = (run, row.model, row.dataset, row.samples_per_epoch, batch_size)
         alike = [
-            one
-            for one in self._single
-            if (one.study, one.run, one.model, one.dataset, one.samples_per_epoch, one.batch_size) == wanted
+            one for one in single if (one.run, one.model, one.dataset, one.samples_per_epoch, one.batch_size) == wanted
         ]
-        baselines = [one for one in alike if traits_of(one.strategy).baseline]
-        found = baselines or [one for one in alike if one.strategy == row.strategy]
-        return [one for one in found if one.hardware == row.hardware] or found
+        found = [one for one in alike if traits_of(one.strategy).baseline]
+        found = found or [one for one in alike if one.strategy == row.strategy]
+        found = [one for one in found if one.hardware == row.hardware] or found
+        if len(found) > 1:
+            return None, f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
+        for one in found:
+            where = "" if one.run == row.run else f" of run {one.run}"
+            if one.epoch_seconds is None:
+                return None, f"the single device ran out of memory at batch {batch_size}{where}"
+            return one, f"T_1 at batch {batch_size}{where}"
+    return None, f"no single-device time at {counted(batch_size, 'sample')} per device"
 
 
 def place(study: str | None, run: str | None) -> str:
@@ -213,9 +201,3 @@ def place(study: str | None, run: str | None) -> str:
 def at(batch_size: int | None, devices: int | None) -> str:
     """A setting in messages: (batch_size, devices)."""
     return f"({'any' if batch_size is None else batch_size}, {'any' if devices is None else devices})"
-
-
-def listed(parts: Sequence[str]) -> str:
-    """The first parts, and the number of further ones."""
-    rest = len(parts) - _MAX_LISTED
-    return ", ".join(parts[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -131,10 +131,15 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) 
     return table.assign(local_rank=local_rank)
 
 
-QUANTITIES = (
-    "step_us", "compute_us", "communication_us", "exposed_us", "wait_us", "exposed_wait_us", "idle_us", "lateness_us",
-)  # fmt: skip
-"""Means over a rank's whole steps; `lateness_us` is how long another rank waits for it in a step, mean over the others."""
+QUANTITIES = {
+    "step_us": "step", "compute_us": "compute", "communication_us": "communication", "exposed_us": "exposed",
+    "wait_us": "waits for others", "exposed_wait_us": "exposed waiting", "idle_us": "idle",
+    "lateness_us": "others wait for it",
+}  # fmt: skip
+"""Means over a rank's whole steps, and what tables call them.
+
+`lateness_us` is how long another rank waits for it in a step, mean over the others.
+"""
 
 FOLDS = ("host", "local_rank", "switch")
 _FAR = 6.0  # median absolute deviations above the median, beyond which a rank is an outlier

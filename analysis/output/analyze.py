@@ -6,34 +6,36 @@ What makes a report is imported where one is made: a report that is current is p
 import errno
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.output.summary import place_of_page, print_summary
 from dpscope.analysis.report.stamp import PrintedReport, current_report, data_digest
 from dpscope.analysis.text.terminal import (
     Trimmed,
+    folded,
     open_in_browser,
     print_findings,
     print_missing,
     print_table,
     print_tables,
     progress,
+    table_lines,
 )
 from dpscope.analysis.text.text_table import OutputFormat
+from dpscope.analysis.text.units import sentence
 from dpscope.profiling.machine.gpu_speed import StatedFlops
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
-from dpscope.profiling.store.training_folders import holds_epochs
 
 if TYPE_CHECKING:
-    from dpscope.analysis.findings.answers import Verdict
     from dpscope.analysis.report.build import Report
     from dpscope.analysis.runs.run_data import RunData
 
@@ -45,9 +47,10 @@ _IN_TABLES = RunCode.with_trait("in_tables")
 
 @dataclass(frozen=True)
 class Targets:
-    """What the user states of a run or judges it against; None: the value stated when it was measured.
+    """What the user states of a run or of traces and judges them against; None: the value stated when a run was measured.
 
-    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes.
+    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes. What a
+    report is made from is in the record's text, which its stamp holds; the rest is not.
     """
 
     link: LinkRate | None = None
@@ -57,6 +60,15 @@ class Targets:
     accuracy: float | None = None  # percent
     nccl_logs: tuple[Path, ...] = ()  # of one of the run's jobs
     flops: StatedFlops | None = None  # of cells that did not count them
+    figure_formats: Sequence[str] | None = field(default=None, repr=False)  # as in `write_report`
+    open_page: bool = field(default=False, repr=False)  # in the user's browser
+    topology: Path | None = field(default=None, repr=False)  # of traces: a file of hosts and their switches
+    hide_hosts: bool = field(default=False, repr=False)  # of traces: numbers replace host names in all output
+
+    @property
+    def modelled(self) -> bool:
+        """Whether models of traces are requested."""
+        return self.link is not None or self.calibration is not None or bool(self.nccl_logs) or self.flops is not None
 
 
 def load(path: Path, target_accuracy: float | None = None) -> "RunData":
@@ -65,18 +77,6 @@ def load(path: Path, target_accuracy: float | None = None) -> "RunData":
 
     with progress() as report:
         return load_run(path, report, target_accuracy)
-
-
-def load_any(path: Path) -> "RunData":
-    """A run, or the traces that a folder or file holds in its place."""
-    from dpscope.analysis.output.traced_report import load_traces
-    from dpscope.analysis.partials.found import find_partials
-
-    if is_run_folder(path) or holds_epochs(path):
-        return load(path)
-    if path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path])))):
-        return load_traces(path)
-    return load(path)
 
 
 def report_of(path: Path, targets: Targets) -> "Report":
@@ -108,60 +108,29 @@ def check_flops(run: "RunData") -> None:
         )
 
 
-def verdict_of(run: "RunData") -> "Verdict":
-    """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
-    from dpscope.analysis.cells.comparison import compare
-    from dpscope.analysis.costs.calibration_files import calibration_path, load_calibration
-    from dpscope.analysis.findings.verdict import run_verdict, verdict_without_models
-
-    if run.recorded is None:
-        (data,) = run.cells.values()
-        return verdict_without_models(data)
-    calibration = load_calibration(run.path) if calibration_path(run.path).exists() else None
-    return run_verdict(run, compare(run, None, calibration))
-
-
-def write_tensorboard(path: Path, link: LinkRate | None) -> Path:
-    """Write the TensorBoard folder of a run, or of a folder with trainings alone; returns it."""
-    from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
-
-    if not is_run_folder(path) and holds_epochs(path):
-        from dpscope.analysis.training.data import load_training
-
-        return export_trainings(load_training(path))
-    return export_tensorboard(report_of(path, Targets(link)))
-
-
-def show_run(
-    path: Path,
-    targets: Targets,
-    console: Console,
-    detail: Detail = "summary",
-    figure_formats: Sequence[str] | None = None,
-    open_page: bool = False,
-) -> bool:
+def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
     """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
 
     The report is made only if the one that stands there was made from something else. In a run folder that may only be read it
-    is printed without a page. `figure_formats` are as in `write_report`; `open_page` shows the page in the user's browser.
+    is printed without a page.
     """
     if not is_run_folder(path):
         from dpscope.analysis.report.training_report import show_training
 
-        return show_training(path, targets.accuracy, console, figure_formats, open_page)
+        return show_training(path, targets.accuracy, console, targets.figure_formats, targets.open_page)
     made_from = data_digest(path, _asked(targets))
     folder = targets.report or RunFolder(path).report_path
     page: Path | None = folder / "report.html"
-    if (printed := current_report(folder, made_from, figure_formats)) is None:
+    if (printed := current_report(folder, made_from, targets.figure_formats)) is None:
         from dpscope.analysis.report.build import write_report
 
         report = report_of(path, targets)
         printed = report.printed
         try:
             with progress("Writing the report"):
-                write_report(report, figure_formats, made_from, folder)
+                write_report(report, targets.figure_formats, made_from, folder)
         except OSError as error:
-            if targets.report is not None or detail == "path" or open_page or error.errno not in _READ_ONLY:
+            if targets.report is not None or detail == "path" or targets.open_page or error.errno not in _READ_ONLY:
                 raise
             page = None
     if detail == "path":
@@ -170,7 +139,7 @@ def show_run(
         print_summary(console, printed, page)
     else:
         _print_everything(console, printed, page)
-    if open_page and page is not None:
+    if targets.open_page and page is not None:
         open_in_browser(page)
     return printed.sound
 
@@ -227,3 +196,75 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     else:
         print_tables(list(report.tables.values()), output_format, console)
     return report.sound
+
+
+MOST_FINDINGS = 3
+_LINES = 30  # of the whole at 80 columns: findings take what the answers and the tables leave; errors are always shown
+_STYLES = {"error": "bold red", "warning": "yellow"}
+
+
+def print_summary(console: Console, report: PrintedReport, page: Path | None, whole: bool = False) -> None:
+    """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
+    answers = answer_grid(report.warnings, report.answers)
+    tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
+    if not whole:
+        cells = {report.summary.rows[index][0] for index in report.first_rows}
+        tables = [replace(table, rows=tuple(row for row in table.rows if row[0] in cells)) for table in tables]
+    console.print(answers)
+    for table in tables:
+        print_table(console, table)
+    if whole:
+        return
+    serious = [one for one in report.findings if one.severity != "info"]
+    used = _height(console, answers) + sum(1 + table_lines(console, table) for table in tables)
+    used += 3  # a blank line, what is left out, where the report is
+    listed = next(
+        (
+            count
+            for count in range(min(MOST_FINDINGS, len(serious)), 0, -1)
+            if used + _height(console, _findings(serious[:count])) <= _LINES
+        ),
+        sum(one.severity == "error" for one in serious),
+    )
+    if listed:
+        console.print()
+        console.print(_findings(serious[:listed]))
+    left = {"finding": len(serious) - listed, "cell": len(report.summary.rows) - len(tables[0].rows)}
+    if more := [counted(count, f"more {noun}") for noun, count in left.items() if count]:
+        console.print(Text(f"{' and '.join(more)}: in the report, or with --verbose.", style="dim"))
+    console.print(place_of_page(page), highlight=False, soft_wrap=True)
+
+
+def place_of_page(page: Path | None) -> str:
+    """Where the page is; None: the run folder may only be read."""
+    none = "No page: this folder may only be read; give --report FOLDER for one."
+    return none if page is None else f"Report: {page}"
+
+
+def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> Trimmed:
+    """The answers with their labels, after what comes before any conclusion."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for label, answer in answers:
+        grid.add_row(label, folded(answer))
+    both = Table.grid()
+    for warning in warnings:
+        both.add_row(folded(warning, "yellow"))
+    both.add_row(grid)
+    return Trimmed(both if warnings else grid)
+
+
+def _findings(findings: Sequence[Finding]) -> Trimmed:
+    """Errors whole, warnings by their meaning; the page has each in full."""
+    grid = Table.grid(padding=(0, 1))
+    for one in findings:
+        short = sentence(one.message.split("; ")[0])  # with the first cell that it names
+        if one.severity == "error":
+            short = f"{sentence(one.message)} {sentence(one.next_step)}"
+        grid.add_row(Text(one.severity, style=_STYLES[one.severity]), folded(short))
+    return Trimmed(grid)
+
+
+def _height(console: Console, drawn: RenderableType) -> int:
+    return len(console.render_lines(drawn, pad=False))

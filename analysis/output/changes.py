@@ -16,9 +16,14 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.device_use import UseChange, use_changes, use_table
+from dpscope.analysis.costs.calibration_files import calibration_path, load_calibration
 from dpscope.analysis.findings.answers import Verdict
-from dpscope.analysis.output.analyze import load_any, verdict_of
+from dpscope.analysis.findings.verdict import run_verdict, verdict_without_models
+from dpscope.analysis.output.analyze import load
+from dpscope.analysis.output.traced_report import read_jobs
+from dpscope.analysis.partials.found import find_partials
 from dpscope.analysis.runs.compare import (
     JUDGED,
     Change,
@@ -32,7 +37,7 @@ from dpscope.analysis.runs.compare import (
     undecided_findings,
     verdict_table,
 )
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import RunData, traced_repeats
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import Field, OutputFormat, TextTable, render, table_of
@@ -152,27 +157,6 @@ def _answers(verdict: Verdict, before: str, between: str) -> str:
 
 
 def print_comparison(
-    before: Path, after: Path, share: float | None, output_format: ChangeFormat, console: Console, force: bool = False
-) -> int:
-    """Two runs side by side; the exit status.
-
-    0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be judged, as
-    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; the reason goes to
-    standard error in every format. With `force` settings and models may differ.
-
-    Raises DpscopeError for other models, NotComparableError where nothing is common.
-    """
-    if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
-        alone = "measured steps, and these folders hold trainings alone; omit it"
-        if share is not None:
-            raise DpscopeError(f"--fail-over judges {alone}")
-        if output_format in _PRINTERS:
-            raise DpscopeError(f"--format {output_format} shows {alone}")
-        return _compare_learning(before, after, output_format, console, force)
-    return _judge(load_any(before), load_any(after), share, output_format, console, force)
-
-
-def print_history(
     paths: Sequence[Path],
     share: float | None,
     output_format: ChangeFormat,
@@ -180,31 +164,34 @@ def print_history(
     force: bool = False,
     by: HistoryOrder = "time",
 ) -> int:
-    """Three runs or more in order, and the last one judged against the one before; the exit status as of two."""
-    runs = in_order([load_any(path) for path in paths], by)
-    for run in runs[1:]:
-        first = runs[0]
-        _check_models(first.path, run.path, first.manifest.config.workload, run.manifest.config.workload, force)
-    return _judge(runs[-2], runs[-1], share, output_format, console, force, history_table(runs, by))
+    """Two runs side by side, or three and more in order, of which the last is judged against the one before; the exit status.
 
+    0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be judged, as
+    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; the reason goes to
+    standard error in every format. With `force` settings and models may differ.
 
-def _judge(
-    before: RunData,
-    after: RunData,
-    share: float | None,
-    output_format: ChangeFormat,
-    console: Console,
-    force: bool,
-    history: TextTable | None = None,
-) -> int:
-    first, second = before.recorded, after.recorded
-    if (first is None) != (second is None):
+    Raises DpscopeError for other models, NotComparableError where nothing is common.
+    """
+    if len(paths) == 2 and all(holds_epochs(path) and not is_run_folder(path) for path in paths):
+        alone = "measured steps, and these folders hold trainings alone; omit it"
+        if share is not None:
+            raise DpscopeError(f"--fail-over judges {alone}")
+        if output_format in _PRINTERS:
+            raise DpscopeError(f"--format {output_format} shows {alone}")
+        return _compare_learning(paths[0], paths[1], output_format, console, force)
+    runs, history = [_load(path) for path in paths], None
+    if len(runs) > 2:
+        runs = in_order(runs, by)
+        history = history_table(runs, by)
+    *_, before, after = runs
+    if (before.recorded is None) != (after.recorded is None):
         raise NotComparableError(
             f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
             "name two runs, or the traces of two jobs"
         )
-    if first is not None and second is not None:
-        _check_models(before.path, after.path, first.config.workload, second.config.workload, force)
+    for run in runs[1:]:
+        if (one := runs[0].recorded) is not None and (other := run.recorded) is not None:
+            _check_models(runs[0].path, run.path, one.config.workload, other.config.workload, force)
     share = DEFAULT_SHARE if share is None else share
     with progress(f"Comparing {before.path} with {after.path}"):
         changes = mark_unseen(compare_runs(before, after), share)
@@ -213,25 +200,45 @@ def _judge(
     unjudged = [*lost_findings(before, after), *undecided_findings(changes)]
     status = REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
     status = NOT_COMPARABLE if differ and not force else status
-    uses = use_changes(before, after)
-    found = Judgement(changes, worse, [*differ, *unjudged], status, history, uses=uses)
+    found = Judgement(changes, worse, [*differ, *unjudged], status, history, uses=use_changes(before, after))
     if (for_programs := _PRINTERS.get(output_format)) is not None:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
         sys.stdout.write(for_programs(found) + "\n")
         return status
-    if output_format == "table":  # the answer first: what got slower, a row per cell, what would have been seen
-        console.print()
-        console.print(Trimmed(Text(_verdict(found, share))))
-        if detection := detection_text(changes):
-            console.print(detection, highlight=False, soft_wrap=True)
-        print_table(console, verdict_table(changes))
-    shown = (history, change_table(changes), use_table(uses))
-    print_tables([table for table in shown if table is not None], output_format, console)
+    _print_judgement(found, share, output_format, console)
     if before.training and after.training:
         _print_learning_changes(before.training, after.training, output_format, console)
     _tell(found.findings, output_format, console)
     return status
+
+
+def _load(path: Path) -> RunData:
+    """A run; or the traces of one job that a file or folder holds in its place, of several jobs alike each as a repeat of it."""
+    is_run = is_run_folder(path) or holds_epochs(path) or (path / "cells").is_dir()
+    if path.is_file() or (not is_run and any((*path.rglob("*.json*"), *find_partials([path])))):
+        return traced_repeats(read_jobs([path]), [path])
+    return load(path)
+
+
+def verdict_of(run: RunData) -> Verdict:
+    """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
+    if run.recorded is None:
+        (data,) = run.cells.values()
+        return verdict_without_models(data)
+    calibration = load_calibration(run.path) if calibration_path(run.path).exists() else None
+    return run_verdict(run, compare(run, None, calibration))
+
+
+def _print_judgement(found: Judgement, share: float, output_format: ChangeFormat, console: Console) -> None:
+    if output_format == "table":  # the answer first: what got slower, a row per cell, what would have been seen
+        console.print()
+        console.print(Trimmed(Text(_verdict(found, share))))
+        if detection := detection_text(found.changes):
+            console.print(detection, highlight=False, soft_wrap=True)
+        print_table(console, verdict_table(found.changes))
+    shown = (found.history, change_table(found.changes), use_table(found.uses))
+    print_tables([table for table in shown if table is not None], output_format, console)
 
 
 def _verdict(found: Judgement, share: float) -> str:

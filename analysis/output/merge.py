@@ -1,4 +1,4 @@
-"""What `dpscope merge` prints: the ranks with their clocks, and findings about them."""
+"""`dpscope merge`: which traces of a run it merges, and what it prints: the ranks with their clocks, and findings about them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,13 @@ from dpscope.analysis.output.traces import trace_status
 from dpscope.analysis.text.terminal import print_findings, print_table, progress
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces, traces_of_run
+from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import is_run_folder
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
 _VIEWER = "https://ui.perfetto.dev"
 
@@ -26,12 +27,11 @@ def print_merge(
     runs = [path for path in paths if is_run_folder(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
-    chosen = traces_of_run(runs[0], cell, repeat) if runs else None
-    files = find_traces(paths) if chosen is None else list(chosen.files)
+    chosen, number, files = traces_of_run(runs[0], cell, repeat) if runs else ("", 0, find_traces(paths))
     with progress(f"Merging {counted(len(files), 'trace')}"):
         merged = merge_traces(files, output, limits)
-    if chosen is not None:  # what was refused has printed nothing
-        console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
+    if chosen:  # what was refused has printed nothing
+        console.print(f"{chosen}, repeat {number}", highlight=False)
     print_table(console, clock_table(merged))
     if merged.findings:
         print_findings(console, merged.findings)
@@ -40,6 +40,40 @@ def print_merge(
     size = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"
     console.print(f"\nMerged: {output} ({size}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
     return trace_status(merged.findings, merged.cut_short)
+
+
+def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None = None) -> tuple[str, int, list[Path]]:
+    """The cell of that name, or the only one on several devices, a repeat of it (default: the first), and its traces.
+
+    Raises DpscopeError naming the choices when that is not one job that has traces.
+    """
+    folder = RunFolder(path)
+    traced = {
+        planned.cell.name: (planned.cell, found)
+        for planned in folder.manifest().plan
+        if (found := {index: done for index, done in folder.done_repeats(planned.cell) if done.traces()})
+    }
+    if not traced:
+        raise DpscopeError(
+            f"{path} holds no cell with traces: nothing to merge; measure it with `dpscope run --out {path}`"
+        )
+    cells = [cell for cell, _ in traced.values()]
+    # Default: the only one of several ranks, else of several devices, else the only one of the run.
+    several = [cell for cell in cells if cell.processes > 1] or [cell for cell in cells if cell.devices > 1] or cells
+    if cell_name is None and len(several) > 1:
+        names = ", ".join(cell.name for cell in several)
+        raise DpscopeError(f"{path} holds several jobs, which share no time axis; name one of {names} with --cell")
+    name = cell_name or several[0].name
+    if name not in traced:
+        raise DpscopeError(
+            f"{path} holds no traces of a cell {name}; {choose_from(name, traced, 'name one of')} with --cell"
+        )
+    _, repeats = traced[name]
+    chosen = min(repeats) if repeat is None else repeat
+    if chosen not in repeats:
+        done = ", ".join(map(str, repeats))
+        raise DpscopeError(f"{name} has no finished repeat {chosen}; name one of {done} with --repeat")
+    return name, chosen, repeats[chosen].traces()
 
 
 def clock_table(merged: MergedTrace) -> TextTable:

@@ -24,9 +24,12 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.training import training_figures
+from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.training_report import training_markdown
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import (
     CATEGORIES,
@@ -37,7 +40,7 @@ from dpscope.analysis.traces.reading.event_table import (
     is_annotation,
 )
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
-from dpscope.analysis.training.data import TrainingData
+from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
 from dpscope.profiling.mirrors.tensorboard_mirror import (
     EventLog,
@@ -46,12 +49,13 @@ from dpscope.profiling.mirrors.tensorboard_mirror import (
     training_events,
     training_folder,
 )
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, natural_order
-from dpscope.profiling.store.folders import remove_empty_folders
+from dpscope.profiling.store.folders import is_run_folder, remove_empty_folders
 from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
-from dpscope.profiling.store.training_folders import TrainFolder
+from dpscope.profiling.store.training_folders import TrainFolder, holds_epochs
 
 DOTS_PER_INCH = 150  # of figures.to_png
 METRICS = {  # tag -> column of the comparison and what it is divided by
@@ -66,6 +70,27 @@ TRACED_METRICS = {
 }
 TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams shows next to a training's settings, each at its last epoch."""
+
+
+def write_tensorboard(paths: Sequence[Path], link: LinkRate | None, out: Path | None = None) -> Path:
+    """Write the TensorBoard folder of a run, of trainings alone, or of traces; returns it.
+
+    That of traces lies in `out`, or in a folder next to them with their name. Raises DpscopeError for traces of several jobs,
+    and for a damaged one.
+    """
+    path = paths[0]
+    if is_run_folder(path):
+        return export_tensorboard(report_of(path, Targets(link)))
+    if holds_epochs(path):
+        return export_trainings(load_training(path))
+    jobs = read_jobs(paths)
+    require_one_job(jobs, paths, "a TensorBoard folder")
+    (analysis,) = jobs.values()
+    if analysis.cut_short:
+        raise DpscopeError(f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again")
+    report = report_of_traces(analysis, paths, Targets(link))
+    place = report.run.path.absolute()
+    return export_tensorboard(report, out or place.with_name(f"{place.name}-dpscope"))
 
 
 def export_tensorboard(report: Report, out: Path | None = None) -> Path:

@@ -1,14 +1,26 @@
-"""What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
+"""What is printed of the traces of one job, as JSON and tables; of more ranks than a table holds their spread and places."""
 
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from dpscope.analysis.output.many_ranks import Folded, folded_content, spread_tables
+from dpscope.analysis.bundle.anonymous import Anonymizer
+from dpscope.analysis.hosts.places import (
+    FOLDS,
+    QUANTITIES,
+    RankSpread,
+    fold,
+    rank_means,
+    rank_places,
+    spreads,
+    with_host_findings,
+)
 from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits, without_cell
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
@@ -34,6 +46,15 @@ COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "moved_as", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A job's ranks in few numbers."""
+
+    places: Table
+    spreads: list[RankSpread]
+    folds: Mapping[str, Table]  # of FOLDS, those with rows
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
@@ -68,8 +89,11 @@ def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[st
 
     Of many ranks `few` stands in place of the rows of each.
     """
-    tables, rows = analysis.tables, {} if few is None else folded_content(few)
-    if few is None:
+    tables, rows = analysis.tables, dict[str, list[Any]]()
+    if few is not None:
+        rows = {"spreads": [asdict(one) for one in few.spreads]}
+        rows |= {f"by_{by}": table.records() for by, table in few.folds.items()}
+    else:
         rows["steps"] = records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS))
         rows["collectives"] = records(tables.collectives, COLLECTIVE_FIELDS)
         rows["dp_phases"] = records(tables.dp_phases, dp_phases.COLUMNS)
@@ -218,3 +242,90 @@ def _collective_notes(collectives: Table) -> Iterator[str]:
     matched = collectives.take(collectives.known("match"))
     if (matched.group("match").different(matched["bytes"]) > 1).any():
         yield ("ranks sent different amounts: bytes are each rank's own, bandwidth uses the largest")
+
+
+_FAR_OUT = "far out: ranks more than six median absolute deviations above the median"
+_SHOWN = 10  # rows of a fold; the JSON has them all
+
+
+def host_numbers(analyses: Iterable[TraceAnalysis]) -> Anonymizer:
+    """Replaces the names of these jobs' hosts by numbers."""
+    hosts = (host for analysis in analyses for one in analysis.summaries for host in (one.host, one.read_on))
+    return Anonymizer(dict.fromkeys(host for host in hosts if host is not None))
+
+
+def placed(
+    analysis: TraceAnalysis, switches: Mapping[str, str] = MappingProxyType({}), numbers: Anonymizer | None = None
+) -> tuple[TraceAnalysis, Table]:
+    """The analysis with findings about its hosts, and where its ranks run; with `numbers` for the hosts' names in all of it."""
+    places = rank_places(analysis.summaries, switches)
+    if numbers is not None:
+        analysis, places = _hidden(analysis, places, numbers.text)
+    return with_host_findings(analysis, places), places
+
+
+def fold_ranks(analysis: TraceAnalysis, places: Table) -> Folded:
+    """What stands in place of each rank's rows: its JSON is `spreads`, and `by_host`, `by_local_rank`, `by_switch`."""
+    means = rank_means(analysis)
+    folds = {by: fold(analysis, means, places, by) for by in FOLDS}
+    return Folded(places, spreads(means), {by: table for by, table in folds.items() if len(table)})
+
+
+def spread_tables(found: Folded) -> list[TextTable]:
+    """Ranks by their spread, then waiting by host, local rank and switch."""
+    places = {row["rank"]: row for row in found.places.records()}
+
+    def worst(one: RankSpread) -> str:
+        place = places[one.worst_rank]
+        where = "" if place["host"] is None else f" ({place['host']}, local {place['local_rank']})"
+        return f"rank {place['rank']}{where}"
+
+    fields = (
+        Field("", lambda one: QUANTITIES[one.quantity]),
+        Field("median", "median_us", "time"),
+        Field("5%", "low_us", "time"),
+        Field("95%", "high_us", "time"),
+        Field("worst", "worst_us", "time"),
+        Field("worst is", worst),
+        Field("far out", "far"),
+    )
+    ranks = counted(max((one.ranks for one in found.spreads), default=0), "rank")
+    notes, times = [_FAR_OUT], [one.median_us for one in found.spreads]
+    spread = table_of(f"{ranks} (means over each rank's steps)", fields, found.spreads, notes, times=times)
+    return [spread, *(_fold_table(by, table) for by, table in found.folds.items())]
+
+
+def _fold_table(by: str, table: Table) -> TextTable:
+    name, left = by.replace("_", " "), len(table) - _SHOWN
+    fields = (
+        Field(name, by),
+        Field("ranks", "ranks"),
+        Field("waits", "wait_us", "time"),
+        Field("causes", "caused_share", "share"),
+    )
+    notes = [f"and {left} more, which cause less"] if left > 0 else []
+    notes.append("waits: mean per rank and step; causes: the share of all waiting in the job that is for its ranks")
+    return table_of(f"Waiting by {name}", fields, table.records()[:_SHOWN], notes, times=table["wait_us"].tolist())
+
+
+def _hidden(analysis: TraceAnalysis, places: Table, without_names: Callable[[str], str]) -> tuple[TraceAnalysis, Table]:
+    """Hosts by number, also in the names of files and in findings."""
+
+    def numbered(host: str | None) -> str | None:
+        return None if host is None else without_names(host)
+
+    def renamed(one: Finding) -> Finding:
+        return msgspec.structs.replace(one, message=without_names(one.message), next_step=without_names(one.next_step))
+
+    summaries = (
+        replace(one, host=numbered(one.host), read_on=numbered(one.read_on), source=without_names(one.source))
+        for one in analysis.summaries
+    )
+    hidden = replace(
+        analysis,
+        summaries=tuple(summaries),
+        timelines=tuple(replace(one, host=numbered(one.host)) for one in analysis.timelines),
+        file_findings=tuple(map(renamed, analysis.file_findings)),
+        job_findings=tuple(map(renamed, analysis.job_findings)),
+    )
+    return hidden, places.assign(host=[numbered(host) for host in places.words("host").tolist()])

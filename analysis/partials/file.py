@@ -9,10 +9,11 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from dpscope.analysis.partials.found import SUFFIX, partials_among
 from dpscope.analysis.traces.ranks import rank_rows
-from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
+from dpscope.analysis.traces.ranks.jobs import find_jobs
 from dpscope.analysis.traces.ranks.kept_tables import reader_version
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import READ_ON, SCHEMA, TIMELINE, summaries_of
@@ -123,62 +124,50 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
 
     Raises DpscopeError if there are no partials, if one cannot be read, or if they belong to different jobs.
     """
-    found = _Found(paths)
-    require_one_job(found.jobs.jobs, paths, "this analysis")
-    return found.analysis("")
+    ((_, analysis),) = _each_job(paths, "this analysis")
+    return analysis
 
 
 def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
     """The same for each job by name, as `analyze_jobs` does; jobs are named after the folders of their partials."""
-    found = _Found(paths)
-    return {name: found.analysis(name) for name in found.jobs.jobs}
+    return dict(_each_job(paths))
 
 
-class _Found:
-    """All partials among the paths: `rows` as read, `place_of` the file and the index in it of each row.
-
-    `chosen` is one row per trace, `jobs` are indices into these.
-    """
-
-    def __init__(self, paths: Paths) -> None:
-        files = partials_among(paths)
-        if not files:
-            named = ", ".join(map(str, as_paths(paths)))
-            raise DpscopeError(
-                f"{named} contains no partial (*{SUFFIX}); write one with dpscope reduce TRACES -o FOLDER"
-            )
-        all_but_timelines = [name for name in PARTIAL_SCHEMA.names if name != TIMELINE]
-        partials = [read_partial(file, all_but_timelines) for file in files]
-        self.rows = pa.concat_tables([one.rows for one in partials])
-        if not self.rows.num_rows:
-            raise DpscopeError(f"{files[0]} contains no rank: none of its traces could be read")
-        self.place_of = [
-            (file, row) for file, one in zip(files, partials, strict=True) for row in range(one.rows.num_rows)
-        ]
-        self.chosen = _each_once(self.rows)
-        identified = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
-        unread = [not_read(one.message) for one in _unread(partials, self.rows)]
-        self.jobs: FoundJobs = find_jobs(
-            summaries_of(identified), [self.place_of[row][0] for row in self.chosen], unread
-        )
-
-    def analysis(self, name: str) -> TraceAnalysis:
-        """The analysis of one job's rows."""
-        chosen = [self.chosen[place] for place in self.jobs.jobs[name]]
-        ordered = self.rows.take(pa.array(chosen))
-        if len(self.jobs.jobs) == 1:
-            self.rows = self.rows.schema.empty_table()  # frees half of all memory at thousands of ranks
-
-        def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
-            places = [self.place_of[chosen[index]] for index in indices]
-            read = {file: read_partial(file, [TIMELINE]).rows for file in {file for file, _ in places}}
-            columns = [read[file].slice(row, 1) for file, row in places]
-            return rank_rows.timelines_of(pa.concat_tables(columns)) if places else []
-
+def _each_job(paths: Paths, one_alone: str = "") -> Iterator[tuple[str, TraceAnalysis]]:
+    """Each job's name and analysis; `one_alone` names what is made of one job and refused for several."""
+    files = partials_among(paths)
+    if not files:
+        named = ", ".join(map(str, as_paths(paths)))
+        raise DpscopeError(f"{named} contains no partial (*{SUFFIX}); write one with dpscope reduce TRACES -o FOLDER")
+    partials = [read_partial(file, [name for name in PARTIAL_SCHEMA.names if name != TIMELINE]) for file in files]
+    rows = pa.concat_tables([one.rows for one in partials])
+    if not rows.num_rows:
+        raise DpscopeError(f"{files[0]} contains no rank: none of its traces could be read")
+    place_of = [(file, row) for file, one in zip(files, partials, strict=True) for row in range(one.rows.num_rows)]
+    kept = _each_once(rows)
+    identified = rows.drop_columns([*TABLES, "findings"]).take(pa.array(kept))
+    unread = [not_read(one.message) for one in _unread(partials, rows)]
+    del partials
+    found = find_jobs(summaries_of(identified), [place_of[row][0] for row in kept], unread)
+    if one_alone:
+        require_one_job(found.jobs, paths, one_alone)
+    for name, traces in found.jobs.items():
+        chosen = [kept[trace] for trace in traces]
+        ordered = rows.take(pa.array(chosen))
+        if len(found.jobs) == 1:
+            rows = rows.schema.empty_table()  # frees half of all memory at thousands of ranks
         job = rank_rows.join_rows(ordered)
         del ordered  # its numbers are copied: a quarter of all memory
         pa.default_memory_pool().release_unused()
-        return analyze_job(job, self.jobs.of(name), timelines)
+        yield name, analyze_job(job, found.of(name), partial(_timelines, [place_of[row] for row in chosen]))
+
+
+def _timelines(place_of: Sequence[tuple[Path, int]], ranks: Sequence[int]) -> list[StepTimeline | None]:
+    """The drawn steps of these ranks; `place_of` has each one's partial, and its row in it."""
+    places = [place_of[rank] for rank in ranks]
+    read = {file: read_partial(file, [TIMELINE]).rows for file in {file for file, _ in places}}
+    columns = [read[file].slice(row, 1) for file, row in places]
+    return rank_rows.timelines_of(pa.concat_tables(columns)) if places else []
 
 
 def _join_partials(partials: Sequence[Partial]) -> Partial:
@@ -294,7 +283,7 @@ def reduce_traces(
     host = socket.gethostname() if share is None else None
     unread: list[Unread] = []
 
-    def partial() -> Partial:
+    def read_so_far() -> Partial:
         rows = pa.concat_tables(tables) if tables else PARTIAL_SCHEMA.empty_table()
         order = rank_order(*(rows.column(name).to_pylist() for name in ("rank", "source")))
         return Partial(rows.take(pa.array(order, pa.int64())).combine_chunks(), tuple(unread))
@@ -310,12 +299,12 @@ def reduce_traces(
                 progress(count, len(missing))
             began = time.monotonic()
             if tables and count < len(missing) and began - saved_at >= _MOST_OF_TIME * saving_s:  # for a later call
-                write_partial(partial(), unfinished)
+                write_partial(read_so_far(), unfinished)
                 saved_at = time.monotonic()
                 saving_s = saved_at - began
     if unread and share is None and not any(table.num_rows for table in tables):
         raise none_read(min(unread).message)
-    made = _written(partial(), place, len(missing) - len(unread), kept)
+    made = _written(read_so_far(), place, len(missing) - len(unread), kept)
     unfinished.unlink(missing_ok=True)
     return made
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpscope.analysis.traces.ranks.trace_analysis import Paths, as_paths
+from dpscope.analysis.traces.ranks.trace_analysis import Paths, as_paths, find_traces
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import natural_order
 
@@ -41,3 +41,12 @@ def partials_among(paths: Paths) -> list[Path]:
     if found and others:
         raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: pass only partials or only traces")
     return found
+
+
+def require_traces(paths: Paths) -> None:
+    """Raise DpscopeError unless there are trace files among the paths, and no partial; nothing is read."""
+    if partials := partials_among(paths):
+        raise DpscopeError(
+            f"{partials[0]} is a partial and holds no trace, and TensorBoard shows traces; name the traces"
+        )
+    find_traces(paths)

@@ -113,31 +113,32 @@ class AnalyzeRequest(Request):
 
 
 def analyze(request: AnalyzeRequest) -> None:
+    from dpscope.analysis.output.analyze import Targets, print_run, show_run
     from dpscope.profiling.machine.gpu_speed import parse_flops
 
     link, flops = options.read_link(request.link), options.read("--flops", request.flops, parse_flops)
     options.check_targets(request.target_efficiency, request.target_accuracy)
     limits = options.read_limits(request.max_bytes, request.max_events)
-    figure_formats = _figure_formats(request.figures)
-    runs = runs_among(request.paths)
-    detail = options.detail(request.verbose, request.quiet)
-    logs = tuple(request.nccl_log or ())
-    console = open_console()
-    if not runs:
-        from dpscope.analysis.output.many_ranks import HostOptions
-        from dpscope.analysis.output.traced_report import TraceRequest, print_traces
-
-        hosts = HostOptions(request.topology, request.hide_hosts)
-        report = (request.calibration, request.report, figure_formats, request.open_page)
-        of_traces = TraceRequest(link, *report, hosts, logs, flops)
-        raise typer.Exit(print_traces(request.paths, request.output_format, limits, console, of_traces))
-    from dpscope.analysis.output.analyze import Targets, print_run, show_run
-
     targets = Targets(
-        link, request.calibration, request.report, request.target_efficiency, request.target_accuracy, logs, flops
+        link=link,
+        calibration=request.calibration,
+        report=request.report,
+        efficiency=request.target_efficiency,
+        accuracy=request.target_accuracy,
+        nccl_logs=tuple(request.nccl_log or ()),
+        flops=flops,
+        figure_formats=_figure_formats(request.figures),
+        open_page=request.open_page,
+        topology=request.topology,
+        hide_hosts=request.hide_hosts,
     )
+    runs, console = runs_among(request.paths), open_console()
+    if not runs:
+        from dpscope.analysis.output.traced_report import print_traces
+
+        raise typer.Exit(print_traces(request.paths, request.output_format, limits, console, targets))
     if request.output_format == "table" and not request.classic:
-        sound = show_run(runs[0], targets, console, detail, figure_formats, request.open_page)
+        sound = show_run(runs[0], targets, console, options.detail(request.verbose, request.quiet))
     else:
         sound = print_run(runs[0], request.output_format, request.classic, targets, console)
     raise typer.Exit(0 if sound else 1)

@@ -26,15 +26,13 @@ def compare(
         "order of three runs or more: by when they began (default), or by when their commits were made"
     ),
 ) -> None:
-    from dpscope.analysis.output.changes import print_comparison, print_history
+    from dpscope.analysis.output.changes import print_comparison
     from dpscope.analysis.runs.compare import parse_share
 
     if len(paths) < 2:
         raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")
     share = None if fail_over is None else parse_share(fail_over)
-    if len(paths) > 2:
-        raise typer.Exit(print_history(paths, share, output_format, open_console(), force, by or "time"))
-    raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, open_console(), force))
+    raise typer.Exit(print_comparison(paths, share, output_format, open_console(), force, by or "time"))
 
 
 def defaults() -> dict[str, str]:

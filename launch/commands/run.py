@@ -75,7 +75,7 @@ def run(request: RunRequest) -> None:
     from dpscope.analysis.output.analyze import Targets, show_run
 
     def show() -> bool:
-        sound = show_run(out, Targets(), console, detail, open_page=request.open_page)
+        sound = show_run(out, Targets(open_page=request.open_page), console, detail)
         if mirror is not None:
             from dpscope.analysis.output.analyze import report_of
             from dpscope.analysis.output.run_json import cell_summaries

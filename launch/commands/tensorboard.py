@@ -29,16 +29,15 @@ def tensorboard(
 ) -> None:
     stated = options.read_link(link)
     check_address(host, port)
+    if not runs_among(paths):
+        from dpscope.analysis.partials.found import require_traces
+
+        require_traces(paths)
     console = open_console()
     console.print("Writing the TensorBoard folder ...", highlight=False)
-    if runs := runs_among(paths):
-        from dpscope.analysis.output.analyze import write_tensorboard
+    from dpscope.analysis.output.tensorboard import write_tensorboard
 
-        folder = write_tensorboard(runs[0], stated)
-    else:
-        from dpscope.analysis.output.traced_report import TraceRequest, export_traces
-
-        folder = export_traces(paths, TraceRequest(stated), out)
+    folder = write_tensorboard(paths, stated, out)
     console.print("Starting TensorBoard ...", highlight=False)
 
     def announce(address: str) -> None:

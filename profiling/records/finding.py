@@ -1,5 +1,6 @@
 """Findings: observations as data, each with its meaning and a next step."""
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Literal
 
@@ -67,6 +68,16 @@ def counted(count: int, noun: str) -> str:
     ('1 process', '1,200 processes', '2 batches', '2 copies', '2 epochs')
     """
     return f"{count:,} {noun if count == 1 else plural(noun)}"
+
+
+def listed(values: Sequence[object], most: int = 8) -> str:
+    """The first values, and how many more there are, unless that is one, which is listed.
+
+    >>> listed("abc", 2), listed("abcd", 2)
+    ('a, b, c', 'a, b and 2 more')
+    """
+    left = len(values) - most
+    return ", ".join(map(str, values[: most + (left == 1)])) + (f" and {left} more" if left > 1 else "")
 
 
 def plural(noun: str) -> str:

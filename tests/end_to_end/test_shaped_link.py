@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.traced_report import TraceRequest, report_of_traces
+from dpscope.analysis.output.analyze import Targets
+from dpscope.analysis.output.traced_report import report_of_traces
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers import hosts as own_hosts
@@ -43,7 +44,7 @@ def analysis(folder: Path) -> TraceAnalysis:
 
 def test_the_link_s_rate_is_read_from_collectives_that_share_it(folder: Path, analysis: TraceAnalysis) -> None:
     """TCP leaves some 1.5% of 0.025 GB/s to headers; two collectives in flight at once do not halve it."""
-    report = report_of_traces(analysis, sorted(folder.glob("*.json")), TraceRequest(parse_link("200Mb/s")))
+    report = report_of_traces(analysis, sorted(folder.glob("*.json")), Targets(parse_link("200Mb/s")))
     (row,) = report.comparison.table.to_dict("records")
     assert row["busbw_gb_per_s"] == pytest.approx(0.985 * GB_PER_S, rel=0.05)
     # 4 x 2.5 MB over 0.025 GB/s: 400 ms

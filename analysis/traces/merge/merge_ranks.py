@@ -30,11 +30,8 @@ from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.trace_codes import TraceCode
-from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.ownership import check_overwritable, is_dpscope_trace
 
 
@@ -70,49 +67,6 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
         moved=scan.moved(),
         first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
     )
-
-
-@dataclass(frozen=True)
-class RunTraces:
-    """The traces of one job of a run."""
-
-    cell: Cell
-    repeat: int
-    files: tuple[Path, ...]
-
-
-def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None = None) -> RunTraces:
-    """The traces of the cell of that name, or of the only one on several devices; default: its first repeat.
-
-    Raises DpscopeError naming the choices when that is not one job that has traces.
-    """
-    folder = RunFolder(path)
-    traced = {
-        planned.cell.name: (planned.cell, found)
-        for planned in folder.manifest().plan
-        if (found := {index: done for index, done in folder.done_repeats(planned.cell) if done.traces()})
-    }
-    if not traced:
-        raise DpscopeError(
-            f"{path} holds no cell with traces: nothing to merge; measure it with `dpscope run --out {path}`"
-        )
-    cells = [cell for cell, _ in traced.values()]
-    # Default: the only one of several ranks, else of several devices, else the only one of the run.
-    several = [cell for cell in cells if cell.processes > 1] or [cell for cell in cells if cell.devices > 1] or cells
-    if cell_name is None and len(several) > 1:
-        names = ", ".join(cell.name for cell in several)
-        raise DpscopeError(f"{path} holds several jobs, which share no time axis; name one of {names} with --cell")
-    name = cell_name or several[0].name
-    if name not in traced:
-        raise DpscopeError(
-            f"{path} holds no traces of a cell {name}; {choose_from(name, traced, 'name one of')} with --cell"
-        )
-    cell, repeats = traced[name]
-    chosen = min(repeats) if repeat is None else repeat
-    if chosen not in repeats:
-        done = ", ".join(map(str, repeats))
-        raise DpscopeError(f"{name} has no finished repeat {chosen}; name one of {done} with --repeat")
-    return RunTraces(cell, chosen, tuple(repeats[chosen].traces()))
 
 
 @dataclass(frozen=True)

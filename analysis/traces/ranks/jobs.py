@@ -15,8 +15,7 @@ from typing import Any
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
-from dpscope.analysis.traces.ranks.step_findings import listed
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order
 

@@ -1,6 +1,6 @@
 """Findings about the steps of a job: idle devices, and steps with many more collectives than the others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from dpscope.analysis.text.units import as_ranges, show_time
 from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
 IDLE_SHARE = 0.3  # of a device's mean step
@@ -83,11 +83,6 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
         f"{usual[place]:g} in the median step; exposed communication is {show_time(mean_us)} in the mean "
         f"over steps and {show_time(median_us)} in the median"
     )
-
-
-def listed(values: Sequence[object], most: int) -> str:
-    """The first values, and how many more there are."""
-    return ", ".join(map(str, values[:most])) + (f" and {len(values) - most} more" if len(values) > most else "")
 
 
 FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ

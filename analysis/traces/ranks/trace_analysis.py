@@ -22,11 +22,11 @@ from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows, wi
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import TABLES, RankTables, Tables, TraceSummary, join_ranks
-from dpscope.analysis.traces.ranks.step_findings import idle_findings, listed, step_times_apart, uneven_steps
+from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
@@ -165,7 +165,7 @@ def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None
     """Raise DpscopeError naming the jobs where there are several; `what` takes one."""
     if (count := len(jobs)) > 1:
         hold = "hold" if len(as_paths(paths)) > 1 else "holds"
-        named = listed(list(jobs), count if count == _NAMED_JOBS + 1 else _NAMED_JOBS)
+        named = listed(list(jobs), _NAMED_JOBS)
         raise DpscopeError(
             f"{', '.join(map(str, as_paths(paths)))} {hold} the traces of {count} jobs ({named}): {what} takes one job; "
             "name that job's folder or files"

@@ -12,7 +12,7 @@ from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps import event_kind
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution, empty_steps
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
@@ -96,10 +96,9 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
         yield TraceCode.NO_STEPS.finding(f"{trace.source} marks no ProfilerStep: its whole length is taken as one step")
     if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"
-        named = ", ".join(str(steps.numbers[index]) for index in empty[:_NAMED].tolist())
-        more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
+        named = listed([steps.numbers[index] for index in empty.tolist()], _NAMED)
         yield TraceCode.STEPS_EMPTY.finding(
-            f"{len(empty)} of {counted(len(steps), 'step')} of {trace.source} hold no {what} (step {named}{more}): "
+            f"{len(empty)} of {counted(len(steps), 'step')} of {trace.source} hold no {what} (step {named}): "
             "their times are not given",
             severity="error" if len(empty) == len(steps) else "warning",
         )

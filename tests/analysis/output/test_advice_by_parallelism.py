@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.output.traced_report import TraceRequest, print_traces, report_of_traces, traces_json
+from dpscope.analysis.output.analyze import Targets
+from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces, traces_json
 from dpscope.analysis.report.build import make_page
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run_codes import RunCode
@@ -59,14 +60,15 @@ def megatron_like(folder: Path) -> Path:
 def surfaces(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """What the terminal, the page and JSON show of a job's traces, without the page's fixed explanations of terms."""
     shown = StringIO()
-    print_traces([folder], "table", DEFAULT_LIMITS, Console(file=shown, width=300), TraceRequest())
-    report = report_of_traces(analyze_traces(folder), [folder], TraceRequest(link=parse_link("10GB/s")))
+    print_traces([folder], "table", DEFAULT_LIMITS, Console(file=shown, width=300), Targets())
+    analysis = analyze_traces(folder)
+    report = report_of_traces(analysis, [folder], Targets(link=parse_link("10GB/s")))
     page = make_page(report, {})
-    record = json.loads(traces_json(analyze_jobs(folder), report))
+    record = json.loads(traces_json({"": ReadJob(analysis)}, report))
     return {
         "terminal": shown.getvalue() + capsys.readouterr().out,
         "page": " ".join([*(f"{one.message} {one.next_step}" for one in page.findings), *_answers(render_page(page))]),
-        "json": json.dumps([record["findings"], record.get("verdict") or record.get("verdicts")]),
+        "json": json.dumps([record["findings"], record["verdict"]]),
     }
 
 

@@ -11,10 +11,10 @@ import pytest
 from dpscope.analysis.figures.step import step_split
 from dpscope.analysis.findings.predictions import likely_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
-from dpscope.analysis.output.traced_report import verdicts_of
+from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, ROOT
@@ -121,8 +121,7 @@ def test_waiting_named_as_a_reason_is_exposed(report: Report) -> None:
 @pytest.mark.parametrize("place", ["v100x8_ddp_dlrm", "compiled_ddp"])
 def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
     """Compute plus what is lost does not exceed the step; a late rank is named on every surface, or on none."""
-    jobs = analyze_jobs([DATA / place])
-    (verdict,) = verdicts_of(jobs).values()
+    verdict = ReadJob(analyze_traces([DATA / place])).verdict
     ledger = known(verdict.ledger)
     assert (ledger.compute_us or 0.0) + (ledger.exposed_us or 0.0) <= ledger.traced_step_us + 1e-6
     assert (ledger.exposed_wait_us or 0.0) <= (ledger.exposed_us or 0.0) + 1e-6

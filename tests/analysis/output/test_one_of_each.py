@@ -13,7 +13,8 @@ from rich.console import Console
 from dpscope.analysis.cells.scaling import ScalingChoice
 from dpscope.analysis.epoch_times.report import run_estimate
 from dpscope.analysis.findings.comparisons import strong_or_weak
-from dpscope.analysis.output.traced_report import TraceRequest, print_traces
+from dpscope.analysis.output.analyze import Targets
+from dpscope.analysis.output.traced_report import print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
@@ -77,7 +78,7 @@ def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_fo
     else:
         write_ddp_job(tmp_path)
     shown = StringIO()
-    print_traces([tmp_path], output_format, DEFAULT_LIMITS, Console(file=shown, width=200), TraceRequest())
+    print_traces([tmp_path], output_format, DEFAULT_LIMITS, Console(file=shown, width=200), Targets())
     printed = shown.getvalue() + capsys.readouterr().out
     assert disagreements(printed) == []
     if damaged and output_format == "json":

@@ -12,8 +12,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.answers import LABELS
 from dpscope.analysis.findings.verdict import STAND_IN
-from dpscope.analysis.output.analyze import Targets, report_of, show_run
-from dpscope.analysis.output.summary import print_summary
+from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
 from dpscope.analysis.report.comparison_tables import first_rows
 from dpscope.analysis.report.stamp import PrintedReport
 from dpscope.analysis.text.text_table import TextTable

@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.answers import Verdict
+from dpscope.analysis.output.analyze import Targets, print_summary
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.output.summary import print_summary
-from dpscope.analysis.output.traced_report import TraceRequest, print_traces, report_of_traces, traces_json, verdicts_of
+from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces, traces_json
 from dpscope.analysis.report.build import Report, make_page, render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
@@ -111,15 +111,14 @@ def test_surfaces_of_made_traces_agree(name: str, tmp_path: Path, capsys: pytest
 
 
 def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = analyze_jobs([place])
-    ((_, analysis),) = jobs.items()
-    (verdict,) = verdicts_of(jobs).values()
+    job = ReadJob(analyze_traces([place]))
+    verdict = job.verdict
     console = Console(file=StringIO(), width=80)
-    print_traces([place], "table", DEFAULT_LIMITS, console, TraceRequest())
+    print_traces([place], "table", DEFAULT_LIMITS, console, Targets())
     assert isinstance(console.file, StringIO)
-    report = report_of_traces(analysis, [place], TraceRequest())
+    report = report_of_traces(job.analysis, [place], Targets())
     surfaces = {"terminal": console.file.getvalue(), **of_report(report)}
-    check(verdict, surfaces, json.loads(traces_json(jobs, None, {}, {"": verdict}))["verdict"])
+    check(verdict, surfaces, json.loads(traces_json({"": job}, None))["verdict"])
     check_csv(report, verdict)
-    print_traces([place], "json", DEFAULT_LIMITS, console, TraceRequest())
+    print_traces([place], "json", DEFAULT_LIMITS, console, Targets())
     assert json.loads(capsys.readouterr().out)["verdict"] == json.loads(json.dumps(verdict.record()))

@@ -15,18 +15,17 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.answers import ONE_JOB
+from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.output.tensorboard import write_tensorboard
 from dpscope.analysis.output.traced_report import (
-    TraceRequest,
-    export_traces,
+    ReadJob,
     job_csv,
     job_findings,
     job_tables,
-    load_traces,
     model_tables,
     print_traces,
     report_of_traces,
-    the_one_job,
     traces_json,
 )
 from dpscope.analysis.report.build import Report
@@ -44,7 +43,7 @@ from tests.helpers.run_cells import fitted, timed
 from tests.helpers.several_jobs import write_job
 
 LINK = parse_link("50GB/s")
-AT_LINK = TraceRequest(LINK)
+AT_LINK = Targets(LINK)
 STEP_BYTES, TRANSFER_US = 19_520_000, 196
 
 
@@ -53,8 +52,12 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ddp_job(tmp_path_factory.mktemp("job"))
 
 
-def reported(folder: Path, request: TraceRequest = AT_LINK) -> Report:
-    return report_of_traces(analyze_traces([folder]), [folder], request)
+def reported(folder: Path, targets: Targets = AT_LINK) -> Report:
+    return report_of_traces(analyze_traces([folder]), [folder], targets)
+
+
+def read(folder: Path) -> dict[str, ReadJob]:
+    return {name: ReadJob(analysis) for name, analysis in analyze_jobs(folder).items()}
 
 
 def row_of(report: Report) -> dict[str, object]:
@@ -68,10 +71,10 @@ def calibration(*kinds: Collective) -> Calibration:
     return fitted(*points, backend="nccl", device_names=("a", "b"))
 
 
-def printed(*paths: Path, request: TraceRequest | None = None) -> list[str]:
+def printed(*paths: Path, targets: Targets | None = None) -> list[str]:
     """The lines on a wide terminal."""
     console = Console(file=StringIO(), width=200)
-    assert print_traces(paths, "table", DEFAULT_LIMITS, console, request or TraceRequest()) == 0
+    assert print_traces(paths, "table", DEFAULT_LIMITS, console, targets or Targets()) == 0
     lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return lines
 
@@ -107,12 +110,12 @@ def test_the_ring_formula_is_not_compared_with_the_transfers_of_other_collective
 def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
     """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384 us, of 160 B 100.0016."""
     write_json(tmp_path / "part.json", calibration("all_reduce"))
-    row = row_of(reported(traces, TraceRequest(calibration=tmp_path / "part.json")))
+    row = row_of(reported(traces, Targets(calibration=tmp_path / "part.json")))
     assert row["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
     assert row["predicted_transfer_error"] == pytest.approx(495.2 / TRANSFER_US - 1, rel=1e-3)
     assert row["predicted_exposed_us"] is None or row["predicted_exposed_us"] != row["predicted_exposed_us"]
     write_json(tmp_path / "whole.json", calibration("all_reduce", "broadcast"))
-    whole = row_of(reported(traces, TraceRequest(calibration=tmp_path / "whole.json")))
+    whole = row_of(reported(traces, Targets(calibration=tmp_path / "whole.json")))
     assert float(str(whole["predicted_exposed_us"])) > 200  # both broadcasts at least
 
 
@@ -130,7 +133,7 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
         )  # fmt: skip
         made = msgspec.structs.replace(calibration("all_reduce", "broadcast"), contention=(timed,) if next_to else ())
         write_json(tmp_path / name, made)
-        return reported(traces, TraceRequest(calibration=tmp_path / name))
+        return reported(traces, Targets(calibration=tmp_path / name))
 
     idle, free, slowed = predicted("idle.json", 0), predicted("free.json", 1), predicted("slowed.json", 3)
     assert row_of(free)["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
@@ -177,9 +180,9 @@ def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
-    analysis = analyze_traces([traces])
-    plain, modelled = traces_json({"": analysis}, None), json.loads(traces_json({"": analysis}, reported(traces)))
-    assert set(json.loads(plain)) == {"steps", "collectives", "dp_phases", "waits", "contention", "findings"}
+    jobs = read(traces)
+    plain, modelled = (json.loads(traces_json(jobs, report)) for report in (None, reported(traces)))
+    assert set(plain) == {"verdict", "steps", "collectives", "dp_phases", "waits", "contention", "findings"}
     assert modelled["cells"][0]["ring_us"] == pytest.approx(390.4)
     assert modelled["cells"][0]["missing"]["batch_size"].startswith("traces alone")
     assert {one["kind"] for one in modelled["predictions"]} == {"all_reduce", "broadcast"}
@@ -188,7 +191,7 @@ def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(trace
 @pytest.mark.long
 def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path: Path) -> None:
     folder = tmp_path / "report"
-    assert str(folder / "report.html") in printed(traces, request=TraceRequest(LINK, report=folder))[-1]
+    assert str(folder / "report.html") in printed(traces, targets=Targets(LINK, report=folder))[-1]
     page = (folder / "report.html").read_text()
     assert all(f'id="{chapter}"' in page for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models"))
     for absent in ('id="scaling"', "tracer cost among the checks", "calib. ["):  # predicted from the link
@@ -200,7 +203,7 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
 def compared(before: Path, after: Path) -> tuple[int, str, str]:
     """The status, the text, and the line of the traced step."""
     console = Console(file=StringIO(), width=200)
-    status = print_comparison(before, after, None, "table", console)
+    status = print_comparison([before, after], None, "table", console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
     return status, " ".join(shown.split()), line
@@ -241,12 +244,12 @@ def test_jobs_unlike_each_other_are_no_repeats(tmp_path: Path) -> None:
     folder = scaled_jobs(tmp_path / "jobs", 1.0, 1.01)
     (folder / "job1" / "0_1.pt.trace.json.gz").unlink()
     with pytest.raises(DpscopeError, match=r"not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"):
-        load_traces(folder)
+        compared(folder, folder)
 
 
 @pytest.mark.long
 def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) -> None:
-    folder = export_traces([traces], TraceRequest(LINK), tmp_path / "shown")
+    folder = write_tensorboard([traces], LINK, tmp_path / "shown")
     assert folder == tmp_path / "shown" / "tensorboard"
     cell = folder / "traces of 2 ranks"
     assert {path.name for path in cell.glob("*.json.gz")} == {"0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"}
@@ -298,14 +301,14 @@ def test_each_job_is_what_it_is_alone(two_jobs: Path) -> None:
     """Collectives are matched within each job, where all files as one would match none."""
     alone = analyze_traces(two_jobs / "first")
     assert alone.collectives["transfer_us"].notna().any()
-    one = analyze_jobs(two_jobs / "first")
+    one = read(two_jobs / "first")
     assert list(one) == [""]
     assert "job" not in job_tables(one)[0].headings
     assert "job" not in json.loads(traces_json(one, None))["steps"][0]
     assert job_csv(one).startswith("rank,device,step,")
-    jobs = analyze_jobs(two_jobs)
+    jobs = read(two_jobs)
     assert list(jobs) == ["first", "second"]
-    for analysis in jobs.values():
+    for analysis in (job.analysis for job in jobs.values()):
         assert analysis.collectives["transfer_us"].tolist() == alone.collectives["transfer_us"].tolist()
         assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
         assert "ranks_not_unique" not in {finding.code for finding in analysis.findings}
@@ -313,7 +316,7 @@ def test_each_job_is_what_it_is_alone(two_jobs: Path) -> None:
 
 @pytest.mark.long
 def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
-    jobs = analyze_jobs(two_jobs)
+    jobs = read(two_jobs)
     (steps,) = [table for table in job_tables(jobs) if table.title == "Steps"]
     assert steps.headings[:2] == ("job", "rank")
     count = len(analyze_traces(two_jobs / "first").steps)
@@ -333,7 +336,7 @@ def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
     """One A100 job of a single rank has no waiting; eight V100 ranks have."""
     shutil.copytree(DATA / "v100x8_ddp_dlrm", tmp_path / "v100")
     shutil.copy(DATA / "a100x2_ddp_resnet50_rank0.json.gz", tmp_path)
-    jobs = analyze_jobs(tmp_path)
+    jobs = read(tmp_path)
     assert list(jobs) == [".", "v100"]
     titles = [table.title for table in job_tables(jobs)]
     assert titles[:2] == ["Steps (.)", "Steps (v100)"]
@@ -342,8 +345,19 @@ def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
     with pytest.raises(DpscopeError, match=r"the traces of 2 jobs \(first, second\): a TensorBoard folder takes one"):
-        export_traces([two_jobs], TraceRequest(), two_jobs / "shown")
+        write_tensorboard([two_jobs], None, two_jobs / "shown")
     with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder or files"):
-        printed(two_jobs, request=TraceRequest(report=two_jobs / "report"))
+        printed(two_jobs, targets=Targets(report=two_jobs / "report"))
     assert not (two_jobs / "report").exists()
-    assert the_one_job(analyze_jobs(two_jobs / "first"), [two_jobs], "a report").steps is not None
+
+
+@pytest.mark.long
+def test_hosts_of_several_jobs_have_different_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each job's folder is named after its host, in the last job by the host's full name."""
+    for number, host in enumerate(("n0417", "n0418", "n0418.example.org")):
+        for trace in write_job(tmp_path / host, "rank", later_s=60.0 * number, process=1000 * number):
+            write_trace(json.loads(trace.read_text()) | {"host_name": host}, trace)
+    print_traces([tmp_path], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(hide_hosts=True))
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["jobs"] == ["host0", "host1", "host1 (3)"]
+    assert "n041" not in shown

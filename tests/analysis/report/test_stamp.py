@@ -23,12 +23,10 @@ from tests.helpers.paths import EXAMPLE_RUN
 NAMES = {"waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling", "what_if"}
 
 
-def shown(
-    run: Path, detail: Detail = "summary", *, targets: Targets | None = None, formats: list[str] | None = None
-) -> str:
+def shown(run: Path, detail: Detail = "summary", targets: Targets | None = None) -> str:
     """What the terminal shows of a run."""
     console = Console(file=io.StringIO(), width=100)
-    assert show_run(run, targets or Targets(), console, detail, formats)
+    assert show_run(run, targets or Targets(), console, detail)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -128,10 +126,10 @@ def test_another_question_another_format_or_other_code_makes_it_again(
     for targets in (Targets(LinkRate(5.0, "PCIe", "stated")), Targets(efficiency=0.9), Targets(accuracy=50.0)):
         with pytest.raises(RuntimeError, match="made again"):
             shown(run, targets=targets)
-    assert shown(run, formats=["png"])
+    assert shown(run, targets=Targets(figure_formats=["png"]))
     for formats in ([], ["png", "svg"]):
         with pytest.raises(RuntimeError, match="made again"):
-            shown(run, formats=formats)
+            shown(run, targets=Targets(figure_formats=formats))
     monkeypatch.setattr(analyze, "data_digest", lambda *_: "of other code")
     with pytest.raises(RuntimeError, match="made again"):
         shown(run)

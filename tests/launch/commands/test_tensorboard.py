@@ -1,6 +1,7 @@
 """TensorBoard's address is checked before anything starts; the plugin's processes that have ended are waited for."""
 
 import contextlib
+import io
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.commands.tensorboard import check_address
+from dpscope.launch.commands.tensorboard import check_address, tensorboard
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 from tests.helpers.sweeps import wait_until
@@ -74,6 +75,14 @@ def test_a_port_that_cannot_be_used_is_one_line(tmp_path: Path, port: int | str)
     else:
         assert errors == f"dpscope: --port {port}: a port is a number from 0 to 65535; 0 takes a free one\n"
     assert not (tmp_path / "shown").exists()
+
+
+def test_what_holds_no_trace_is_refused_before_anything_is_said(tmp_path: Path) -> None:
+    (tmp_path / "part.dpscope").touch()
+    for name, expected in (("nowhere", "nowhere does not exist"), ("part.dpscope", "is a partial and holds no trace")):
+        with pytest.raises(DpscopeError, match=expected), contextlib.redirect_stdout(io.StringIO()) as shown:
+            tensorboard([tmp_path / name], port=0, link=None, host="127.0.0.1", out=None)
+        assert shown.getvalue() == ""
 
 
 @pytest.mark.process

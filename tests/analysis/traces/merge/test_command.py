@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.output.merge import print_merge
-from dpscope.analysis.traces.merge.merge_ranks import merge_traces, traces_of_run
+from dpscope.analysis.output.merge import print_merge, traces_of_run
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
@@ -94,9 +94,8 @@ def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
 
 
 def test_cells_and_repeats_are_chosen_by_name() -> None:
-    chosen = traces_of_run(RUN, "dp-host-d2-b8", 1)
-    assert (chosen.cell.name, chosen.repeat) == ("dp-host-d2-b8", 1)
-    assert chosen.files == (RUN / "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz",)
+    files = [RUN / "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz"]
+    assert traces_of_run(RUN, "dp-host-d2-b8", 1) == ("dp-host-d2-b8", 1, files)
     with pytest.raises(DpscopeError, match=r"did you mean ddp-d2-b8\? Name one of single-d1-b8, dp-host-d2-b8, ddp"):
         traces_of_run(RUN, "ddp-d4-b8")
     with pytest.raises(DpscopeError, match="no finished repeat 7; name one of 0, 1 with --repeat"):

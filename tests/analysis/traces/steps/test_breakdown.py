@@ -165,7 +165,7 @@ def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path)
 def test_a_trace_of_empty_steps_is_an_error(tmp_path: Path) -> None:
     analysis = analyzed_steps(tmp_path, event("user_annotation", "before", 10, 20))
     assert analysis.steps[TIMES].isna().all(axis=None)
-    assert empty(analysis) == [("error", "4 hold no event (step 1, 2, 3 and 1 more): their times are not given")]
+    assert empty(analysis) == [("error", "4 hold no event (step 1, 2, 3, 4): their times are not given")]
 
 
 @pytest.mark.parametrize("communicates", [False, True])
