@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import Field, TextTable, interval_ends, table_of
 from dpscope.analysis.text.units import NA, Unit
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.strategies import traits_of
@@ -306,8 +306,7 @@ def gap_table(comparison: Comparison) -> TextTable:
     fields = (
         Field("cells", lambda gap: gap.ddp.removeprefix("ddp-"), meaning=alike),
         Field("ratio", "ratio.value", ratio, above),
-        Field("low", "ratio.low", ratio, "Lower end of the 95% interval"),
-        Field("high", "ratio.high", ratio, "Upper end of the 95% interval"),
+        *interval_ends("ratio", ratio),
         Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
         Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),
         Field("host copies", "host_copies_us", "time", copies),

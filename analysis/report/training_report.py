@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.report.meanings import LEARNING_MEASURES
-from dpscope.analysis.report.page import Page, page_figures, page_sections, render_page
+from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
 from dpscope.analysis.report.stamp import data_digest, is_current, replace_stamp, write_with_figures
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
@@ -105,9 +104,10 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
         name=data.folder.name,
         headline=_headline(data),
         setting=_setting(data),
-        environment=tuple(_facts(data.manifest)),
-        findings=tuple(training_findings(data)),
-        sections=tuple(page_sections(training_tables(data), page_figures(svg))),
+        environment=list(_facts(data.manifest)),
+        findings=training_findings(data),
+        tables=training_tables(data),
+        figures=svg,
         measures=LEARNING_MEASURES,
         data_file="training.csv",
     )

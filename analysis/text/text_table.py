@@ -17,7 +17,7 @@ OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 class TextTable:
     """A table of formatted text: headings include units, and each row has an entry per heading.
 
-    `missing` states why values are NA; `meanings` has a sentence per heading, or none at all.
+    `missing` states why values are NA; `meanings` has a sentence for each heading, empty where its columns are not declared.
     """
 
     title: str
@@ -46,6 +46,17 @@ class Field:
         if not isinstance(self.get, str):
             return plain(self.get(row))
         return plain(row[self.get] if isinstance(row, Mapping) else attrgetter(self.get)(row))
+
+
+CELL = Field("cell", "cell", meaning="Strategy, devices and batch per device, and the variant")
+
+
+def interval_ends(name: str, unit: Unit) -> tuple[Field, Field]:
+    """The ends of the 95% interval of an estimate, which is an attribute of a row."""
+    return (
+        Field("low", f"{name}.low", unit, "Lower end of the 95% interval"),
+        Field("high", f"{name}.high", unit, "Upper end of the 95% interval"),
+    )
 
 
 def table_of(
@@ -79,7 +90,7 @@ def table_of(
         rows=tuple(zip(*shown, strict=True)),
         notes=tuple(notes),
         missing=tuple(missing),
-        meanings=tuple(field.meaning for field in fields) if any(field.meaning for field in fields) else (),
+        meanings=tuple(field.meaning for field in fields),
     )
 
 
