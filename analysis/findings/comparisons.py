@@ -8,7 +8,7 @@ from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices
 from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, Verdict, missing_evidence, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
-from dpscope.analysis.text.text_table import CELL, Field, TextTable, interval_ends, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_change, show_time
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
@@ -65,8 +65,7 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
     fields = (
         CELL,
         Field("baseline", "against", meaning="The simpler strategy that it is compared with"),
-        Field("ratio", "ratio.value", _FRACTION, "Its median untraced step over the baseline's"),
-        *interval_ends("ratio", _FRACTION),
+        *estimate_fields("ratio", _FRACTION, "Its median untraced step over the baseline's"),
         Field("saved per device", "saved_bytes", "bytes", "Memory of the baseline minus its own"),
         Field("of", "memory", meaning=of_what),
     )
@@ -153,8 +152,7 @@ _KINDS = "Strategy, weak (same batch b per device) or strong (same global batch 
 _POINTS = (
     Field("series", "series", meaning=_KINDS),
     Field("devices", "point.devices", meaning="Devices the step runs on"),
-    Field("speedup", "point.speedup.value", _RATIO, "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)"),
-    *interval_ends("point.speedup", _PLAIN_RATIO),
+    *estimate_fields("point.speedup", _RATIO, "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)", _PLAIN_RATIO),
     Field("eff.", "point.efficiency.value", _SHARE, "Speedup over the number of devices"),
     Field("Karp-Flatt", "point.serial_fraction", _FRACTION, "The serial fraction that would explain this speedup"),
 )

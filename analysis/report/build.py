@@ -78,7 +78,7 @@ class Report:
             answers=self.verdict.labelled,
             summary=summary,
             shortcuts=others[0] if others else None,
-            first_rows=compared.first_rows(self.comparison, self.verdict.cells),
+            first_cells=compared.first_cells(self.comparison, self.verdict.cells),
             tables=tuple(table for name, table in self.tables.items() if name not in pages.PAGE_ALONE),
             missing=self.missing,
             findings=self.findings,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PrintedReport:
     """`answers` are a verdict's, each with its label; `warnings` precede them; `missing` states why values are NA.
 
-    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the shortcuts). `first_rows` are
-    the numbers of the rows of `summary` that a terminal shows.
+    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the shortcuts). `first_cells` are
+    those whose rows a terminal shows of both.
     """
 
     setting: str
@@ -35,7 +35,7 @@ class PrintedReport:
     answers: tuple[tuple[str, str], ...]
     summary: TextTable
     shortcuts: TextTable | None
-    first_rows: tuple[int, ...]
+    first_cells: tuple[str, ...]
     tables: tuple[TextTable, ...]
     missing: tuple[str, ...]
     findings: tuple[Finding, ...]

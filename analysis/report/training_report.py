@@ -37,10 +37,8 @@ def show_training(
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
-    if reasons := [reason for table in shown for reason in table.missing]:
-        print_missing(console, reasons)
-    if findings := training_findings(data):
-        print_findings(console, findings)
+    print_missing(console, [reason for table in shown for reason in table.missing])
+    print_findings(console, findings := training_findings(data))
     path = _page_of(data)
     if is_run_folder(folder) or not is_current(path.parent, made_from, figure_formats):
         write_training(data, figure_formats, made_from)

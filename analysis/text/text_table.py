@@ -51,12 +51,13 @@ class Field:
 CELL = Field("cell", "cell", meaning="Strategy, devices and batch per device, and the variant")
 
 
-def interval_ends(name: str, unit: Unit) -> tuple[Field, Field]:
-    """The ends of the 95% interval of an estimate, which is an attribute of a row."""
-    return (
-        Field("low", f"{name}.low", unit, "Lower end of the 95% interval"),
-        Field("high", f"{name}.high", unit, "Upper end of the 95% interval"),
-    )
+def estimate_fields(name: str, unit: Unit, meaning: str = "", ends: Unit | None = None) -> list[Field]:
+    """An estimate, which is an attribute of a row, and the ends of its 95% interval, in the unit `ends` if it is another."""
+    return [
+        Field(name.rpartition(".")[2], f"{name}.value", unit, meaning),
+        Field("low", f"{name}.low", ends or unit, "Lower end of the 95% interval"),
+        Field("high", f"{name}.high", ends or unit, "Upper end of the 95% interval"),
+    ]
 
 
 def table_of(

@@ -9,7 +9,7 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
-from dpscope.analysis.text.text_table import CELL, Field, TextTable, interval_ends, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
 from dpscope.analysis.training.data import TrainingData
@@ -167,8 +167,7 @@ _DIFFERENCE = (
     Field("seed spread", "spread_points", _POINTS, _WIDER),
     Field("seeds", "seeds", meaning="Complete trainings, of the side with fewer"),
     Field("verdict", lambda one: _VERDICTS[one.verdict], meaning=_EXCEEDS),
-    Field("speedup", "speedup.value", _RATIO, _FASTER),
-    *interval_ends("speedup", _RATIO),
+    *estimate_fields("speedup", _RATIO, _FASTER),
 )
 
 
