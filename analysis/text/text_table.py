@@ -95,11 +95,6 @@ def table_of(
     )
 
 
-def table_of_records(title: str, records: Sequence[Mapping[str, object]], notes: Iterable[str] = ()) -> TextTable:
-    """The table of records whose keys are the headings, with their units, and whose values need no unit."""
-    return table_of(title, [Field(name, name) for name in records[0]] if records else [], records, notes)
-
-
 def render(table: TextTable, table_format: str) -> str:
     """A table as Markdown, CSV or LaTeX text; raises ValueError for another format."""
     renderers: dict[str, Callable[[TextTable], str]] = {"markdown": _markdown, "csv": render_csv, "latex": _latex}
