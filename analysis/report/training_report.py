@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
-from dpscope.analysis.report.stamp import data_digest, is_current, replace_stamp, write_with_figures
+from dpscope.analysis.report.stamp import current_stamp, data_digest, replace_stamp, write_with_figures
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import render, render_findings
 from dpscope.analysis.text.units import NA
@@ -40,7 +40,7 @@ def show_training(
     print_missing(console, [reason for table in shown for reason in table.missing])
     print_findings(console, findings := training_findings(data))
     path = _page_of(data)
-    if is_run_folder(folder) or not is_current(path.parent, made_from, figure_formats):
+    if is_run_folder(folder) or current_stamp(path.parent, made_from, figure_formats) is None:
         write_training(data, figure_formats, made_from)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     if open_page:
