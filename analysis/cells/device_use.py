@@ -7,7 +7,7 @@ from dpscope.analysis.cells.row import RowBuilder, ratio
 from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, pooled_median, pooled_spread, ratio_estimate
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, StatedFlops, gpu_speed
 from dpscope.profiling.records.run import Precision, StepFlops
@@ -177,10 +177,7 @@ def use_table(changes: Sequence[UseChange]) -> TextTable | None:
             Field("cell", "cell"),
             Field("before", "before_tflops", rate),
             Field("after", "after_tflops", rate),
-            *(
-                Field(end, f"ratio.{name}", ratio_unit)
-                for end, name in (("ratio", "value"), ("low", "low"), ("high", "high"))
-            ),
+            *estimate_fields("ratio", ratio_unit),
             Field("share before", "before_share", "share"),
             Field("after", "after_share", "share"),
         ),

@@ -31,15 +31,12 @@ def new_figure(
     rows: int, width: float = WIDTH, columns: int = 1, row_height: float = 0.34
 ) -> "tuple[Figure, list[Axes]]":
     """A figure with a height for so many rows, and axes next to each other."""
-    from matplotlib.figure import Figure  # not by those who only take the colours
-
-    figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
-    return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+    return panel_grid(columns, columns, width, 1.5 + row_height * rows)
 
 
 def panel_grid(count: int, columns: int, width: float, height: float, top: float = 0.0) -> "tuple[Figure, list[Axes]]":
     """A figure of this width with `count` panels, so many in a row of this height, below a title of height `top` (inches)."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # not by those who only take the colours
 
     rows = -(-count // columns)
     figure = Figure(figsize=(width, top + height * rows), layout="constrained")

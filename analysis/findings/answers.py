@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.ledger_text import (
+    NOT_SIGNIFICANT,
+    SIGNIFICANT,
+    TRACED,
     Answer,
-    Confidence,
     LateRank,
     Situation,
     best_action,
@@ -17,7 +19,6 @@ from dpscope.analysis.findings.ledger_text import (
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.text.units import NA, sentence, show_time, with_article
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.profiling.records.strategies import traits_of
 
 if TYPE_CHECKING:
     from dpscope.analysis.costs.sources import RingRate
@@ -101,20 +102,20 @@ def traces_verdict(
 
     `shortcuts` compares the traces with models; None without models.
     """
-    which, caveat = Answer(ONE_JOB, "not_measured"), None if on_device else ON_CPU
+    which, caveat = Answer(ONE_JOB), None if on_device else ON_CPU
     nothing_moved = read.communication_known and not has_collectives and not (ledger is not None and ledger.exposed_us)
     if job.devices < 2 or ledger is None or nothing_moved:
         cost = f"It was not measured: the traces of {job.name} do not show it."
         if job.devices < 2 or nothing_moved:
             idle = _idle(job, ledger) if on_device else ""
             cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{idle}."
-        action = Answer("Trace every rank of a job on several devices.", "not_measured")
-        return Verdict(which, Answer(cost, "not_measured"), Answer(NO_SHORTCUT, "not_measured"), action, caveat)
+        action = Answer("Trace every rank of a job on several devices.")
+        return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), action, caveat)
     chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
     return Verdict(
         which=which,
         cost=cost_answer(chosen, late),
-        shortcuts=Answer(shortcuts or NO_SINGLE_DEVICE, "not_measured" if shortcuts is None else "traced_means"),
+        shortcuts=Answer(NO_SINGLE_DEVICE) if shortcuts is None else Answer(shortcuts, TRACED),
         action=best_action([], Situation(chosen, late, on_device, of_script=True, not_split=read.not_split)),
         caveat=caveat,
         strategy=job.strategy,
@@ -138,18 +139,13 @@ def cost_answer(chosen: CellRow, late: LateRank | None, launch_bound: bool = Fal
     """The cost of communication, from the ledger."""
     ledger = chosen.ledger
     if ledger is None or ledger.exposed_us is None:
-        return Answer(f"It was not measured: the trace of {chosen.cell} does not show it.", "not_measured")
+        return Answer(f"It was not measured: the trace of {chosen.cell} does not show it.")
     if (slowed := slowed_by_tracing(chosen)) is not None:
-        return Answer(sentence(slowed_text(chosen, slowed)), "not_measured")
+        return Answer(sentence(slowed_text(chosen, slowed)))
     bounds = ledger.intervals.get("exposed")
-    confidence: Confidence = "traced_means" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
-    text = cost_text(strategy_name(chosen), chosen.strategy, ledger, late)
-    return Answer(f"{text} The step is launch-bound." if launch_bound else text, confidence)
-
-
-def strategy_name(row: CellRow) -> str:
-    """The label of a cell's strategy."""
-    return traits_of(row.strategy).label
+    basis = TRACED if bounds is None else SIGNIFICANT if bounds.low > 0 else NOT_SIGNIFICANT
+    text = cost_text(chosen.strategy, ledger, late)
+    return Answer(f"{text} The step is launch-bound." if launch_bound else text, basis)
 
 
 CLOSE = 0.1  # of the measured value: an estimate within it counts as close

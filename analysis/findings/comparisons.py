@@ -1,13 +1,14 @@
 """Cells compared in words and tables: strategies with each other, several devices with one, strong with weak scaling."""
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 from dpscope.analysis.cells.comparison import GAP_PARTS, Comparison, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
 from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, Verdict, missing_evidence, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_change, show_time
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
@@ -60,14 +61,13 @@ def _percent(ratio: float) -> str:
 
 def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
     """Strategies compared with a simpler one at equal devices and batch; None if no pair was measured."""
+    of_what = "Whether that is of the allocator's peak or of the state between steps"
     fields = (
-        Field("cell", "cell"),
-        Field("baseline", "against"),
-        Field("ratio", lambda one: one.ratio.value, _FRACTION),
-        Field("low", lambda one: one.ratio.low, _FRACTION),
-        Field("high", lambda one: one.ratio.high, _FRACTION),
-        Field("saved per device", "saved_bytes", "bytes"),
-        Field("of", "memory"),
+        CELL,
+        Field("baseline", "against", meaning="The simpler strategy that it is compared with"),
+        *estimate_fields("ratio", _FRACTION, "Its median untraced step over the baseline's"),
+        Field("saved per device", "saved_bytes", "bytes", "Memory of the baseline minus its own"),
+        Field("of", "memory", meaning=of_what),
     )
     notes = (
         "ratio: the cell's median untraced step divided by the other's, with its 95% interval",
@@ -130,16 +130,11 @@ def gap_sentence(gap: StrategyGap) -> str:
         return ""
     if (faster := _faster(gap)) is not None:
         text, faster_by = faster
-        return f"{text}{in_brackets(faster_by)}."
+        return f"{text} ({bounds(faster_by)})."
     if ratio.low is None:
         more = f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "more repeats (--repeats)"
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {missing_evidence(ratio)}: use {more}."
     return f"DDP against {dp}: not significant (step ratio {ratio.value:.2f}, {bounds(ratio)})."
-
-
-def in_brackets(estimate: Estimate) -> str:
-    """An estimate's interval in brackets, or a note that there is none."""
-    return f" ({bounds(estimate)})"
 
 
 def bounds(estimate: Estimate) -> str:
@@ -153,20 +148,28 @@ _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0,
 _SUPERLINEAR = 1.1  # times the number of devices, from which on a speedup without an interval is reported
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 _PLAIN_RATIO = Unit("", 1.0, 2)
+_KINDS = "Strategy, weak (same batch b per device) or strong (same global batch G)"
 _POINTS = (
-    Field("series", lambda row: row[0].label),
-    Field("devices", lambda row: row[1].devices),
-    Field("speedup", lambda row: row[1].speedup.value, _RATIO),
-    Field("low", lambda row: row[1].speedup.low, _PLAIN_RATIO),
-    Field("high", lambda row: row[1].speedup.high, _PLAIN_RATIO),
-    Field("eff.", lambda row: row[1].efficiency.value, _SHARE),
-    Field("Karp-Flatt", lambda row: row[1].serial_fraction, _FRACTION),
+    Field("series", "series", meaning=_KINDS),
+    Field("devices", "point.devices", meaning="Devices the step runs on"),
+    *estimate_fields("point.speedup", _RATIO, "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)", _PLAIN_RATIO),
+    Field("eff.", "point.efficiency.value", _SHARE, "Speedup over the number of devices"),
+    Field("Karp-Flatt", "point.serial_fraction", _FRACTION, "The serial fraction that would explain this speedup"),
+)
+_LAW = "Two device counts: Amdahl or Gustafson; three or more: the universal scalability law"
+_PARAMETERS = (
+    Field("series", "series", meaning="The measured series that the law is fitted to"),
+    Field("law", "law", meaning=_LAW),
+    Field("parameter", "name", meaning="A parameter of the law, or its prediction"),
+    Field("value", "value", meaning="Fitted to the measured speedups"),
+    Field("low", "low", meaning="Lower end of the 95% interval"),
+    Field("high", "high", meaning="Upper end of the 95% interval"),
 )
 
 
 def scaling_table(comparison: Comparison) -> TextTable | None:
     """A row for each cell compared with one device; None without a single-device cell."""
-    rows = [(series, point) for series in comparison.scaling for point in series.points]
+    points = [(series.label, point) for series in comparison.scaling for point in series.points]
     notes = [
         "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
         "number of devices, the loss is overhead such as communication, not serial code."
@@ -174,16 +177,17 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
     few = "fewer than 5 timed steps or too few repeats, in this or the single-device cell"
     slower = "slower than one device, which no serial fraction explains"
     for columns, cells, reason in (
-        ("low, high", [point.cell for _, point in rows if point.speedup.low is None], few),
-        ("Karp-Flatt", [point.cell for _, point in rows if point.serial_fraction is None], slower),
+        ("low, high", [point.cell for _, point in points if point.speedup.low is None], few),
+        ("Karp-Flatt", [point.cell for _, point in points if point.serial_fraction is None], slower),
     ):
         notes += [f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"] if cells else []
+    rows = [SimpleNamespace(series=label, point=point) for label, point in points]
     return table_of("Scaling: speedup over one device", _POINTS, rows, notes) if rows else None
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
     """Scaling laws fitted to series with at least two device counts, a row per parameter; None without such a series."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[dict[str, str]] = []
     notes = [
         "one measured count gives only the Karp-Flatt fraction, two give Amdahl's or Gustafson's law, three or more the USL"
     ]
@@ -195,17 +199,14 @@ def law_table(comparison: Comparison) -> TextTable | None:
         prediction = predicted_speedup(fit, farthest)
         entries = [(name.replace("_", " "), value, _FRACTION) for name, value in fit.parameters.items()]
         entries.append((f"speedup on {farthest}", prediction.speedup, _RATIO))
-        rows += [
-            (series.label, _LAWS[fit.law], name, *(show(one, unit) for one in (value.value, value.low, value.high)))
-            for name, value, unit in entries
-        ]
+        for name, value, unit in entries:
+            row = {"series": series.label, "law": _LAWS[fit.law], "name": name}
+            rows.append(row | {end: show(getattr(value, end), unit) for end in ("value", "low", "high")})
         why = "; ".join(dict.fromkeys(note for note in (fit.note, prediction.note) if note))
         error = show(fit.worst_relative_error, _SHARE)
         notes.append(f"{series.label}: at most {error}% from a measured speedup{why and f'; {why}'}")
-    if not rows:
-        return None
     title = "Scaling laws fitted to these points, and their predictions at twice the largest count"
-    return TextTable(title, ("series", "law", "parameter", "value", "low", "high"), tuple(rows), tuple(notes))
+    return table_of(title, _PARAMETERS, rows, notes) if rows else None
 
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
@@ -229,7 +230,7 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
         shown = verdict(speedup, count)
         if shown == "above" or (shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count):
             yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
-                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')}{in_brackets(speedup)}",
+                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')} ({bounds(speedup)})",
                 "measure one device again, with the same threads and no other load, before using this speedup",
             )
 

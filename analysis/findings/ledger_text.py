@@ -1,13 +1,12 @@
 """A ledger in words: the rank that a job waits for, what communication costs, what to do next and what that saves at most."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.runs.traced_job import CellStraggler
-from dpscope.analysis.stats.samples import CONFIDENCE
+from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
@@ -78,11 +77,12 @@ _TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, 
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
 
 
-def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -> str:
+def cost_text(strategy: str, ledger: Ledger, late: LateRank | None) -> str:
     """The cost of a cell's communication in a step; its exposed communication must be known."""
     exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
-    who, what = name if traits_of(strategy).identified else "The job", traits_of(strategy).communication
+    traits = traits_of(strategy)
+    who, what = traits.label if traits.identified else "The job", traits.communication
     share = f"{exposed / step:.0%}"
     if (bounds := ledger.intervals.get("exposed")) is not None:
         ends = f"{show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
@@ -164,35 +164,31 @@ BATCH_GAIN = 1.1  # throughput of a larger batch over this one, from which on it
 _AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
 _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
-Confidence = Literal["shown", "not_shown", "no_interval", "traced_means", "timed_steps", "not_measured"]
-_CONFIDENCE_WORDS: Mapping[Confidence, str] = {
-    "shown": f"significant ({CONFIDENCE:.0%} interval)",
-    "not_shown": f"not significant ({CONFIDENCE:.0%} interval)",
-    "no_interval": "too few repeats, or fewer than five steps: no interval",
-    "traced_means": "means of the traced steps, no interval",
-    "timed_steps": "medians of the timed steps",
-    "not_measured": "not measured",
-}
+NOT_MEASURED, TIMED = "not measured", "medians of the timed steps"
+TRACED = "means of the traced steps, no interval"
+SIGNIFICANT, NOT_SIGNIFICANT = (f"{text} ({CONFIDENCE:.0%} interval)" for text in ("significant", "not significant"))
+
+
+def basis_of(estimate: Estimate) -> str:
+    """How certain it is that an estimate differs from 1."""
+    found = {
+        "no_difference_shown": NOT_SIGNIFICANT,
+        "too_few_samples": "too few repeats, or fewer than five steps: no interval",
+    }
+    return found.get(verdict(estimate), SIGNIFICANT)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`text` is the answer with its number; `confidence` is what the statement `about` is based on.
+    """`text` is the answer with its number; `basis` is how certain it is, in words.
 
     Of an action, `part` is the part of the step that it removes, and `saves_us` at most how much.
     """
 
     text: str
-    confidence: Confidence
-    about: str = ""
+    basis: str = NOT_MEASURED
     part: str | None = None
     saves_us: float | None = None
-
-    @property
-    def basis(self) -> str:
-        """How certain the answer is, in words."""
-        words = _CONFIDENCE_WORDS[self.confidence]
-        return f"{self.about}: {words}" if self.about else words
 
 
 @dataclass(frozen=True)
@@ -226,16 +222,16 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
         return larger
     if situation.slower:
         short = f"this step is too short to split ({show_time(chosen.step_us)})"
-        return Answer(f"Train on one device, or try a larger batch or model: {short}.", "shown")
+        return Answer(f"Train on one device, or try a larger batch or model: {short}.", SIGNIFICANT)
     if (slowed := slowed_by_tracing(chosen)) is not None:
         text = (
             "Measure with a larger batch or model, whose operations take longer than tracing them: a traced step takes "
             f"{slowed:.2f}x as long as an untraced one, so no saving can be stated."
         )
-        return Answer(text, "not_measured")
+        return Answer(text)
     parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
     if ledger is None or not parts:
-        return Answer("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
+        return Answer("Measure the cell again: its trace does not show where the step's time goes.")
     part, step, time = parts[0], ledger.traced_step_us, show_time(parts[0].us)
     second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
     nearly = f" Nearly as much is {second.name} ({show_time(second.us)})." if second else ""
@@ -245,7 +241,7 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
     if part.us < NOTABLE_SAVING * step:
         largest = f"the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the step)"
         text = f"Nothing stands out: {largest}."
-    return Answer(text, "traced_means", part=part.name, saves_us=part.us)
+    return Answer(text, TRACED, part=part.name, saves_us=part.us)
 
 
 def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | None:
@@ -268,7 +264,7 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | Non
         f"Raise the batch to {best.batch_size} per device, which reached {(best.samples_per_s or 0.0) / rate:.2f}x as many "
         f"samples per second. Check that accuracy holds{'' if situation.of_script else ' (dpscope train)'}."
     )
-    return Answer(text, "timed_steps")
+    return Answer(text, TIMED)
 
 
 def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> list[_Part]:

@@ -5,6 +5,7 @@ tracer. Overlap, waiting, the loader and imbalance explain those terms, or the d
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from dpscope.analysis.cells.comparison import Comparison
@@ -12,15 +13,32 @@ from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_bytes, show_time
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, Quantity, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 NOTABLE = 0.05  # of communication or of the step
 IMBALANCE = 0.1
-_TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # column names without _us
+_TERMS = {  # column names without _us, and what they are
+    "compute": ("slowdown", "Compute on N devices minus compute on one"),
+    "idle": ("added_idle", "Idle on N devices minus idle on one"),
+    "tracer": ("added_tracer", "The part of the untraced difference that the traced steps do not explain"),
+}
+_SUBTRACTED = "Median step on N devices minus the median step on one device, at the same batch per device"
+_IDENTITY = {
+    "t_N(b)-t_1(b)": ("same_local_batch", _SUBTRACTED),
+    "exposed": ("exposed", "Exposed communication, which one device does not have"),
+    **_TERMS,
+}
+_ERRORS = (
+    CELL,
+    Field("estimate", "estimate", meaning="The formula of the subtraction"),
+    Field("error", "error", "time", "The estimate minus measured exposed communication"),
+    Field("local batch", "local batch", "time", "Because the step that is subtracted has another batch per device"),
+    *(Field(name, name, "time", meaning) for name, (_, meaning) in _TERMS.items()),
+)
 
 
 class Reason(NamedTuple):
@@ -48,7 +66,8 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         ("idle", "the device idles {} per step than on one device ({})"),
         ("tracer", "the traced steps do not explain {} of the untraced difference ({})"),
     ):
-        value, bounds = row.number(f"{_TERMS[term]}_us"), row.interval(f"{_TERMS[term]}_us")
+        column = f"{_TERMS[term][0]}_us"
+        value, bounds = row.number(column), row.interval(column)
         if value is not None and bounds is not None and not bounds.low <= 0 <= bounds.high:
             amount = _apart(value, "" if term == "tracer" else " longer", "" if term == "tracer" else " less")
             within = f"95% interval {show_time(bounds.low)} to {show_time(bounds.high)}"
@@ -81,28 +100,25 @@ def error_table(comparison: Comparison) -> TextTable | None:
             if (error := row.number(f"{method}_error_exposed_us")) is None:
                 continue
             local = 0.0 if method == "same_local_batch" else row.number(f"{method}_local_batch_us")
-            terms = {name: row.number(f"{column}_us") for name, column in _TERMS.items()}
+            terms = {name: row.number(f"{column}_us") for name, (column, _) in _TERMS.items()}
             rows.append({"cell": row.cell, "estimate": formula, "error": error, "local batch": local, **terms})
     if not rows:
         return None
-    names = ("error", "local batch", *_TERMS)
     notes = ["local batch: the estimate does not subtract t_1(b), the step with the same work per device"]
-    if any(row[name] is None for row in rows for name in names):
+    if any(None in row.values() for row in rows):
         notes.append(f"{NA}: no traced single-device cell at this batch per device")
-    fields = (Field("cell", "cell"), Field("estimate", "estimate"), *(Field(name, name, "time") for name in names))
     title = "Why the estimates differ from exposed communication: error = local batch + compute + idle + tracer"
-    return table_of(title, fields, rows, notes)
+    return table_of(title, _ERRORS, rows, notes)
 
 
 def identity_table(comparison: Comparison) -> TextTable | None:
     """The four terms of t_N(b) - t_1(b) with half the width of their 95% intervals; None if none is known."""
-    names = {"t_N(b)-t_1(b)": "same_local_batch", "exposed": "exposed", **_TERMS}
     known = [row for row in comparison.rows.values() if row.added_tracer_us is not None]
     if not known:
         return None
-    unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name in names.values()])
+    unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name, _ in _IDENTITY.values()])
 
-    def with_half_width(row: CellRow, column: str) -> str:
+    def with_half_width(column: str, row: CellRow) -> str:
         bounds = row.interval(column)
         return f"{show(row.number(column), unit)} ±{NA if bounds is None else show(bounds.half_width, unit)}"
 
@@ -112,12 +128,12 @@ def identity_table(comparison: Comparison) -> TextTable | None:
     ]
     if any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us")):
         notes.append(f"±{NA}: fewer than 5 steps, or too few repeats")
-    return TextTable(
-        title="Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
-        headings=("cell", *(f"{name} [{unit.label}]" for name in names)),
-        rows=tuple((row.cell, *(with_half_width(row, f"{name}_us") for name in names.values())) for row in known),
-        notes=tuple(notes),
+    fields = (
+        Field(f"{heading} [{unit.label}]", partial(with_half_width, f"{name}_us"), meaning=meaning)
+        for heading, (name, meaning) in _IDENTITY.items()
     )
+    title = "Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer"
+    return table_of(title, (CELL, *fields), known, notes)
 
 
 PREDICTION_TOLERANCE = 0.25
@@ -126,6 +142,26 @@ OVERLAP = 0.2
 _MOST_ROWS = 6  # per cell
 _WHAT = {"transfer": "transfers", "exposed": "exposed communication"}
 _UNEXPLAINED = "nothing in this run explains it"
+
+
+_CHOSEN: tuple[tuple[str, str, Quantity, str], ...] = (
+    ("NCCL chose", "choice", "text", "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones"),
+    ("ring", "ring_us", "time", "The ring formula for this size, with the latency per hop of NCCL's cost table"),
+    ("its formula", "formula_us", "time", "The formula of the algorithm that NCCL chose"),
+)
+_SLOWEST = "Median over the collectives of the longest duration over the ranks, waiting included"
+_CALIBRATED = "The slowest rank in the calibration, in which all ranks start together and none waits"
+_COLLECTIVE = (
+    CELL,
+    Field("collective", "kind", meaning="Kind of the collective"),
+    Field("size", lambda one: show_bytes(one.size_bytes), meaning="The larger of a rank's input and output buffer"),
+    Field("per step", lambda one: f"{one.per_step:.3g}", meaning="Number per rank and step"),
+    Field("measured", "measured_us", "time", "Median transfer: the shortest duration over the ranks"),
+    Field("predicted", "expected_us", "time", "The model's result for this size"),
+    Field("error", "relative_error", "share", "Predicted over measured, minus 1"),
+    Field("slowest", "measured_slowest_us", "time", _SLOWEST),
+    Field("calib.", "predicted_slowest_us", "time", _CALIBRATED),
+)
 
 
 def collective_table(
@@ -144,22 +180,15 @@ def collective_table(
         return None
     slowest = any(one.measured_slowest_us is not None for one in shown)
     calibrated = slowest and any(one.predicted_slowest_us is not None for one in shown)
-    chosen = (
-        Field("NCCL chose", lambda one: (own := choice(one)) and own.choice),
-        Field("ring", lambda one: (own := choice(one)) and own.ring_us, "time"),
-        Field("its formula", lambda one: (own := choice(one)) and own.formula_us, "time"),
-    )
+
+    def of_choice(name: str, one: CollectivePrediction) -> object:
+        return getattr(choice(one), name, None)
+
+    chosen = [Field(heading, partial(of_choice, name), unit, meaning) for heading, name, unit, meaning in _CHOSEN]
     fields = (
-        Field("cell", "cell"),
-        Field("collective", "kind"),
-        Field("size", lambda one: show_bytes(one.size_bytes)),
+        *_COLLECTIVE[:3],
         *(chosen if any(choice(one) is not None for one in shown) else ()),
-        Field("per step", lambda one: f"{one.per_step:.3g}"),
-        Field("measured", "measured_us", "time"),
-        Field("predicted", "expected_us", "time"),
-        Field("error", "relative_error", Unit("%", 0.01, 1)),
-        *([Field("slowest", "measured_slowest_us", "time")] if slowest else ()),
-        *([Field("calib.", "predicted_slowest_us", "time")] if calibrated else ()),
+        *_COLLECTIVE[3 : 9 if calibrated else 8 if slowest else 7],
     )
     notes = [*_table_notes(shown, slowest, calibrated)]
     if left_out := len(comparison.predictions) - len(shown):

@@ -18,14 +18,15 @@ from dpscope.analysis.findings.answers import (
     Verdict,
     cost_answer,
     shortcuts_text,
-    strategy_name,
     traces_verdict,
 )
-from dpscope.analysis.findings.comparisons import gap_sentence, in_brackets
+from dpscope.analysis.findings.comparisons import bounds, gap_sentence
 from dpscope.analysis.findings.ledger_text import (
+    NOT_MEASURED,
+    TRACED,
     Answer,
-    Confidence,
     Situation,
+    basis_of,
     best_action,
     late_rank,
     slowed_by_tracing,
@@ -82,13 +83,14 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     action = best_action(_timed(comparison), situation)
     if speedup is not None and shown not in ("above", "below"):
         repeats = max(_DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1))
-        more = f"Measure more repeats to decide between {strategy_name(chosen)} and one device (--repeats {repeats})."
-        action = replace(action, text=f"{more} {action.text}", confidence=_confidence(speedup), about=_GAIN)
+        name = traits_of(chosen.strategy).label
+        more = f"Measure more repeats to decide between {name} and one device (--repeats {repeats})."
+        action = replace(action, text=f"{more} {action.text}", basis=f"{_GAIN}: {basis_of(speedup)}")
     shortcuts = shortcuts_text(chosen, data, comparison.ring_rates.get(data.cell.devices))
     return Verdict(
         which=which,
         cost=cost_answer(chosen, late, launch_bound),
-        shortcuts=Answer(shortcuts, "traced_means" if chosen.ledger else "not_measured"),
+        shortcuts=Answer(shortcuts, TRACED if chosen.ledger else NOT_MEASURED),
         action=action,
         caveat=caveat,
         unsteady=_unsteady(run, comparison, case),
@@ -121,7 +123,7 @@ def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:
     if jobs := comparison.unmeasured_jobs:
         more = f"Fix what ended the job on {' and '.join(jobs)}, as it printed, and attach again."
     texts = (NOT_COMPARED, "Nothing was measured on several devices.", NO_SHORTCUT, more)
-    which, cost, shortcuts, action = (Answer(text, "not_measured") for text in texts)
+    which, cost, shortcuts, action = map(Answer, texts)
     return Verdict(which, cost, shortcuts, action, caveat)
 
 
@@ -187,14 +189,14 @@ def _which(
     comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, speedup: Estimate | None
 ) -> tuple[Answer, str | None]:
     """The answer, and the strategy that it recommends."""
-    name, where = strategy_name(chosen), f"on {devices_text(chosen.devices, chosen.nodes)}"
+    name, where = traits_of(chosen.strategy).label, f"on {devices_text(chosen.devices, chosen.nodes)}"
     if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
         where += f", batch {chosen.batch_size} each"
     between = f" {gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
-        relative, confidence = _relative_to_itself(comparison, chosen)
-        return Answer(f"{name} {where} {relative}{between}", confidence), None
-    times = f"{speedup.value:.2f}x one device's throughput{in_brackets(speedup)} {where}.{between}"
+        relative, basis = _relative_to_itself(comparison, chosen)
+        return Answer(f"{name} {where} {relative}{between}", basis), None
+    times = f"{speedup.value:.2f}x one device's throughput ({bounds(speedup)}) {where}.{between}"
     shown = verdict(speedup)
     text, strategy = f"Not decided between {name} and one device: {times}", None
     if shown == "below":
@@ -203,25 +205,20 @@ def _which(
         if gap and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp):
             name = f"DDP or {gap.dp_label}, whichever is simpler"
         text, strategy = f"Use {name}: {times}", chosen.strategy
-    return Answer(text, _confidence(speedup), _GAIN), strategy
+    return Answer(text, f"{_GAIN}: {basis_of(speedup)}"), strategy
 
 
-def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, Confidence]:
+def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, str]:
     """The gain over one device under the same strategy, as under torchrun, where no plain single device was measured."""
     over_itself = comparison.over_itself.get(chosen.cell)
     if over_itself is None or over_itself.value is None:
-        return "was not compared with one device, so its gain is unknown.", "not_measured"
-    name = strategy_name(chosen)
-    text = f"reaches {over_itself.value:.2f}x the throughput of one device under {name}{in_brackets(over_itself)}"
+        return "was not compared with one device, so its gain is unknown.", NOT_MEASURED
+    name = traits_of(chosen.strategy).label
+    text = f"reaches {over_itself.value:.2f}x the throughput of one device under {name} ({bounds(over_itself)})"
     text = f"{text}; one device without {name} was not measured, so the gain over that is unknown."
-    return text, _confidence(over_itself)
+    return text, basis_of(over_itself)
 
 
 def is_launch_bound(data: CellData) -> bool:
     """Whether a cell has the finding `launch_bound`: the host launches work more slowly than the device runs it."""
     return any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
-
-
-def _confidence(estimate: Estimate) -> Confidence:
-    shown = verdict(estimate)
-    return "no_interval" if shown == "too_few_samples" else "not_shown" if shown == "no_difference_shown" else "shown"

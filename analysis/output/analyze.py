@@ -208,8 +208,7 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None, wh
     answers = answer_grid(report.warnings, report.answers)
     tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
     if not whole:
-        cells = {report.summary.rows[index][0] for index in report.first_rows}
-        tables = [replace(table, rows=tuple(row for row in table.rows if row[0] in cells)) for table in tables]
+        tables = [replace(one, rows=tuple(row for row in one.rows if row[0] in report.first_cells)) for one in tables]
     console.print(answers)
     for table in tables:
         print_table(console, table)

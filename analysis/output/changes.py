@@ -287,8 +287,8 @@ def _tell(findings: Sequence[Finding], output_format: ChangeFormat, console: Con
     """Findings on standard error, a line each, and on a terminal's table also where people look for them."""
     for finding in findings:
         sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
-    if findings and output_format == "table":
-        print_findings(console, list(findings))
+    if output_format == "table":
+        print_findings(console, findings)
 
 
 _ORDERS: dict[HistoryOrder, str] = {

@@ -45,8 +45,7 @@ def print_forecasts(
         own = [one for one in predictions if one.collective == collective]
         sources = dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in own)
         print_table(console, table_of(f"{collective} on other counts, predicted", _FIELDS, own, (*sources, *_NOTES)))
-    if cliffs:
-        print_findings(console, cliffs)
+    print_findings(console, cliffs)
 
 
 _FIELDS = (

@@ -30,8 +30,7 @@ def show_equality(out: Path, output_format: Literal["table", "json"], console: C
     console.print(f"\n{sentence(headline(report))}", style="bold", highlight=False)
     for table in (pair_table(report), tolerance_table(report)):
         print_table(console, table)
-    if report.findings:
-        print_findings(console, report.findings)
+    print_findings(console, report.findings)
     console.print(f"\nComparison: {path}", highlight=False, soft_wrap=True)
     return report.sound
 

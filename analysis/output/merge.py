@@ -33,8 +33,7 @@ def print_merge(
     if chosen:  # what was refused has printed nothing
         console.print(f"{chosen}, repeat {number}", highlight=False)
     print_table(console, clock_table(merged))
-    if merged.findings:
-        print_findings(console, merged.findings)
+    print_findings(console, merged.findings)
     events = sum(rank.events for rank in merged.ranks)
     ranks = f"{counted(len(merged.ranks), 'rank')}" if len(merged.ranks) > 1 else merged.ranks[0].title
     size = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"

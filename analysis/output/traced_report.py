@@ -123,8 +123,8 @@ def print_traces(
         if output_format == "table":
             _print_verdicts(console, jobs)
         print_tables([*job_tables(jobs), *model_tables(modelled)], output_format, console)
-        if output_format == "table" and (others := [*findings, *_of_models(modelled)]):
-            print_findings(console, few_of_each_kind(others))
+        if output_format == "table":
+            print_findings(console, few_of_each_kind([*findings, *_of_models(modelled)]))
     if page is not None:
         target = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)

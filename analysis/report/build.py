@@ -19,7 +19,6 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import comparison_tables as compared
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
 from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits
 from dpscope.analysis.report.setting import environment_facts, setting_of
@@ -79,8 +78,8 @@ class Report:
             answers=self.verdict.labelled,
             summary=summary,
             shortcuts=others[0] if others else None,
-            first_rows=compared.first_rows(self.comparison, self.verdict.cells),
-            tables=tuple(table for name, table in self.tables.items() if name in _ORDER and name not in _PAGE_ALONE),
+            first_cells=compared.first_cells(self.comparison, self.verdict.cells),
+            tables=tuple(table for name, table in self.tables.items() if name not in pages.PAGE_ALONE),
             missing=self.missing,
             findings=self.findings,
         )
@@ -110,7 +109,7 @@ def make_report(
     sources = cost_sources(run.recorded, link, calibration)
     nccl = run_chapter(run, sources, nccl_logs)
     what_if = _what_if(run)
-    tables = report_tables(run, comparison, nccl)
+    tables = report_tables(run, comparison, nccl, what_if)
     untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)
     return Report(
         run=run,
@@ -120,7 +119,7 @@ def make_report(
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
         first=compared.first_tables(comparison),
-        tables={**tables, **(what_if.tables if what_if else {})},
+        tables=tables,
         formulas=formula_table(run, comparison, sources),
         missing=(*compared.missing_reasons(comparison), *untrained),
         what_if=what_if,
@@ -163,21 +162,20 @@ def write_report(
 
 def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
     """The page's content from a report and its figures as SVG text."""
-    figures = pages.page_figures(svg)
     views = sorted(timeline_views(report.run), key=lambda view: view.cell != report.verdict.cell)
     shown = {**report.tables, **({"formulas": report.formulas} if report.formulas.rows else {})}
     return pages.Page(
         name=report.run.path.name,
         setting=report.setting,
         verdict=report.verdict,
-        first_tables=tuple(pages.PageTable(name, table) for name, table in report.first.items()),
-        first_figures=tuple(figures[name] for name in pages.FIRST_FIGURES if name in figures),
-        environment=tuple(environment_facts(report.run)),
+        first_tables=report.first,
+        environment=list(environment_facts(report.run)),
         findings=report.findings,
-        sections=tuple(pages.page_sections(shown, figures, views)),
-        timelines=tuple(views),
-        measures=MEASURES | (LEARNING_MEASURES if report.run.training else {}),
-        definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
+        tables=shown,
+        figures=svg,
+        timelines=views,
+        measures=pages.MEASURES | (pages.LEARNING_MEASURES if report.run.training else {}),
+        definitions=[(f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS],
     )
 
 
@@ -197,19 +195,12 @@ _SOURCES = {
 _COMPARED = (
     "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
 )
-_ORDER = (
-    "time", "gap", "costs", "memory", "scaling", "laws", "breakdown", "contention", "device_use", "device_points", "phases",
-    "traffic", "dp_phases", "ranks", "waits", "estimates", "identity", "reasons", "epoch", "predictions", "collectives",
-    "nccl_choices", "nccl_job", "nccl_peers", "bandwidth", "utilisation", "projection", "learning", *TRAINING_TABLES, "checks",
-)  # fmt: skip
-_PAGE_ALONE = (
-    "laws", "contention", "phases", "dp_phases", "ranks", "waits", "reasons", "epoch", "bandwidth", "utilisation", "projection",
-)  # fmt: skip
-"""Tables that a terminal does not show."""
 
 
-def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> dict[str, TextTable]:
-    """All tables by name, in page order: times, scaling, parts of a step, estimates, models, learning, checks.
+def report_tables(
+    run: RunData, comparison: Comparison, nccl: NcclChapter, what_if: "WhatIfChapter | None"
+) -> dict[str, TextTable]:
+    """All tables by name, in the order of the page's sections.
 
     Tables without values are omitted.
     """
@@ -235,9 +226,11 @@ def report_tables(run: RunData, comparison: Comparison, nccl: NcclChapter) -> di
         ),
         **nccl.tables(),
         "projection": projection_table(run),
+        **(what_if.tables if what_if else {}),
         **(training_tables(run.training) if run.training else {}),
     }
-    return {name: table for name in _ORDER if (table := tables.get(name)) is not None and table.rows}
+    names = (name for section in pages.SECTIONS for name in section.tables)
+    return {name: table for name in names if (table := tables.get(name)) is not None and table.rows}
 
 
 def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:

@@ -1,6 +1,7 @@
 """The output of a calibration: nccl-tests' tables, fits, figure, and the file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -10,7 +11,7 @@ from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.costs.sources import contention_ratios
 from dpscope.analysis.report.nccl_tables import calibration_chapter, ring_share
-from dpscope.analysis.text.text_table import Field, TextTable, table_of, table_of_records
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention
 from dpscope.profiling.records.finding import counted
@@ -47,39 +48,30 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
         groups.setdefault((point.collective, _devices(point)), []).append(point)
     chapter, backend = calibration_chapter(calibration), calibration.backend
     slowest = [fit for fit in calibration.fits if fit.statistic == "slowest"]
+    resampled = " and ".join(sorted({fit.interval_source for fit in slowest}))
+    fitted = (
+        "alpha: the latency in a fit's first piece; in other pieces the line's value at size 0",
+        f"intervals: bootstrap over {resampled}, with fixed breakpoints",
+    )
+    errors = (
+        "median, largest: relative errors of the fit at its own sizes",
+        "of prediction: 90% of measurements are within it when each size is predicted from the others",
+    )
+    pieces = [(fit, piece, _factor(fit, backend)) for fit in slowest for piece in fit.pieces]
+    contention = [
+        (one, what, of(contention_ratios(one))) for one in calibration.contention for what, of in _SLOWED.items()
+    ]
+    slowed = "predictions of buckets that overlap use them; computing is matrix products on every rank"
     tables = [
         *(
             _samples_table(points, backend, chapter.chosen(points[0].devices, points[0].nodes or 1))
             for points in groups.values()
         ),
         *chapter.tables().values(),
-        _fits_table(slowest, backend),
-        table_of(
-            "Errors of the fits",
-            _ERRORS,
-            slowest,
-            [
-                "median, largest: relative errors of the fit at its own sizes",
-                "of prediction: 90% of measurements are within it when each size is predicted from the others",
-            ],
-        ),
-        table_of_records(
-            "Contention: how many times as long",
-            [row for one in calibration.contention for row in _contention_rows(one)],
-            ["predictions of buckets that overlap use them; computing is matrix products on every rank"],
-        ),
-        table_of_records(
-            "Left out",
-            [
-                {
-                    "collective": one.collective,
-                    "devices": one.devices,
-                    "size [B]": "all" if one.size_bytes is None else one.size_bytes,
-                    "why": one.reason,
-                }
-                for one in calibration.left_out
-            ],
-        ),
+        table_of("Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted),
+        table_of("Errors of the fits", _ERRORS, slowest, errors),
+        table_of("Contention: how many times as long", _CONTENTION, contention, [slowed]),
+        table_of("Left out", _LEFT_OUT, calibration.left_out),
     ]
     return [table for table in tables if table.rows]
 
@@ -89,6 +81,29 @@ def _devices(timed: CalibrationPoint | CollectiveFit | Contention) -> str:
     return str(timed.devices) if timed.nodes in (None, 1) else str(Layout(timed.nodes, timed.devices // timed.nodes))
 
 
+def _factor(timed: CalibrationPoint | CollectiveFit, backend: str | None) -> float | None:
+    return bus_factor(moved_as(timed.collective, backend), timed.devices)
+
+
+def _gb_per_s(value: float | None, factor: float | None = 1.0) -> str:
+    """Unbounded if the time does not depend on the size."""
+    return "unbounded" if value is None or factor is None else f"{value * factor:.3g}"
+
+
+_PIECES = (
+    Field("collective", lambda row: row[0].collective),
+    Field("devices", lambda row: _devices(row[0])),
+    Field("from", lambda row: show_bytes(row[1].from_bytes) if row[1].from_bytes else "0"),
+    Field("to", lambda row: "and up" if row[1].to_bytes is None else show_bytes(row[1].to_bytes)),
+    Field("alpha [µs]", lambda row: f"{row[1].alpha_us:.1f}"),
+    Field("alpha's 95% interval", lambda row: f"{row[1].alpha_low_us:.1f} to {row[1].alpha_high_us:.1f}"),
+    Field("B [GB/s]", lambda row: _gb_per_s(row[1].bandwidth_gb_per_s)),
+    Field(
+        "B's 95% interval",
+        lambda row: f"{_gb_per_s(row[1].bandwidth_low_gb_per_s)} to {_gb_per_s(row[1].bandwidth_high_gb_per_s)}",
+    ),
+    Field("busbw [GB/s]", lambda row: _gb_per_s(row[1].bandwidth_gb_per_s, row[2])),
+)
 _ERRORS = (
     Field("collective", "collective"),
     Field("devices", _devices),
@@ -97,69 +112,71 @@ _ERRORS = (
     Field("largest", "largest_relative_error", "share"),
     Field("of prediction", "prediction_relative_error", "share"),
 )
+_SLOWED = {  # of how much collectives and computing slow each other
+    "two in flight over one": attrgetter("two_in_flight"),
+    "collective next to compute over alone": attrgetter("beside_compute"),
+    "compute next to collective over alone": attrgetter("compute"),
+}
+_CONTENTION = (
+    Field("collective", lambda row: row[0].collective),
+    Field("devices", lambda row: _devices(row[0])),
+    Field("size", lambda row: show_bytes(row[0].size_bytes)),
+    Field("what", itemgetter(1)),
+    Field("ratio", lambda row: f"{row[2].value:.2f}"),
+    Field("95% interval", lambda row: f"{row[2].low:.2f} to {row[2].high:.2f}"),
+    Field("iterations", lambda row: row[2].count),
+)
+_LEFT_OUT = (
+    Field("collective", "collective"),
+    Field("devices", "devices"),
+    Field("size [B]", lambda one: "all" if one.size_bytes is None else one.size_bytes),
+    Field("why", "reason"),
+)
 
 
-def _contention_rows(one: Contention) -> Iterator[dict[str, object]]:
-    """How much collectives and computing slow each other, with 95% intervals."""
-    ratios = contention_ratios(one)
-    for what, slowdown in (
-        ("two in flight over one", ratios.two_in_flight),
-        ("collective next to compute over alone", ratios.beside_compute),
-        ("compute next to collective over alone", ratios.compute),
-    ):
-        yield {
-            "collective": one.collective,
-            "devices": _devices(one),
-            "size": show_bytes(one.size_bytes),
-            "what": what,
-            "ratio": f"{slowdown.value:.2f}",
-            "95% interval": f"{slowdown.low:.2f} to {slowdown.high:.2f}",
-            "iterations": slowdown.count,
-        }
+def _median_us(point: CalibrationPoint) -> float:
+    return float(median(point.times_us))
 
 
 def _samples_table(
     points: list[CalibrationPoint], backend: str | None, chosen: Mapping[tuple[str, int], ChoiceRow]
 ) -> TextTable:
     """nccl-tests' columns and, if recorded, NCCL's choice at each size with its formula and the ring formula."""
-    first = points[0]
-    choices = [chosen.get((point.collective, point.size_bytes)) for point in points]
-    known = [one for one in choices if one is not None]
-    factor = bus_factor(moved_as(first.collective, backend), first.devices)
-    rows: list[dict[str, object]] = []
-    for point, choice in zip(points, choices, strict=True):
-        time_us = float(median(point.times_us))
-        algbw = point.size_bytes / time_us / 1e3
-        row: dict[str, object] = {
-            "size [B]": point.size_bytes,
-            "count [elements]": point.count,
-            "type": point.dtype,
-            "time [µs]": _time(time_us),
-            "algbw [GB/s]": _rate(algbw),
-            "busbw [GB/s]": NA if factor is None else _rate(algbw * factor),
-            "shortest [µs]": _time(median(point.shortest_us) if point.shortest_us else None),
-        }
-        if known:
-            ring_us, formula_us = (None, None) if choice is None else (choice.ring_us, choice.formula_us)
-            row |= {
-                "NCCL chose": choice and choice.choice,
-                "ring [µs]": _time(ring_us),
-                "formula [µs]": _time(formula_us),
-            }
-        rows.append(row)
+    first, factor = points[0], _factor(points[0], backend)
+
+    def choice(point: CalibrationPoint) -> ChoiceRow | None:
+        return chosen.get((point.collective, point.size_bytes))
+
+    def rate(point: CalibrationPoint, factor: float | None = 1.0) -> str:
+        return NA if factor is None else _rate(point.size_bytes / _median_us(point) / 1e3 * factor)
+
+    fields = [
+        Field("size [B]", "size_bytes"),
+        Field("count [elements]", "count"),
+        Field("type", "dtype"),
+        Field("time [µs]", lambda point: _time(_median_us(point))),
+        Field("algbw [GB/s]", rate),
+        Field("busbw [GB/s]", lambda point: rate(point, factor)),
+        Field("shortest [µs]", lambda point: _time(median(point.shortest_us) if point.shortest_us else None)),
+    ]
     notes = []
     if len(first.times_us) > 1:
         notes.append(
             f"time: median over {counted(len(first.times_us), 'iteration')} of the slowest rank, as in nccl-tests; "
             "shortest: of the fastest rank, as transfers in traces are defined"
         )
-    if known:
+    if known := [one for one in map(choice, points) if one is not None]:
+        fields += [
+            Field("NCCL chose", lambda point: getattr(choice(point), "choice", None)),
+            Field("ring [µs]", lambda point: _time(getattr(choice(point), "ring_us", None))),
+            Field("formula [µs]", lambda point: _time(getattr(choice(point), "formula_us", None))),
+        ]
         ring = sum(one.size_bytes for one in known if one.algorithm == "ring")
         notes.append(
             f"ring: the ring formula; formula: that of the algorithm that ran; "
             f"{ring_share(ring, sum(one.size_bytes for one in known))} of one call at each size"
         )
-    return table_of_records(f"{first.collective} on {_devices(first)} devices", rows, notes)
+    return table_of(f"{first.collective} on {_devices(first)} devices", fields, points, notes)
 
 
 def _rate(gb_per_s: float) -> str:
@@ -172,32 +189,3 @@ def _time(time_us: float | None) -> str:
     if time_us is None:
         return NA
     return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.1f}" if time_us < 1e4 else f"{time_us:.0f}"
-
-
-def _fits_table(fits: Sequence[CollectiveFit], backend: str | None) -> TextTable:
-    def gb_per_s(value: float | None) -> str:  # unbounded if the time does not depend on the size
-        return "unbounded" if value is None else f"{value:.3g}"
-
-    rows: list[dict[str, object]] = []
-    for fit in fits:
-        factor = bus_factor(moved_as(fit.collective, backend), fit.devices)
-        rows += [
-            {
-                "collective": fit.collective,
-                "devices": _devices(fit),
-                "from": show_bytes(one.from_bytes) if one.from_bytes else "0",
-                "to": "and up" if one.to_bytes is None else show_bytes(one.to_bytes),
-                "alpha [µs]": f"{one.alpha_us:.1f}",
-                "alpha's 95% interval": f"{one.alpha_low_us:.1f} to {one.alpha_high_us:.1f}",
-                "B [GB/s]": gb_per_s(rate := one.bandwidth_gb_per_s),
-                "B's 95% interval": f"{gb_per_s(one.bandwidth_low_gb_per_s)} to {gb_per_s(one.bandwidth_high_gb_per_s)}",
-                "busbw [GB/s]": gb_per_s(None if rate is None or factor is None else rate * factor),
-            }
-            for one in fit.pieces
-        ]
-    resampled = " and ".join(sorted({fit.interval_source for fit in fits}))
-    notes = (
-        "alpha: the latency in a fit's first piece; in other pieces the line's value at size 0",
-        f"intervals: bootstrap over {resampled}, with fixed breakpoints",
-    )
-    return table_of_records("Fit t = alpha + S/B, in as many pieces as the sizes support", rows, notes)

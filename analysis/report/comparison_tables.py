@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.strategies import traits_of
@@ -153,8 +153,8 @@ def summarised(comparison: Comparison) -> list[CellRow]:
     return [row for row in comparison.rows.values() if comparison.of_traces or row.step_us is not None]
 
 
-def first_rows(comparison: Comparison, answered: Collection[str]) -> tuple[int, ...]:
-    """The row numbers of a run's first table that a terminal shows: the cells of the verdict.
+def first_cells(comparison: Comparison, answered: Collection[str]) -> tuple[str, ...]:
+    """The cells of a run's first table that a terminal shows: those of the verdict.
 
     `answered` are the cells of the verdict, shown together with the single device at their batch, at most MOST_ANSWERED. Without
     any, other cells are shown: first those without a variant, last DDP on one device, which only shows the cost of the wrapper.
@@ -162,16 +162,15 @@ def first_rows(comparison: Comparison, answered: Collection[str]) -> tuple[int, 
     rows = summarised(comparison)
     batches = {row.batch_size for row in rows if row.cell in answered}
 
-    def rank(index: int) -> int:
-        row = rows[index]
+    def rank(row: CellRow) -> int:
         if row.cell in answered or (row.cell == f"single-d1-b{row.batch_size}" and row.batch_size in batches):
             return 0
         alone = row.devices == 1 and not traits_of(row.strategy).baseline
         return 3 if alone else 2 if row.cell in comparison.variants else 1
 
-    ranked = sorted(range(len(rows)), key=rank)
-    chosen = sum(rank(index) == 0 for index in ranked)
-    return tuple(sorted(ranked[: min(MOST_ANSWERED, chosen) or MOST_ROWS]))
+    ranked = sorted(rows, key=rank)
+    chosen = sum(rank(row) == 0 for row in rows)
+    return tuple(row.cell for row in ranked[: min(MOST_ANSWERED, chosen) or MOST_ROWS])
 
 
 def first_views(comparison: Comparison) -> list[View]:
@@ -305,9 +304,7 @@ def gap_table(comparison: Comparison) -> TextTable:
     above = "DP's median untraced step over DDP's: above 1, DDP is faster"
     fields = (
         Field("cells", lambda gap: gap.ddp.removeprefix("ddp-"), meaning=alike),
-        Field("ratio", "ratio.value", ratio, above),
-        Field("low", "ratio.low", ratio, "Lower end of the 95% interval"),
-        Field("high", "ratio.high", ratio, "Upper end of the 95% interval"),
+        *estimate_fields("ratio", ratio, above),
         Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
         Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),
         Field("host copies", "host_copies_us", "time", copies),

@@ -11,10 +11,9 @@ from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.report.rank_tables import CELL
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes, show_time
 from dpscope.profiling.records.finding import counted
 

@@ -7,8 +7,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 
 import jinja2
@@ -16,7 +16,6 @@ from markupsafe import Markup, escape
 
 from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
-from dpscope.analysis.report.meanings import GLOSSARY, meanings
 from dpscope.analysis.report.timeline import TimelineView, as_plain
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
@@ -30,6 +29,8 @@ FIRST_FIGURES = ("communication", "step_split")
 @dataclass(frozen=True)
 class Section:
     """`figures` and `tables` are names in `figures.draw_all` and `report_tables`; those that a run lacks are omitted.
+
+    Their order is that of the report's tables everywhere; the page shows open sections first.
 
     `terms` are the words of the glossary that it needs. A section that is not `open` is folded, with its title and question as
     the summary. Empty sections are omitted.
@@ -50,31 +51,6 @@ SECTIONS = (
         "One step, rank by rank",
         "What ran when, what was hidden behind compute, and who waited?",
         terms=("step", "hidden", "exposed", "wait", "transfer"),
-        open=True,
-    ),
-    Section(
-        "waiting",
-        "Who waits for whom",
-        "Which rank makes the others wait, and how long?",
-        ("waits", "wait_strip"),
-        ("ranks",),
-        ("wait", "straggler"),
-        open=True,
-    ),
-    Section(
-        "scaling",
-        "Scaling",
-        "What do more devices gain, and what do the fitted laws predict for twice as many?",
-        ("scaling",),
-        terms=("weak", "strong", "efficiency"),
-        open=True,
-    ),
-    Section(
-        "learning",
-        "Accuracy and speed",
-        "Did the faster strategies learn as well, and how long did each take to get there?",
-        ("study", "training_accuracy", "training_loss"),
-        ("learning", *TRAINING_TABLES),
         open=True,
     ),
     Section(
@@ -110,6 +86,23 @@ SECTIONS = (
         ("step", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
+        "waiting",
+        "Who waits for whom",
+        "Which rank makes the others wait, and how long?",
+        ("waits", "wait_strip"),
+        ("ranks",),
+        ("wait", "straggler"),
+        open=True,
+    ),
+    Section(
+        "scaling",
+        "Scaling",
+        "What do more devices gain, and what do the fitted laws predict for twice as many?",
+        ("scaling",),
+        terms=("weak", "strong", "efficiency"),
+        open=True,
+    ),
+    Section(
         "estimates",
         "Every estimate and its error",
         "What does each subtraction give per step and per epoch, how far off is it, and why?",
@@ -141,8 +134,23 @@ SECTIONS = (
         ("what_if", "what_if_ledger", "what_if_savings", "what_if_own_error"),
         ("step", "exposed", "efficiency"),
     ),
+    Section(
+        "learning",
+        "Accuracy and speed",
+        "Did the faster strategies learn as well, and how long did each take to get there?",
+        ("study", "training_accuracy", "training_loss"),
+        ("learning", *TRAINING_TABLES),
+        open=True,
+    ),
     Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),
 )
+PAGE_ALONE = frozenset(
+    {
+        "laws", "contention", "phases", "dp_phases", "ranks", "waits", "reasons", "epoch", "bandwidth", "utilisation",
+        "projection", "what_if", "what_if_ledger", "what_if_savings", "what_if_own_error",
+    }
+)  # fmt: skip
+"""Tables that a terminal does not show."""
 
 
 _LONG = 16  # letters: longer than any number
@@ -150,87 +158,51 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])
 
 
 @dataclass(frozen=True)
-class PageFigure:
-    """A figure of the page: inline SVG that dpscope drew, and its caption."""
-
-    name: str
-    svg: str
-    caption: str
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """A table by its name: `meanings` has a sentence for each heading, `words` whether it is a column of words, aligned left."""
-
-    name: str
-    table: TextTable
-
-    @property
-    def meanings(self) -> tuple[str, ...]:
-        return meanings(self.name, self.table)
-
-    @property
-    def words(self) -> tuple[bool, ...]:
-        columns = [{row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings))]
-        return tuple(
-            any(len(one) > _LONG for one in column) or (bool(column) and all(one[0].isalpha() for one in column))
-            for column in columns
-        )
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """The content of a section."""
-
-    section: Section
-    figures: tuple[PageFigure, ...]
-    tables: tuple[PageTable, ...]
-
-
-@dataclass(frozen=True)
 class Page:
-    """All that the template needs.
+    """All that the template needs: `tables` and the SVG of `figures` by name, each placed by its section or with the answers.
 
-    Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the verdict and what it is based on:
-    `first_tables` and `first_figures`.
+    Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the verdict, `first_tables` and
+    FIRST_FIGURES.
     """
 
     name: str
     setting: str
-    environment: tuple[tuple[str, str], ...]
-    findings: tuple[Finding, ...]
-    sections: tuple[PageSection, ...]
+    environment: Sequence[tuple[str, str]]
+    findings: Sequence[Finding]
+    tables: Mapping[str, TextTable]
+    figures: Mapping[str, str]
     measures: Mapping[str, str]
     headline: str = ""
     verdict: Verdict | None = None
-    first_tables: tuple[PageTable, ...] = ()
-    first_figures: tuple[PageFigure, ...] = ()
-    timelines: tuple[TimelineView, ...] = ()  # the first is shown
-    definitions: tuple[tuple[str, str], ...] = ()
+    first_tables: Mapping[str, TextTable] = field(default_factory=dict)
+    timelines: Sequence[TimelineView] = ()  # the first is shown
+    definitions: Sequence[tuple[str, str]] = ()
     data_file: str = "comparison.csv"  # with every number, in the page's folder
 
-
-def page_figures(svg: Mapping[str, str]) -> dict[str, PageFigure]:
-    """The figures of a page by name, from their SVG."""
-    from dpscope.analysis.figures.draw import CAPTIONS, for_page
-
-    return {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
-
-
-def page_sections(
-    tables: Mapping[str, TextTable], figures: Mapping[str, PageFigure], timelines: Sequence[TimelineView] = ()
-) -> Iterator[PageSection]:
-    """The sections that have content."""
-    for section in SECTIONS:
-        drawn = tuple(figures[name] for name in section.figures if name in figures)
-        kept = [name for name in section.tables if name in tables and has_values(tables[name])]
-        if drawn or kept or (section.name == "timeline" and timelines):
-            yield PageSection(section, drawn, tuple(PageTable(name, tables[name]) for name in kept))
+    @property
+    def sections(self) -> list[tuple[Section, list[str], list[str]]]:
+        """The sections that have content, with the names of their figures and tables; open ones first."""
+        placed = []
+        for section in sorted(SECTIONS, key=lambda one: not one.open):
+            figures = [name for name in section.figures if name in self.figures]
+            tables = [name for name in section.tables if name in self.tables and has_values(self.tables[name])]
+            if figures or tables or (section.name == "timeline" and self.timelines):
+                placed.append((section, figures, tables))
+        return placed
 
 
 def has_values(table: TextTable) -> bool:
     """Whether any column but the first has a value."""
     return any(value not in (NA, "") for row in table.rows for value in row[1:]) or len(table.headings) == 1
+
+
+def word_columns(table: TextTable) -> list[bool]:
+    """For each column, whether it holds words rather than numbers, and so is aligned left."""
+    columns = [{row[index] for row in table.rows} - {NA, ""} for index in range(len(table.headings))]
+    return [
+        any(len(one) > _LONG for one in column) or (bool(column) and all(one[0].isalpha() for one in column))
+        for column in columns
+    ]
 
 
 def unbroken(text: str) -> Markup:
@@ -240,6 +212,8 @@ def unbroken(text: str) -> Markup:
 
 def render_page(page: Page) -> str:
     """The page as HTML text."""
+    from dpscope.analysis.figures.draw import CAPTIONS, for_page
+
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -263,6 +237,10 @@ def render_page(page: Page) -> str:
         na=NA,
         questions=QUESTIONS,
         glossary=GLOSSARY,
+        first_figures=[name for name in FIRST_FIGURES if name in page.figures],
+        captions=CAPTIONS,
+        for_page=for_page,
+        word_columns=word_columns,
     )
 
 
@@ -274,3 +252,85 @@ def script_json(value: object) -> Markup:
     """JSON in which no string can end the script element or open a comment."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+LEARNING_MEASURES: dict[str, str] = {
+    "Accuracy and loss": "After every epoch on the whole test set, each sample once, shared over the processes and summed "
+    "exactly. The accuracy of a training is that of its last epoch, not its best, which would be chosen on the test data. "
+    "Medians and ranges are over seeds; trainings without all their epochs are left out.",
+    "Difference of accuracy": "Significant if the medians differ by more than either cell's range over seeds. For equal cells "
+    "this happens by chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (normal errors, simulated). Fewer than 3 "
+    "seeds show no spread, so nothing is judged.",
+    "Training time": "Wall time of an epoch's steps, including loading but not evaluation. Time to an accuracy is the sum up "
+    "to and including the first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median "
+    "epochs with a 95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
+}
+
+
+MEASURES: dict[str, str] = {
+    "Step time and throughput": "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from "
+    "one block of steps between two synchronisations. Medians over all repeats; every 95% interval is based on the "
+    "differences between the cell's repeats and, if those are few, also between those of other cells. With fewer than five "
+    "steps, or one repeat of every cell, no interval is given and nothing is compared.",
+    "Compute, communication, exposed, hidden, idle": "From torch.profiler's traces of other steps. K is the union of compute "
+    "kernels, C that of communication kernels and copies between devices, per device and step window. Communication is |C|, "
+    "hidden |C ∩ K|, exposed |C \\ K|, compute |K|, idle the rest. Step = compute + exposed + idle. On a CPU, K are the "
+    "operators of all threads and C gloo's ranges, which share the cores, so hidden there means concurrent.",
+    "Transfer and wait": "A collective is matched across ranks by its sequence number or order. Transfer is the shortest of "
+    "its durations, because the last rank to arrive does not wait; wait is a rank's duration minus transfer. Broadcasts and "
+    "reduces have neither, because they do not make all ranks wait for each other.",
+    "algbw and busbw": "Bytes over transfer, and that times 2(N−1)/N for an all-reduce, (N−1)/N for all-gather, "
+    "reduce-scatter and all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
+    "DataParallel's phases": "A device event belongs to the phase in which it was launched. The parts of the waterfall are "
+    "each phase's exposed communication, excluding what an earlier phase covers, so that they add up.",
+    "Subtraction estimates": "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = "
+    "N b. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
+    "comparison, not as results.",
+    "Predictions": "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the "
+    "ring model without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
+    "communication, the times at which its buckets were ready.",
+    "The timeline": "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the "
+    "clocks of other hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference "
+    "is stated.",
+    "NA": "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv.",
+}
+
+
+# The terms of the report, shown on the page and in docs/glossary.md.
+GLOSSARY: Mapping[str, str] = {
+    "cell": "One measured combination of strategy, devices, batch per device and, if any, a variant. "
+    "ddp-d4-b128 is DistributedDataParallel on 4 devices with 128 samples on each. dp-host is the stand-in for "
+    "nn.DataParallel on a CPU.",
+    "strategy": "single is one device. DP is nn.DataParallel: one process drives all devices. DDP runs one process per device "
+    "and all-reduces gradients; replicate does the same without a wrapper module. FSDP (fully_shard) shards parameters, "
+    "gradients and optimizer state over the devices: it all-gathers parameters before use and reduce-scatters gradients. "
+    "fsdp-no-reshard keeps parameters gathered between forward and backward. hsdp shards within groups of devices and "
+    "all-reduces between the groups. ddp-d1 is DDP on one device: the cost of DDP before anything is communicated.",
+    "step": "One batch on every device: load, forward, backward, optimizer. The step time is the median over untraced "
+    "steps. Traced steps are measured separately; they are slower because of the tracer, and show where the time goes.",
+    "repeat": "One of several measurements of a cell, each in new processes. Intervals are based on the differences between "
+    "repeats: one repeat gives a number, but no interval.",
+    "communication": "The time in which a device takes part in collectives or copies between devices: hidden plus exposed.",
+    "hidden": "Communication while the device computes. It costs little or nothing.",
+    "exposed": "Communication while the device does not compute, which lengthens the step. It is the most that better "
+    "communication can save, and consists of wait, transfer and other.",
+    "wait": "The part of a collective in which a rank waits for a later rank. A faster link does not shorten it; find out"
+    " why that rank is late.",
+    "transfer": "The part of a collective in which data move: its duration on the rank that arrives last and so does not wait, "
+    "an upper bound of the pure transfer. Broadcast and reduce do not make all ranks wait for each other, so they have "
+    "neither wait nor transfer.",
+    "straggler": "A rank that the others wait for in most steps.",
+    "idle": "Time in which a device neither computes nor communicates: the host is too slow to launch work, or the loader"
+    " to deliver batches.",
+    "bus bandwidth": "Bytes over transfer time, times 2(N−1)/N for an all-reduce on N ranks (other collectives: other factors)."
+    " It can be compared with a link's specification for any N; nccl-tests prints it as busbw.",
+    "ring model": "The time that a ring all-reduce of all gradients needs at a given bandwidth: 2(N−1)/N × bytes / bandwidth. "
+    "The bandwidth is the link's specification if the link is known, else the calibrated one.",
+    "calibration": "Collectives timed alone, by size, before the cells. Predictions of a run's communication are based on it.",
+    "weak": "Weak scaling: the batch per device stays the same, so the global batch grows with the devices. Weak "
+    "efficiency is t_1(b)/t_N(b): 100% means that N devices finish N times the samples in the same time.",
+    "strong": "Strong scaling: the global batch stays the same and is divided over the devices. Strong speedup is "
+    "t_1(G)/t_N(G/N).",
+    "efficiency": "Speedup divided by the number of devices.",
+    "NA": "Not measured, or not applicable; never 0. The reason is given below the table.",
+}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
 from dpscope.analysis.traces.data_parallel.phases import phase_means
 from dpscope.analysis.traces.ranks.contention import Contentions
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from dpscope.analysis.runs.cell_data import CellData
 
-CELL = Field("cell", "cell", meaning="Strategy, devices and batch per device, and the variant")
 _KEYS = ("rank", "device", "replica")
 _PHASES = {  # column -> heading and meaning
     "host_to_device_us": ("to dev.", "Copying the batch to the device before DataParallel is called"),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PrintedReport:
     """`answers` are a verdict's, each with its label; `warnings` precede them; `missing` states why values are NA.
 
-    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the shortcuts). `first_rows` are
-    the numbers of the rows of `summary` that a terminal shows.
+    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the shortcuts). `first_cells` are
+    those whose rows a terminal shows of both.
     """
 
     setting: str
@@ -35,7 +35,7 @@ class PrintedReport:
     answers: tuple[tuple[str, str], ...]
     summary: TextTable
     shortcuts: TextTable | None
-    first_rows: tuple[int, ...]
+    first_cells: tuple[str, ...]
     tables: tuple[TextTable, ...]
     missing: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -70,25 +70,24 @@ def data_digest(run: Path, request: str) -> str:
 
 
 def current_report(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> PrintedReport | None:
-    """The printed part of the report in a folder; None unless the report is current (see `is_current`)."""
-    stamp = _stamp(folder)
-    if stamp is not None and stamp.printed is not None and is_current(folder, made_from, figure_formats):
+    """The printed part of the report in a folder; None unless the report is current (see `current_stamp`)."""
+    stamp = current_stamp(folder, made_from, figure_formats)
+    if stamp is not None and stamp.printed is not None:
         with suppress(msgspec.ValidationError):
             return msgspec.convert(stamp.printed, PrintedReport)
     return None
 
 
-def is_current(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> bool:
-    """Whether the report in a folder was made from the same data, in these formats if given, and is unchanged since."""
+def current_stamp(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> ReportStamp | None:
+    """The stamp of a report that was made from the same data, in these formats if given, and is unchanged since; else None."""
     stamp = _stamp(folder)
     if stamp is None or stamp.made_from != made_from:
-        return False
+        return None
     if figure_formats is not None and set(figure_formats) != set(stamp.figure_formats):
-        return False
-    try:
-        return _files(folder, stamp.files) == stamp.files
-    except OSError:
-        return False
+        return None
+    with suppress(OSError):
+        return stamp if _files(folder, stamp.files) == stamp.files else None
+    return None
 
 
 def write_with_figures(

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.report.meanings import LEARNING_MEASURES
-from dpscope.analysis.report.page import Page, page_figures, page_sections, render_page
+from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
-from dpscope.analysis.report.stamp import data_digest, is_current, replace_stamp, write_with_figures
+from dpscope.analysis.report.stamp import current_stamp, data_digest, replace_stamp, write_with_figures
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import render, render_findings
 from dpscope.analysis.text.units import NA
@@ -38,12 +37,10 @@ def show_training(
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
-    if reasons := [reason for table in shown for reason in table.missing]:
-        print_missing(console, reasons)
-    if findings := training_findings(data):
-        print_findings(console, findings)
+    print_missing(console, [reason for table in shown for reason in table.missing])
+    print_findings(console, findings := training_findings(data))
     path = _page_of(data)
-    if is_run_folder(folder) or not is_current(path.parent, made_from, figure_formats):
+    if is_run_folder(folder) or current_stamp(path.parent, made_from, figure_formats) is None:
         write_training(data, figure_formats, made_from)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     if open_page:
@@ -105,9 +102,10 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
         name=data.folder.name,
         headline=_headline(data),
         setting=_setting(data),
-        environment=tuple(_facts(data.manifest)),
-        findings=tuple(training_findings(data)),
-        sections=tuple(page_sections(training_tables(data), page_figures(svg))),
+        environment=list(_facts(data.manifest)),
+        findings=training_findings(data),
+        tables=training_tables(data),
+        figures=svg,
         measures=LEARNING_MEASURES,
         data_file="training.csv",
     )

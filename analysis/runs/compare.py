@@ -7,7 +7,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
@@ -229,10 +229,8 @@ _FIELDS = {
         Field("quantity", "quantity"),
         Field("before", "before_us", "time"),
         Field("after", "after_us", "time"),
-        Field("ratio", lambda one: one.ratio.value, _RATIO),
-        Field("low", lambda one: one.ratio.low, _RATIO),
-        Field("high", lambda one: one.ratio.high, _RATIO),
-        Field("n", lambda one: one.ratio.count),
+        *estimate_fields("ratio", _RATIO),
+        Field("n", "ratio.count"),
         Field("likely slower", lambda one: _share(one.chance_slower)),
         Field("would show", lambda one: _share(one.detectable)),
         Field("change", lambda one: "not judged" if one.not_judged else _VERDICTS[one.verdict]),

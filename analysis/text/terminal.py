@@ -151,21 +151,30 @@ def print_sentences(console: Console, sentences: Iterable[str]) -> None:
 
 def print_missing(console: Console, reasons: Iterable[str]) -> None:
     """Print why values are missing, once for all tables."""
-    console.print()
-    console.print(Text("NA, and why", style="bold"))
-    rows = Table.grid(padding=(0, 1))
-    for reason in reasons:
-        rows.add_row("-", folded(reason, "dim"))
-    console.print(Trimmed(rows))
+    _print_list(console, "NA, and why", ((Text("-"), folded(reason, "dim")) for reason in reasons))
 
 
 def print_findings(console: Console, findings: Iterable[Finding]) -> None:
     """Print findings as sentences, each with its next step."""
-    console.print()
-    console.print(Text("Findings", style="bold"))
+    _print_list(
+        console,
+        "Findings",
+        (
+            (
+                Text(one.severity, style=_STYLES[one.severity]),
+                folded(f"{sentence(one.message)} ").append(sentence(one.next_step), style="dim"),
+            )
+            for one in findings
+        ),
+    )
+
+
+def _print_list(console: Console, title: str, items: Iterable[tuple[Text, Text]]) -> None:
+    """Print marked items below a title; nothing without an item."""
     rows = Table.grid(padding=(0, 1))
-    for finding in findings:
-        text = folded(f"{sentence(finding.message)} ")
-        text.append(sentence(finding.next_step), style="dim")
-        rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), text)
-    console.print(Trimmed(rows))
+    for mark, text in items:
+        rows.add_row(mark, text)
+    if rows.row_count:
+        console.print()
+        console.print(Text(title, style="bold"))
+        console.print(Trimmed(rows))

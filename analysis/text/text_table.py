@@ -17,7 +17,7 @@ OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 class TextTable:
     """A table of formatted text: headings include units, and each row has an entry per heading.
 
-    `missing` states why values are NA; `meanings` has a sentence per heading, or none at all.
+    `missing` states why values are NA; `meanings` has a sentence for each heading, empty where its columns are not declared.
     """
 
     title: str
@@ -46,6 +46,18 @@ class Field:
         if not isinstance(self.get, str):
             return plain(self.get(row))
         return plain(row[self.get] if isinstance(row, Mapping) else attrgetter(self.get)(row))
+
+
+CELL = Field("cell", "cell", meaning="Strategy, devices and batch per device, and the variant")
+
+
+def estimate_fields(name: str, unit: Unit, meaning: str = "", ends: Unit | None = None) -> list[Field]:
+    """An estimate, which is an attribute of a row, and the ends of its 95% interval, in the unit `ends` if it is another."""
+    return [
+        Field(name.rpartition(".")[2], f"{name}.value", unit, meaning),
+        Field("low", f"{name}.low", ends or unit, "Lower end of the 95% interval"),
+        Field("high", f"{name}.high", ends or unit, "Upper end of the 95% interval"),
+    ]
 
 
 def table_of(
@@ -79,13 +91,8 @@ def table_of(
         rows=tuple(zip(*shown, strict=True)),
         notes=tuple(notes),
         missing=tuple(missing),
-        meanings=tuple(field.meaning for field in fields) if any(field.meaning for field in fields) else (),
+        meanings=tuple(field.meaning for field in fields),
     )
-
-
-def table_of_records(title: str, records: Sequence[Mapping[str, object]], notes: Iterable[str] = ()) -> TextTable:
-    """The table of records whose keys are the headings, with their units, and whose values need no unit."""
-    return table_of(title, [Field(name, name) for name in records[0]] if records else [], records, notes)
 
 
 def render(table: TextTable, table_format: str) -> str:

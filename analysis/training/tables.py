@@ -1,15 +1,15 @@
 """Trainings as tables, and as JSON and CSV in stored units."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
 from dpscope.analysis.training.data import TrainingData
@@ -41,16 +41,17 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
     cells, names = _cells(data), {cell.name for cell in data.trained}
     trained = [cell for cell in cells if cell["cell"] in names]
     unit, whole = (_seconds([cell[name] for cell in cells]) for name in ("train_epoch_s", "training_s"))
+    epoch = "Median training time of an epoch over all seeds; evaluation is not in it"
     timed = (
-        Field("cell", "cell"),
-        *_with_range("epoch", "train_epoch_s", unit),
-        Field("epochs", "timed_epochs"),
-        Field("evaluation", "evaluation_epoch_s", unit),
-        Field("training", "training_s", whole),
+        CELL,
+        *_with_range("epoch", "train_epoch_s", unit, epoch, ("Shortest epoch", "Longest epoch")),
+        Field("epochs", "timed_epochs", meaning="Epochs behind the median, all seeds together"),
+        Field("evaluation", "evaluation_epoch_s", unit, "Median time of an evaluation"),
+        Field("training", "training_s", whole, "Training time of all epochs of a seed, median over seeds"),
     )
     best = "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
     tables = {
-        "test_accuracy": _table(
+        "test_accuracy": table_of(
             "Test accuracy after training (median and range over seeds)",
             _ACCURACY,
             cells,
@@ -58,7 +59,7 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
             _missing_trainings(data),
         ),
         "training_speedup": difference_table("Accuracy and training speedup versus one device", against_single(data)),
-        "training_time": _table(
+        "training_time": table_of(
             "Training time (median and range over the epochs of all seeds; without evaluation)",
             timed,
             trained,
@@ -70,30 +71,36 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
-def _table(
-    title: str, fields: Sequence[Field], rows: Iterable[object], notes: Iterable[str], missing: Iterable[str] = ()
-) -> TextTable:
-    """The table of these columns, whose meanings the report holds."""
-    return replace(table_of(title, fields, rows, notes, missing), meanings=())
+_OF_SEEDS = ("Lowest of the seeds", "Highest of the seeds")
 
 
-def _with_range(heading: str, name: str, unit: Unit) -> tuple[Field, Field, Field]:
+def _with_range(
+    heading: str, name: str, unit: Unit, meaning: str, ends: tuple[str, str] = _OF_SEEDS
+) -> tuple[Field, Field, Field]:
     """A median and its range, of the keys that `_range` makes."""
-    return Field(heading, name, unit), Field("low", f"{name}_min", unit), Field("high", f"{name}_max", unit)
+    low, high = ends
+    return (
+        Field(heading, name, unit, meaning),
+        Field("low", f"{name}_min", unit, low),
+        Field("high", f"{name}_max", unit, high),
+    )
 
 
 def _range(name: str, found: Range) -> dict[str, float | None]:
     return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}
 
 
+_MEDIAN = "Median test accuracy over seeds, after the last epoch"
+_BEST = "Highest test accuracy of any epoch, median over seeds: chosen on the test data"
+_TRAINED = "Training accuracy of the last epoch, median over seeds"
 _ACCURACY = (
-    Field("cell", "cell"),
-    *_with_range("accuracy", "test_accuracy_percent", _PERCENT),
-    Field("seeds", "seeds"),
-    Field("best", "best_accuracy_percent", _PERCENT),
-    Field("train acc.", "train_accuracy_percent", _PERCENT),
-    Field("test loss", "test_loss", _LOSS),
-    Field("epochs", "epochs"),
+    CELL,
+    *_with_range("accuracy", "test_accuracy_percent", _PERCENT, _MEDIAN),
+    Field("seeds", "seeds", meaning="Trainings with all their epochs"),
+    Field("best", "best_accuracy_percent", _PERCENT, _BEST),
+    Field("train acc.", "train_accuracy_percent", _PERCENT, _TRAINED),
+    Field("test loss", "test_loss", _LOSS, "Cross-entropy on the test data after the last epoch, median over seeds"),
+    Field("epochs", "epochs", meaning="Epochs of a training"),
 )
 
 
@@ -112,6 +119,10 @@ def _seconds(values: Sequence[float | None]) -> Unit:
     return Unit(unit.label, unit.divisor / 1e6, unit.digits)
 
 
+_OF_ALL = "Of all seeds that were begun"
+_UNTIL = "Training time up to and including that epoch without evaluation, median over seeds"
+
+
 def _target_table(data: TrainingData) -> TextTable | None:
     """When each cell first reached the target accuracy; None without a target."""
     target = statistics.chosen_target(data)
@@ -119,13 +130,14 @@ def _target_table(data: TrainingData) -> TextTable | None:
         return None
     found = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
     chosen = "" if data.target_accuracy is not None else ", the highest whole percent that all trainings reached"
+    unit = _seconds([one.train_s.value for one in found])
     fields = (
-        Field("cell", "cell"),
-        Field("seeds that reached it", lambda row: f"{row['reached']} of {row['seeds']}"),
-        Field("epoch", lambda row: row["epoch"]["value"], _EPOCH),
-        *_with_range("time", "time_s", _seconds([one.train_s.value for one in found])),
+        CELL,
+        Field("seeds that reached it", lambda row: f"{row['reached']} of {row['seeds']}", meaning=_OF_ALL),
+        Field("epoch", lambda row: row["epoch"]["value"], _EPOCH, "The first epoch that reached it, median over seeds"),
+        *_with_range("time", "time_s", unit, _UNTIL),
     )
-    return _table(
+    return table_of(
         f"Training time to {target:g}% test accuracy{chosen}",
         fields,
         [asdict(one) | _range("time_s", one.train_s) for one in found],
@@ -139,17 +151,23 @@ def _target_table(data: TrainingData) -> TextTable | None:
     )
 
 
+def _signed(one: CellDifference) -> str | None:
+    return None if one.points is None else f"{one.points:+.2f}"
+
+
+_MINUS = "Its median test accuracy minus the other's, in percentage points"
+_WIDER = "The wider of the two ranges over seeds; unknown with fewer than three"
+_EXCEEDS = "Whether the difference exceeds the spread over seeds"
+_FASTER = "Median epoch training time of the other cell over this cell's"
 _DIFFERENCE = (
-    Field("cell", "cell"),
-    Field("against", "against"),
-    Field("accuracy", "accuracy_percent", _PERCENT),
-    Field("difference [points]", lambda one: None if one.points is None else f"{one.points:+.2f}"),
-    Field("seed spread", "spread_points", _POINTS),
-    Field("seeds", "seeds"),
-    Field("verdict", lambda one: _VERDICTS[one.verdict]),
-    Field("speedup", lambda one: one.speedup.value, _RATIO),
-    Field("low", lambda one: one.speedup.low, _RATIO),
-    Field("high", lambda one: one.speedup.high, _RATIO),
+    CELL,
+    Field("against", "against", meaning="The cell that it is compared with"),
+    Field("accuracy", "accuracy_percent", _PERCENT, _MEDIAN),
+    Field("difference [points]", _signed, meaning=_MINUS),
+    Field("seed spread", "spread_points", _POINTS, _WIDER),
+    Field("seeds", "seeds", meaning="Complete trainings, of the side with fewer"),
+    Field("verdict", lambda one: _VERDICTS[one.verdict], meaning=_EXCEEDS),
+    *estimate_fields("speedup", _RATIO, _FASTER),
 )
 
 
@@ -162,7 +180,7 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         "differences may be chance",
         "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
     )
-    return _table(title, _DIFFERENCE, differences, notes, (reason for one in differences for reason in _unknown(one)))
+    return table_of(title, _DIFFERENCE, differences, notes, (reason for one in differences for reason in _unknown(one)))
 
 
 def _unknown(one: CellDifference) -> Iterator[str]:

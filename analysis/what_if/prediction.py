@@ -55,16 +55,22 @@ class Prediction:
         return {name: value for name, value in asdict(self).items() if name not in ("ledger", "missing")}
 
 
+_BAND = "Expected to contain the true value in nine cases out of ten"
+_EFFICIENCY = "The step on one device divided by the predicted one, at the same batch per device"
+
+
 def prediction_fields(of: Callable[[Any], Prediction]) -> list[Field]:
     """The columns of the prediction that a row of a table holds: the first three are what is predicted."""
     return [
-        Field("devices", lambda row: of(row).devices),
-        Field("nodes", lambda row: of(row).nodes),
-        Field("batch", lambda row: of(row).batch_size),
-        Field("step", lambda row: of(row).step_us, MS),
-        Field(f"{BAND:.0%} band [ms]", lambda row: of(row).band),
-        Field("exposed", lambda row: of(row).exposed_us, MS),
-        Field("efficiency", lambda row: of(row).efficiency, "share"),
+        Field("devices", lambda row: of(row).devices, meaning="Devices of the predicted step, with unchanged links"),
+        Field("nodes", lambda row: of(row).nodes, meaning="Nodes that this many devices are assumed to span"),
+        Field("batch", lambda row: of(row).batch_size, meaning="Batch per device"),
+        Field("step", lambda row: of(row).step_us, MS, "Predicted: the measured step plus what the replay adds to it"),
+        Field(f"{BAND:.0%} band [ms]", lambda row: of(row).band, meaning=_BAND),
+        Field(
+            "exposed", lambda row: of(row).exposed_us, MS, "Predicted communication that is not hidden behind compute"
+        ),
+        Field("efficiency", lambda row: of(row).efficiency, "share", _EFFICIENCY),
     ]
 
 

@@ -78,8 +78,7 @@ def calibrate(request: CalibrateRequest) -> None:
     if (between := rate_between(fitted)) is not None:
         within = rate_within(fitted) or "not timed"
         console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)
-    if findings := (*fitted.findings, *calibration_chapter(fitted).findings):
-        print_findings(console, findings)
+    print_findings(console, (*fitted.findings, *calibration_chapter(fitted).findings))
     console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
     if is_run_folder(out):
         console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)

@@ -249,7 +249,7 @@ def run_table(answer: RunAnswer) -> TextTable:
     fields[3:3] = [
         Field(name.replace("_", " "), partial(_word, name)) for name in options if name not in ("devices", "batch_size")
     ]
-    fields.append(Field("bound by", lambda row: row[2].bound_by))
+    fields.append(Field("bound by", lambda row: row[2].bound_by, meaning="The largest part of the predicted step"))
     notes = grounds(one for _, _, one in answer.predictions)
     return table_of("Steps that were not measured, replayed from one that was", fields, answer.predictions, notes)
 
@@ -271,6 +271,16 @@ def csv_table(answer: RunAnswer) -> TextTable:
     return TextTable("What if", tuple(rows[-1]), tuple(map(tuple, cells)))
 
 
+_PARTS = {
+    "compute": "The base's compute plus its change in the replay",
+    "exposed_wait": "Exposed: no compute and no transfer run, and a rank waits for a late one",
+    "exposed_transfer": "Exposed: no compute runs, and a collective transfers",
+    "exposed_other": "Exposed communication that cannot be split into wait and transfer, such as broadcasts",
+    "idle": "Neither compute nor communication",
+    "tracer": "Untraced less traced step of the base; negative if tracing slowed it",
+}
+
+
 def ledger_table(answer: RunAnswer) -> TextTable:
     """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of either."""
     base = answer.question.base
@@ -289,8 +299,11 @@ def ledger_table(answer: RunAnswer) -> TextTable:
         for part, reason in one.missing.items():
             parts.setdefault(reason, {})[part.removeprefix("exposed_")] = None
     notes += [f"NA of {', '.join(named)}: {reason}" for reason, named in parts.items()]
-    fields = [Field("configuration", itemgetter(0)), Field("step", itemgetter(1), "time")]
-    fields += [Field(name.removeprefix("exposed_"), partial(_part_us, name), "time") for name in names]
+    fields = [
+        Field("configuration", itemgetter(0), meaning="The measured base, or what differs from it"),
+        Field("step", itemgetter(1), "time", "Untraced: the base's as measured, the others as predicted"),
+    ]
+    fields += [Field(name.removeprefix("exposed_"), partial(_part_us, name), "time", _PARTS[name]) for name in names]
     title = "Where the step goes [{unit}]: the parts add up to the step"
     return table_of(title, fields, known if base.ledger is not None else (), notes)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.what_if.answers import output
 from dpscope.analysis.what_if.answers.bases import CellError, base_of_loaded, with_cell_errors
@@ -228,12 +228,18 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
     return WhatIfChapter(answer, {name: one for name, one in tables.items() if one.rows})
 
 
+_BAND = "The saving plus and minus the method's error"
+_SIGNIFICANT = "Whether the saving exceeds the method's error on the whole step"
+_PERFECT = "The error of assuming that the step takes as long as on one device"
+_SAME = "The error of assuming that the step takes as long as in the other cell"
+
+
 def _savings_table(changes: list[output.Saving], cell: str) -> TextTable:
     fields = (
-        Field("change", "change"),
-        Field("saves", "saved_us", _MS),
-        Field("band [ms]", lambda one: f"{show(one.low_us, _MS)} to {show(one.high_us, _MS)}"),
-        Field("significant", lambda one: "yes" if one.is_significant else "no"),
+        Field("change", "change", meaning="The only thing changed in the replay"),
+        Field("saves", "saved_us", _MS, "How much shorter the step would be"),
+        Field("band [ms]", lambda one: f"{show(one.low_us, _MS)} to {show(one.high_us, _MS)}", meaning=_BAND),
+        Field("significant", lambda one: "yes" if one.is_significant else "no", meaning=_SIGNIFICANT),
     )
     notes = ("Parts of the step that can be removed come first, then changes for comparison",)
     return table_of(f"What one change alone would take off the step of {cell}", fields, changes, notes)
@@ -241,12 +247,12 @@ def _savings_table(changes: list[output.Saving], cell: str) -> TextTable:
 
 def _error_table(cells: Sequence[CellError]) -> TextTable:
     fields = (
-        Field("cell", "cell"),
-        Field("measured", "measured_us", _MS),
-        Field("predicted", "predicted_us", _MS),
-        Field("error [%]", lambda one: _off(one.predicted_us, one)),
-        Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one)),
-        Field("nothing changes [%]", lambda one: _off(one.same_us, one)),
+        CELL,
+        Field("measured", "measured_us", _MS, "Median untraced step of the cell"),
+        Field("predicted", "predicted_us", _MS, "By replaying the other cell, without using this one's time"),
+        Field("error [%]", lambda one: _off(one.predicted_us, one), meaning="Predicted over measured, minus 1"),
+        Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one), meaning=_PERFECT),
+        Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
     )
     reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in cells if one.reason is not None)
     return table_of("The same method on cells that were measured", fields, cells, reasons)

@@ -100,7 +100,7 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
         "Use DDP: 3.60x one device's throughput (95% interval 3.40 to 3.80) on 4 devices, batch 32 each. DDP's step is 1.30x as "
         "fast as DP's (95% interval 1.20 to 1.40)."
     )
-    assert found.which.confidence == "shown"
+    assert found.which.basis == "The gain over one device: significant (95% interval)"
     even = verdict_on(DP, DDP, ratio=Estimate(1.05, 0.9, 1.2, 60)).which.text
     assert even.startswith("Use DDP or DP, whichever is simpler: ")
     assert "DDP against DP: not significant" in even
@@ -150,7 +150,7 @@ def test_a_gain_that_is_none_or_not_significant_and_the_basis_of_each_answer() -
     assert undecided.action.text.startswith("Measure more repeats to decide between DDP and one device (--repeats 5). ")
     assert undecided.action.basis == "The gain over one device: not significant (95% interval)"
     once = verdict_on(DDP, gain=Estimate(1.1, None, None, 60))
-    assert once.which.confidence == "no_interval"
+    assert once.which.basis == once.action.basis
     assert once.action.basis == "The gain over one device: too few repeats, or fewer than five steps: no interval"
     untraced = {"traced_step_us": None, "communication_us": None, "exposed_us": None, "idle_us": None}
     assert verdict_on(cell("ddp", 4, 32, **untraced)).action.basis == "not measured"
@@ -162,11 +162,11 @@ def test_the_cost_of_communication() -> None:
         "DDP exposes 20.0 ms of communication in a 100.0 ms traced step (20%; 95% interval 15.0 to 25.0 ms): 0.0 ms waiting for "
         "late ranks, 20.0 ms transfer; 10.0 ms more is hidden behind compute."
     )
-    assert found.confidence == "shown"
+    assert found.basis == "significant (95% interval)"
     lost = ("communication_us", "exposed_us", "exposed_wait_us", "exposed_transfer_us", "exposed_other_us")
     unknown = verdict_on(cell("ddp", 4, 32, **dict.fromkeys(lost))).cost
     assert unknown.text == "It was not measured: the trace of ddp-d4-b32 does not show it."
-    assert unknown.confidence == "not_measured"
+    assert unknown.basis == "not measured"
 
 
 def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
@@ -269,7 +269,7 @@ def test_one_device_alone_answers_nothing() -> None:
     found = answer(comparison(SINGLE), "cuda")
     assert "none can be recommended" in found.which.text
     assert found.action.text == "Measure two or more devices: dpscope run --devices 1,2."
-    assert {one.confidence for one in found.answers} == {"not_measured"}
+    assert {one.basis for one in found.answers} == {"not measured"}
     attached = answer(replace(comparison(SINGLE), of_script=True), "cuda")
     assert "that train together" in attached.action.text  # two processes that train alone were no two devices
 
@@ -282,9 +282,9 @@ def test_without_a_single_device_the_baseline_is_the_strategy_on_one_device() ->
         "DDP on 4 devices, batch 32 each reaches 3.60x the throughput of one device under DDP (50 steps, "
         "no interval); one device without DDP was not measured, so the gain over that is unknown."
     )
-    assert found.confidence == "no_interval"
+    assert found.basis.startswith("too few repeats")
     twice = replace(once, over_itself={DDP.cell: Estimate(3.6, 3.5, 3.7, 50)})
-    assert answer(twice, "cuda").which.confidence == "shown"
+    assert answer(twice, "cuda").which.basis == "significant (95% interval)"
     assert "was not compared with one device" in answer(comparison(DDP), "cuda").which.text
 
 

@@ -13,7 +13,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.answers import LABELS
 from dpscope.analysis.findings.verdict import STAND_IN
 from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
-from dpscope.analysis.report.comparison_tables import first_rows
+from dpscope.analysis.report.comparison_tables import first_cells
 from dpscope.analysis.report.stamp import PrintedReport
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.cli import app
@@ -64,7 +64,7 @@ def demo(answer: str, findings: int) -> PrintedReport:
         answers=tuple((label, answer) for label in LABELS),
         summary=TextTable("Where a step goes [ms]", headings, rows),
         shortcuts=TextTable("Against the shortcuts [ms]", second, shortcuts),
-        first_rows=(4, 6, 7), tables=(), missing=(),
+        first_cells=tuple(rows[index][0] for index in (4, 6, 7)), tables=(), missing=(),
         findings=tuple(
             RunCode.TRACER_COST.finding(f"{cells[number]}: a traced step takes 1.25x as long as an untraced one")
             for number in range(findings)
@@ -103,8 +103,8 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
         for cell, strategy, devices, batch in (*cells, (variant, "ddp", 2, 8))
     ]
     comparison = Comparison({row.cell: row for row in rows}, variants={variant: "overlap-off"})
-    chosen = first_rows(comparison, ("dp-d2-b8", "ddp-d2-b8"))
-    assert [rows[index].cell for index in chosen] == ["single-d1-b8", "dp-d2-b8", "ddp-d2-b8"]
+    chosen = first_cells(comparison, ("dp-d2-b8", "ddp-d2-b8"))
+    assert chosen == ("single-d1-b8", "dp-d2-b8", "ddp-d2-b8")
 
 
 @pytest.mark.long

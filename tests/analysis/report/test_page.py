@@ -17,7 +17,6 @@ from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
@@ -52,7 +51,7 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
     assert len(named) == len(set(named))
     assert set(tables) <= set(named)
     for name, table in tables.items():
-        explained = zip(table.headings, meanings(name, table), strict=True)
+        explained = zip(table.headings, table.meanings, strict=True)
         assert [heading for heading, meaning in explained if not meaning] == [], name
 
 
@@ -69,13 +68,10 @@ def test_the_page_escapes_text(example: Report) -> None:
     page = make_page(example, {})
     finding = msgspec.structs.replace(example.findings[0], message=hostile)
     view = replace(page.timelines[0], cell=hostile, notes=(hostile,))
-    section = next(one for one in page.sections if one.tables)
-    headings = section.tables[0].table.headings
-    table = replace(section.tables[0].table, title=hostile, rows=((hostile,) * len(headings),))
-    changed = replace(section, tables=(replace(section.tables[0], table=table),))
+    table = page.tables["time"]
+    tables = {**page.tables, "time": replace(table, title=hostile, rows=((hostile,) * len(table.headings),))}
     page = replace(page, name=hostile, headline=hostile, setting=hostile, environment=((hostile, hostile),))
-    sections = (changed, *(one for one in page.sections if one is not section))
-    text = pages.render_page(replace(page, findings=(finding,), timelines=(view,), sections=sections))
+    text = pages.render_page(replace(page, findings=(finding,), timelines=(view,), tables=tables))
     assert hostile not in text
     assert text.count("&lt;script&gt;alert(1)") > 10
     assert text.count("<script") == 3
@@ -232,12 +228,18 @@ def test_a_table_without_values_is_not_drawn(example: Report) -> None:
     empty = TextTable("Rates", ("cell", "rate", "of link"), (("a", NA, NA), ("b", NA, "")))
     assert not pages.has_values(empty)
     assert pages.has_values(replace(empty, rows=(("a", NA, "1.0"),)))
-    assert list(pages.page_sections({"bandwidth": empty}, {})) == []
+    assert replace(make_page(example, {}), tables={"bandwidth": empty}, timelines=()).sections == []
 
 
 def test_the_page_opens_on_the_answers(example: Report) -> None:
     page = make_page(example, dict.fromkeys(example.figures, "<svg></svg>"))
-    assert [figure.name for figure in page.first_figures] == ["communication", "step_split"]
     assert page.timelines[0].cell == example.verdict.cell
-    opened = {one.section.name for one in page.sections if one.section.open}
-    assert opened <= {"timeline", "waiting", "scaling", "learning"}
+    shown = pages.render_page(page)
+    places = [
+        shown.index(f'id="{one}"') for one in ("answers", "figure-communication", "figure-step_split", "findings")
+    ]
+    assert places == sorted(places)
+    assert [section.name for section, _, _ in page.sections if section.open] == ["timeline", "waiting", "scaling"]
+    assert [section.open for section, _, _ in page.sections] == sorted(
+        [section.open for section, _, _ in page.sections]
+    )[::-1]

@@ -30,6 +30,13 @@ def test_a_long_path_is_there_to_its_end(width: int, where: str) -> None:
     assert "…" not in out.getvalue()
 
 
+def test_a_list_without_items_has_no_heading() -> None:
+    out = io.StringIO()
+    print_missing(Console(file=out), [])
+    print_findings(Console(file=out), [])
+    assert out.getvalue() == ""
+
+
 def test_no_line_ends_in_blanks() -> None:
     """Of a table, of a wrapped note and of findings, with and without colours; the text stays complete."""
     table = TextTable(

@@ -105,7 +105,7 @@ def test_ranks_are_compared_with_themselves() -> None:
 @pytest.mark.parametrize(("factor", "stated"), [(1.3, True), (1.0, False)])
 def test_the_cost_sentence_names_significant_contention_only(tmp_path: Path, factor: float, stated: bool) -> None:
     found = known(analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2))).ledger)
-    text = cost_text("DDP", "ddp", found, None)
+    text = cost_text("ddp", found, None)
     assert "more is hidden behind compute" in text
     assert ("which slows that compute (1.3" in text) is stated
     assert ("and so costs" in text) is stated
