@@ -9,6 +9,7 @@ of Statistics 3(1), 1975), else that of a normal distribution, which is then an 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,6 +81,11 @@ def lateness(profiles: Sequence[StepProfile]) -> Lateness:
     return Lateness(tuple(steady.tolist()), tuple(rest.ravel().tolist()))
 
 
+@lru_cache(maxsize=1024)
+def _normal_maximum(ranks: int) -> float:
+    return float(expected_maximum(np.array([float(ranks)]))[0])
+
+
 def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> float:
     """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
 
@@ -90,7 +96,7 @@ def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> 
     if len(values) < 2:
         return 0.0
     if not fit_tail:
-        return float(values.std()) * float(expected_maximum(np.array([float(ranks)]))[0])
+        return float(values.std()) * _normal_maximum(ranks)
     # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
     levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
     found = np.quantile(values, levels)
