@@ -64,15 +64,14 @@ def attend_job(
     stop: StopRequest,
     console: Console,
     starter: JobStarter = THIS_HOST,
-    grace_s: float = 0.0,
     watch: Callable[[str | None], str | None] = lambda state: state,
     left_s: float | None = None,
 ) -> JobOutcome:
     """Run a job to its end, its time limit or a request to stop, with a live line on a terminal; leaves none of its processes.
 
     `watch` gets the job's state, such as its pass, many times a second, and None before the first and after the end; it returns
-    what the line shows. `left_s` is the estimated time until the end of this job and those after it. A job that is stopped or
-    passes its time limit has `grace_s` to save what it has and to end by itself. It is done if its result has the status ok.
+    what the line shows. `left_s` is the estimated time until the end of this job and those after it. The job is done if its
+    result has the status ok.
     """
     began_s = time.monotonic()
     # At the usual 12 refreshes a second the line would take a share of a core from what is measured.
@@ -86,8 +85,8 @@ def attend_job(
 
         try:
             how, exit_status = running.wait(timeout_s, show, lambda: stop.requested)
-            if how in ("stopped", "timed_out") and grace_s > 0:
-                running.ask_to_end(grace_s)
+            if how in ("stopped", "timed_out") and job.grace_s > 0:
+                running.ask_to_end(job.grace_s)
         finally:
             warn_about_leftover_processes(running.end(), console)
         before = running.memory_kills_before
@@ -174,8 +173,6 @@ def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterat
 class JobQueue(ABC, Generic[JobT, ResultT]):
     """Runs jobs in order; a subclass defines how they are prepared and recorded."""
 
-    grace_s = 0.0  # for a job that is stopped, to save what it has
-
     def __init__(
         self, jobs: Sequence[JobT], timeout_s: float, console: Console, starter: JobStarter = THIS_HOST
     ) -> None:
@@ -228,9 +225,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
             outcome = JobOutcome("skipped", reason)
         else:
             watch, stop = self.watch(job), self.stop
-            outcome = attend_job(
-                job, self.timeout_s, title, stop, self.console, self.starter, self.grace_s, watch, left_s
-            )
+            outcome = attend_job(job, self.timeout_s, title, stop, self.console, self.starter, watch, left_s)
         took_s = time.monotonic() - started_s
         result = self.result(job) if outcome.status == "ok" else None
         if result is not None:

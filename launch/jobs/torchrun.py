@@ -32,6 +32,7 @@ class Job:
     nodes: int = 1  # among which the processes are divided
     max_restarts: int = 0
     run: RunFolder | None = None  # by which its leftover processes can be found
+    grace_s: float = 0.0  # for a job that is stopped or passes its time limit, to save what it has and to end by itself
     done: bool = False  # its result was there when it was planned
     node: int = 0  # of several nodes, the one that runs the command
     address: str = "HOST0"  # of node 0; this one is a placeholder
@@ -49,12 +50,8 @@ class Job:
         rendezvous = ["--standalone"] if self.nodes == 1 else [*meeting, f"--master-port={self.port}"]
         return (
             *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={self.per_node}"),
-            *(
-                f"--max-restarts={self.max_restarts}",
-                "--role=rank",
-                "--tee=3",
-                f"--log-dir={self.folder.torchrun_path}",
-            ),
+            *(f"--max-restarts={self.max_restarts}", "--role=rank", "--tee=3"),
+            f"--log-dir={self.folder.torchrun_path}",
             *self.program,
         )
 

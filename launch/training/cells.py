@@ -178,6 +178,7 @@ class TrainJob(Job):
     cell: Cell
     seed: int
     kind: DeviceType
+    grace_s: float = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
     resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
     resumption: Resumption | None = None  # as planned
 

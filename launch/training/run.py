@@ -115,8 +115,6 @@ def _remove_trainings(folder: TrainFolder) -> None:
 class _Trainings(JobQueue[TrainJob, TrainResult]):
     """The jobs of one call; train.json follows them: every epoch of every training, in the order of the plan."""
 
-    grace_s = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
-
     def __init__(
         self,
         folder: TrainFolder,
