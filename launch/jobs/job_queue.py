@@ -186,6 +186,10 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         """The stored result of a job."""
 
     @abstractmethod
+    def finished(self, job: JobT) -> ResultT | None:
+        """The stored result of a job that need not run, also of one that was done by hand since it was planned."""
+
+    @abstractmethod
     def prepare(self, job: JobT) -> None:
         """Clear the job's folder of an earlier attempt's files."""
 
@@ -209,7 +213,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         """Run the jobs that are not done; yields the result of every job that is reached, in order."""
         with self.stop.listening():
             for index, job in enumerate(self.jobs):
-                yield (self.result(job) if job.done else None) or self._attempt(index, job)
+                yield self.finished(job) or self._attempt(index, job)
                 if self.stop.requested or self.starter.lost is not None:
                     break
 

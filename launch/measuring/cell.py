@@ -148,8 +148,8 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
     if isinstance(process.model, DistributedDataParallel) and cell.devices > 1:
         process.place.report("counters")
         path = folder.counters_trace_path(place.node, place.rank)
-        counted = StepTrace(measurement.traced_steps, path, device, False, process.synchronise)
-        counters = ddp_counters.record_counters(process.model, process.step, counted)
+        trace = StepTrace(measurement.traced_steps, path, device, all_threads=False, synchronise=process.synchronise)
+        counters = ddp_counters.record_counters(process.model, process.step, trace)
         write_json(folder.counters_path(place.node, place.rank), counters)
     compiled = None
     if warm is not None:

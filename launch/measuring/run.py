@@ -52,6 +52,12 @@ class CellJob(Job):
     cell: Cell
     repeat: int
 
+    @property
+    def measured(self) -> CellResult | None:
+        """Its stored result, if it ended well."""
+        result = self.folder.result()
+        return result if result is not None and result.status == "ok" else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan(planning.Plan[CellJob]):
@@ -97,7 +103,7 @@ def plan_run(
     estimates = {cell: planning.estimate_cell(cell, resolved, kind, size) for cell in cells}
     threads, fewer = threads_per_process(resolved.matrix), repeats_by_cell or {}
     jobs = [
-        replace(job, done=not fresh and (result := job.folder.result()) is not None and result.status == "ok")
+        replace(job, done=not fresh and job.measured is not None)
         for job in _jobs(run, cells, repeats, threads)
         if job.repeat < fewer.get(job.cell.name, repeats)
     ]
@@ -311,6 +317,9 @@ class _Sweep(JobQueue[CellJob, CellResult]):
 
     def result(self, job: CellJob) -> CellResult | None:
         return job.folder.result()
+
+    def finished(self, job: CellJob) -> CellResult | None:
+        return job.measured
 
     def prepare(self, job: CellJob) -> None:
         job.folder.clear()

@@ -20,7 +20,7 @@ from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import check_settings, declarations, top_level_settings, value_text
 from dpscope.profiling.records.strategies import strategy_order, traits_of
-from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
+from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder
@@ -181,6 +181,12 @@ class TrainJob(Job):
     grace_s: float = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
     resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
     resumption: Resumption | None = None  # as planned
+
+    @property
+    def trained(self) -> TrainResult | None:
+        """Its stored result, if it has been trained for all its epochs."""
+        result = self.folder.result()
+        return result if result is not None and result.status == "ok" and result.epochs >= self.config.epochs else None
 
     @property
     def checkpoints(self) -> CheckpointFolder:

@@ -69,8 +69,7 @@ def plan_trainings(
     threads = threads_per_process(resolved.matrix)
     jobs = []
     for job in _jobs(folder, resolved, plan, devices.kind, threads, origin):
-        trained = None if fresh else job.folder.result()
-        done = trained is not None and trained.status == "ok" and trained.epochs >= resolved.epochs
+        done = not fresh and job.trained is not None
         jobs.append(replace(job, done=done, resumption=None if done else job.find_resumption(own)))
     findings = tuple(cells.train_findings(resolved, plan, devices.kind))
     return TrainPlan(

@@ -150,6 +150,9 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
     def result(self, job: TrainJob) -> TrainResult | None:
         return job.folder.result()
 
+    def finished(self, job: TrainJob) -> TrainResult | None:
+        return job.trained
+
     def prepare(self, job: TrainJob) -> None:
         job.folder.clear_attempt()
         if job.resumption is not None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.job_queue import duration_text
+from dpscope.launch.jobs.job_queue import THIS_HOST, duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import run, worker_arguments
@@ -20,8 +20,10 @@ from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from tests.helpers.nvml_records import TwoGpuNvml
 
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4, "repeats": 2}
@@ -153,3 +155,13 @@ def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.Monkey
         made = manifest.new_manifest(config, "cuda", 1, make_plan(config.matrix, config.workload.samples, "cuda"))
         codes[count] = [finding.code for finding in made.findings]
     assert codes == {1: [], 2: ["mixed_devices", "mixed_links", "no_baseline"]}
+
+
+def test_a_job_done_by_hand_since_it_was_planned_is_not_run_again(tmp_path: Path) -> None:
+    planned = plan_run(load_config(None, {**TINY, "strategy": "single", "devices": "1"}), tmp_path)
+    printed = Console(file=io.StringIO())
+    results = [CellResult(job.cell, job.repeat, "ok", 1.0) for job in planned.jobs]
+    for job, result in zip(planned.jobs, results, strict=True):
+        write_json(job.folder.result_path, result)
+    assert len(planned.to_do) == 2
+    assert list(run._Sweep(planned, printed, THIS_HOST).work_off()) == results
