@@ -142,9 +142,8 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
         analysis, places = placed(read, switches, numbers)
         many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
         shown = name if numbers is None else numbers.text(name)
-        shown = (
-            shown if shown not in jobs else f"{shown} ({len(jobs) + 1})"
-        )  # of two folders that are named after one host
+        if shown in jobs:  # two folders may be named after one host
+            shown = f"{shown} ({len(jobs) + 1})"
         jobs[shown] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
     return jobs
 
