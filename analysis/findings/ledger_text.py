@@ -302,10 +302,8 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_P
 
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     """Waiting, transfer and other communication, each with what removes it."""
-    late, known = (
-        situation.late,
-        traits_of(situation.chosen.strategy).identified,
-    )  # else the traces do not show the parallelism
+    late = situation.late
+    known = traits_of(situation.chosen.strategy).identified  # else the traces do not show the parallelism
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."

@@ -58,9 +58,8 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
         "of prediction: 90% of measurements are within it when each size is predicted from the others",
     )
     pieces = [(fit, piece, _factor(fit, backend)) for fit in slowest for piece in fit.pieces]
-    contention = [
-        (one, what, of(contention_ratios(one))) for one in calibration.contention for what, of in _SLOWED.items()
-    ]
+    timed = [(one, contention_ratios(one)) for one in calibration.contention]
+    contention = [(one, what, of(ratios)) for one, ratios in timed for what, of in _SLOWED.items()]
     slowed = "predictions of buckets that overlap use them; computing is matrix products on every rank"
     tables = [
         *(
