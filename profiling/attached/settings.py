@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.settings import AMOUNT, Config, at_least, setting
 
 RAISED = "the script raised"  # start of the description of a script's end by an exception
@@ -60,8 +61,6 @@ class AttachSettings(Config, frozen=True):
 
 def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings) -> str:
     """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them."""
-    from dpscope.profiling.records.finding import counted  # dpscope --help needs the settings alone
-
     fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
     if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
         when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
