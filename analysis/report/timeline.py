@@ -141,7 +141,9 @@ def _notes(
     steps = data.steps[data.steps["repeat"] == repeat]
     drawn = steps[steps["step"] == step] if step is not None else steps
     if len(drawn) and drawn["partial_window"].fillna(True).astype(bool).all():
-        yield "the start of this step was not recorded: it is drawn from its first event"
+        on_host = all(device.device is None for one in ranks for device in one.devices)
+        start = "the start of this step was not recorded: it is drawn from its first event"
+        yield "the tracer was stopped in this step, which may have made it longer" if on_host else start
     if not data.communication_known:
         yield "the trace does not show all data that the strategy must have moved, so events may be missing here"
 

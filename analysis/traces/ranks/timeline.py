@@ -113,7 +113,7 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
         starts, ends, whole = windows.start_us, windows.end_us, windows.whole
     else:
         starts, ends = np.maximum(steps.start_us, events.start_us.min()), np.minimum(steps.end_us, events.end_us.max())
-        whole = np.ones(len(steps), dtype=bool)
+        whole = np.arange(len(steps)) < max(len(steps) - 1, 1)  # in the last one of several the tracer was stopped
     known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
     candidates = np.flatnonzero(whole & known if (whole & known).any() else known)
     if not len(candidates):

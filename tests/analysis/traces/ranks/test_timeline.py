@@ -8,7 +8,7 @@ import pytest
 from dpscope.analysis.traces.ranks.timeline import Spans, StepTimeline, step_timeline, thinned
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
-from tests.generated_traces.builder import TraceBuilder
+from tests.generated_traces.builder import ZERO_US, TraceBuilder
 from tests.generated_traces.generator import Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
@@ -55,6 +55,13 @@ def test_a_step_of_ddp(tmp_path: Path, on_device: bool) -> None:
     assert length(device.communication) == pytest.approx(expected.communication_us)
     assert device.named
     assert not device.dp_phases
+
+
+def test_the_step_in_which_the_tracer_was_stopped_is_drawn_only_if_it_is_the_only_one(tmp_path: Path) -> None:
+    generated = gloo_trace(0, 2).trace  # steps 5, 6, 7, of 1000, 1000 and 1040 us, from 0, 1005 and 2010 us
+    for first, drawn in ((1005.0, 6), (2010.0, 7)):
+        events = [one for one in generated["traceEvents"] if "ts" not in one or one["ts"] >= ZERO_US + first]
+        assert timeline_of(tmp_path, {**generated, "traceEvents": events}).step == drawn
 
 
 def test_operators_within_others_are_not_named(tmp_path: Path) -> None:
