@@ -141,7 +141,7 @@ class Columns:
     hidden_us: Number = _column("hidden", "Communication while the device computes")
     exposed_us: Number = _column(
         "exposed",
-        "Communication while it does not: wait, transfer, other",
+        "Communication while nothing computes: wait, transfer, other",
         ends=(
             INTERVAL,
             RANK_RANGE,

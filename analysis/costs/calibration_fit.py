@@ -295,5 +295,5 @@ def find_fit(
 
 
 def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
-    """Bus bandwidth at the largest size measured, 1e9 B/s; None for a collective without a ring formula."""
+    """Bus bandwidth at the largest size measured, by the fit, 1e9 B/s; None for a collective without a ring formula."""
     return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes).time_us)

@@ -195,7 +195,7 @@ class CostSources:
         return reported or (calibration.links.get(devices) if calibration is not None else None)
 
     def ring_rate(self, devices: int, kind: str = "all_reduce") -> RingRate | None:
-        """The rate of the ring formula: the link's, else the calibrated bus bandwidth at the largest size."""
+        """The rate of the ring formula: the link's, else the fitted bus bandwidth at the largest calibrated size."""
         if (link := self.link(devices)) is not None:
             if self.stated is not None:
                 known = ", stated with --link"
@@ -209,7 +209,7 @@ class CostSources:
         rate = largest_bus_gb_per_s(fit) if fit is not None else None
         if fit is None or rate is None:
             return None
-        description = f"{rate:.3g} GB/s, the bus bandwidth calibrated at {show_bytes(fit.largest_bytes)}"
+        description = f"{rate:.3g} GB/s, the bus bandwidth by the calibration's fit at {show_bytes(fit.largest_bytes)}"
         return RingRate(rate, "calibration", f"{description} (no link is known)")
 
     def source(self, devices: int) -> Source | None:

@@ -50,7 +50,7 @@ def test_what_is_stated_counts_before_nvml_and_both_before_a_calibration() -> No
     descriptions = [rate.description for rate in found if rate is not None]
     assert "stated with --link" in descriptions[0]
     assert descriptions[1].startswith("NVLink 4 x18, 450 GB/s one way: NVML names the link")
-    assert descriptions[2] == "10 GB/s, the bus bandwidth calibrated at 268.4 MB (no link is known)"
+    assert descriptions[2] == "10 GB/s, the bus bandwidth by the calibration's fit at 268.4 MB (no link is known)"
 
 
 def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
@@ -58,7 +58,7 @@ def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
     sources = CostSources(calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000))
     rate = known(sources.ring_rate(4))
     assert rate.gb_per_s == pytest.approx(7.5)
-    assert "7.5 GB/s, the bus bandwidth calibrated at 1.00 MB" in rate.description
+    assert "7.5 GB/s, the bus bandwidth by the calibration's fit at 1.00 MB" in rate.description
     assert sources.ring_rate(2) is None  # 2 ranks were not calibrated
     assert CostSources(calibration=calibration({"broadcast": (1.0, 1.0)})).ring_rate(2) is None
 
