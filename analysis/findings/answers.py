@@ -17,7 +17,8 @@ from dpscope.analysis.findings.ledger_text import (
     slowed_text,
 )
 from dpscope.analysis.runs.traced_job import TracedJob
-from dpscope.analysis.text.units import NA, sentence, show_time, with_article
+from dpscope.analysis.stats.samples import CONFIDENCE
+from dpscope.analysis.text.units import NA, choose_unit, sentence, show, show_time, with_article
 from dpscope.analysis.traces.ranks.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -163,7 +164,11 @@ def _subtraction(row: CellRow, data: "CellData") -> str:
     bounds, exposed = row.interval("same_local_batch_us"), row.ledger.exposed_us if row.ledger is not None else None
     if estimate is None:
         return f"{name} is unknown: {row.reasons.get('same_local_batch_us', 'no single-device cell was measured')}."
-    result = f"{name} gives {show_time(estimate)}"
+    ends = ""
+    if bounds is not None:
+        unit = choose_unit("time", [bounds.low, bounds.high])
+        ends = f" ({CONFIDENCE:.0%} interval {show(bounds.low, unit)} to {show(bounds.high, unit)} {unit.label})"
+    result = f"{name} gives {show_time(estimate)}{ends}"
     if slowed_by_tracing(row) is not None:
         return f"{result}, which cannot be checked because tracing slows the step too much."
     if exposed is None:
@@ -174,7 +179,7 @@ def _subtraction(row: CellRow, data: "CellData") -> str:
     times = f", {estimate / exposed:.2g} times" if estimate > 1.5 * exposed > 0 else f"{negative} against"
     compared = f"{result}{times} the {show_time(exposed)} measured as exposed"
     if bounds and bounds.low <= exposed <= bounds.high:
-        return f"{compared}; its 95% interval, {show_time(bounds.low)} to {show_time(bounds.high)}, includes that."
+        return f"{compared}, which the interval includes."
     return f"{compared}{_why(row, data.on_device, estimate - exposed)}."
 
 
@@ -205,7 +210,7 @@ def _why(row: CellRow, on_device: bool, error_us: float) -> str:
 def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
     ring, transfer = row.ring_us, row.transfer_us
     if ring is None:
-        return f"The ring formula does not apply: {row.reasons.get('ring_us', NA)}."
+        return f"The ring formula gives no value: {row.reasons.get('ring_us', NA)}."
     of_link = row.ring_source == "specification"
     known = " rate" if rate is None else f" {rate.gb_per_s:.3g} GB/s{' of the link' if of_link else ''}"
     result = f"The ring formula gives {show_time(ring)} at {'the' if of_link else 'the calibrated'}{known}"
@@ -213,7 +218,7 @@ def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
         return f"{result}; the transfer time is unknown ({row.reasons.get('ring_error_us', 'ranks are missing')})."
     if abs(ring - transfer) <= CLOSE * transfer:
         return f"{result}, close to the {show_time(transfer)} that the transfers took."
-    size, algbw, why = row.bytes_per_step, row.algbw_gb_per_s, ""
+    size, algbw, fitted, why = row.bytes_per_step, row.algbw_gb_per_s, row.predicted_transfer_us, ""
     busy = size / algbw / 1e3 if size is not None and algbw else None  # us in which at least one all-reduce transfers
     if transfer < ring:
         why = ", less: the link is faster than that rate"
@@ -225,4 +230,6 @@ def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
         why = " because compute ran at the same time"
     elif of_link:
         why = ": a specification does not include latency and protocol overhead"
+    elif fitted is not None and fitted - ring >= _MOST * (transfer - ring):
+        why = f": the formula leaves out latency, with which the calibration gives {show_time(fitted)}"
     return f"{result}; the transfers took {show_time(transfer)}{why}."

@@ -134,7 +134,8 @@ def gap_sentence(gap: StrategyGap) -> str:
     if ratio.low is None:
         more = f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "more repeats (--repeats)"
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {missing_evidence(ratio)}: use {more}."
-    return f"DDP against {dp}: not significant (step ratio {ratio.value:.2f}, {bounds(ratio)})."
+    longer = f"{dp}'s step takes {ratio.value:.2f}x as long, {bounds(ratio)}"
+    return f"The difference between {dp} and DDP is not significant ({longer})."
 
 
 def bounds(estimate: Estimate) -> str:

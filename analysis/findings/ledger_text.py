@@ -1,4 +1,4 @@
-"""A ledger in words: the rank that a job waits for, what communication costs, what to do next and what that saves at most."""
+"""A ledger in words: the rank that a job waits for, what communication costs, what to do next and how long that part is."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ _FEW_STEPS = 5  # traced: below it chance cannot be excluded
 class LateRank:
     """`wait_us` is the exposed waiting for it per step, broadcasts included; `share` its part of all exposed waiting.
 
-    `significant`: as in `CellData.straggler`. `idle_us` is its idle time per step, `unlaunched_us` the part of it in which
-    nothing was launched for its device; None is unknown.
+    `wait_us` is a mean over all `ranks`, this one included. `significant`: as in `CellData.straggler`. `idle_us` is its idle time
+    per step, `unlaunched_us` the part of it in which nothing was launched for its device; None is unknown.
     """
 
     rank: int
@@ -32,8 +32,14 @@ class LateRank:
     share: float
     significant: bool
     steps: int
+    ranks: int
     idle_us: float | None = None
     unlaunched_us: float | None = None
+
+    @property
+    def lateness_us(self) -> float:
+        """What each other rank waits for it in a step, not hidden behind compute."""
+        return self.wait_us * self.ranks / max(self.ranks - 1, 1)
 
     @property
     def certainty(self) -> str:
@@ -68,6 +74,7 @@ def late_rank(windows: Table, straggler: CellStraggler | None, ledger: Ledger | 
         share=waits.get(rank, 0.0) / total if total else 1.0,
         significant=straggler is not None,
         steps=steps,
+        ranks=ranks,
         idle_us=float(idle.mean()) if len(idle) else None,
         unlaunched_us=float(unlaunched.mean()) if len(unlaunched) else None,
     )
@@ -166,6 +173,7 @@ _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
 NOT_MEASURED, TIMED = "not measured", "medians of the timed steps"
 TRACED = "means of the traced steps, no interval"
+COMPARED = "T_N - T_1: medians of the timed steps; what it is compared with: means of the traced steps"
 SIGNIFICANT, NOT_SIGNIFICANT = (f"{text} ({CONFIDENCE:.0%} interval)" for text in ("significant", "not significant"))
 
 
@@ -182,7 +190,8 @@ def basis_of(estimate: Estimate) -> str:
 class Answer:
     """`text` is the answer with its number; `basis` is how certain it is, in words.
 
-    Of an action, `part` is the part of the step that it removes, and `saves_us` at most how much.
+    Of an action, `part` is the part of the step that it is about, and `saves_us` how long that is. Removing it may also shorten
+    other parts, or turn it into another one: `dpscope whatif` predicts the step without it.
     """
 
     text: str
@@ -209,7 +218,7 @@ class _Part:
     us: float
     name: str
     advice: str
-    removed: bool = True  # by the advice; else it only shows what the part consists of
+    what: str | None = None  # `us` is; None: the part that is named
 
 
 def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
@@ -235,9 +244,8 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
     part, step, time = parts[0], ledger.traced_step_us, show_time(parts[0].us)
     second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
     nearly = f" Nearly as much is {second.name} ({show_time(second.us)})." if second else ""
-    bound = "This saves at most" if part.removed else f"{part.name.capitalize()} takes"
     share = f"{with_article(show_time(step))} traced step ({part.us / step:.0%})"
-    text = f"{part.advice} {bound} {time} of {share}.{nearly}"
+    text = f"{part.advice} {(part.what or part.name).capitalize()}: {time} of {share}.{nearly}"
     if part.us < NOTABLE_SAVING * step:
         largest = f"the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the step)"
         text = f"Nothing stands out: {largest}."
@@ -297,7 +305,7 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_P
             "Raise the batch per device, so that each copy of the model serves more samples: DDP, which makes none, is not "
             "significantly faster here."
         )
-    return [_Part(ledger.exposed_other_us, UNSPLIT, advice, removed=not with_ddp)]
+    return [_Part(ledger.exposed_other_us, UNSPLIT, advice)]
 
 
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
@@ -309,19 +317,19 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
         if (why := situation.not_split) is not None:
             advice = f"{sentence(why.next_step)} Waiting cannot be separated from transfer, because {why.reason}."
-        return [_Part(other, UNSPLIT, advice, removed=False)] if other is not None else []
+        return [_Part(other, UNSPLIT, advice)] if other is not None else []
     wait_advice = (
-        "No single rank causes the waiting. Look for what differs between steps (input lengths, loader, other load); a "
-        "faster link does not shorten it."
+        "No single rank is significantly late. Look for what differs between steps (input lengths, loader, other load); a "
+        "faster link does not shorten the waiting."
     )
+    waiting = _Part(wait, WAITING, wait_advice)
     if late is not None:
         cause = f"Find out why rank {late.rank} arrives late{late.certainty}; a faster link does not shorten this."
-        wait_advice = f"{cause}{_late_and_idle(situation, ledger)}"
-        if late.significant:  # broadcasts also wait for a late rank
-            wait += ledger.other_by_kind_us.get("broadcast", 0.0)
+        cause += _late_and_idle(situation, ledger)
+        waiting = _Part(late.lateness_us, WAITING, cause, "each other rank's wait")
     smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
     hide = f"Hide or shrink the transfers: a larger batch{',' if known else ''} {smaller}."
-    parts = [_Part(wait, WAITING, wait_advice), _Part(transfer, TRANSFER, hide)]
+    parts = [waiting, _Part(transfer, TRANSFER, hide)]
     option = "--broadcast-buffers off"
     how = in_a_script(option) if situation.of_script else f"{option} measures it"
     for kind, us in ledger.other_by_kind_us.items():

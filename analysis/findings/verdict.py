@@ -22,8 +22,8 @@ from dpscope.analysis.findings.answers import (
 )
 from dpscope.analysis.findings.comparisons import bounds, gap_sentence
 from dpscope.analysis.findings.ledger_text import (
+    COMPARED,
     NOT_MEASURED,
-    TRACED,
     Answer,
     Situation,
     basis_of,
@@ -90,7 +90,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     return Verdict(
         which=which,
         cost=cost_answer(chosen, late, launch_bound),
-        shortcuts=Answer(shortcuts, TRACED if chosen.ledger else NOT_MEASURED),
+        shortcuts=Answer(shortcuts, COMPARED if chosen.ledger else NOT_MEASURED),
         action=action,
         caveat=caveat,
         unsteady=_unsteady(run, comparison, case),
@@ -203,6 +203,7 @@ def _which(
         text, strategy = f"Do not parallelise at this size: {name} reaches {times}", "single"
     elif shown == "above":
         if gap and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp):
+            times = f"{name} reaches {times}"
             name = f"DDP or {gap.dp_label}, whichever is simpler"
         text, strategy = f"Use {name}: {times}", chosen.strategy
     return Answer(text, f"{_GAIN}: {basis_of(speedup)}"), strategy

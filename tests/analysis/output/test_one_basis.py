@@ -15,6 +15,7 @@ from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, ROOT
@@ -128,6 +129,18 @@ def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
     if place == "v100x8_ddp_dlrm":
         assert "5.66 ms waiting for late ranks (78% of it for rank 7 in 1 traced step)" in verdict.cost.text
         assert "Rank 7, which the others wait for, is itself without a launch" in verdict.action.text
+
+
+def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
+    """Rank 1 waits from 490 to 990, of which 98 + 60 + 20 us are under its kernels, then 40 us: 362; rank 0 waits for nobody.
+
+    The ledger's mean over both ranks is half of that.
+    """
+    for rank in range(2):
+        write_trace(ddp_trace(rank, 2, DdpOptions(straggler=0)).trace, tmp_path / f"{rank}.json")
+    late = known(ReadJob(analyze_traces([tmp_path])).verdict.late)
+    assert late.rank == 0
+    assert [late.wait_us, late.lateness_us] == pytest.approx([181, 362])
 
 
 @pytest.mark.long
