@@ -137,7 +137,8 @@ def _split(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
 def ledger_table(ledger: Ledger) -> TextTable:
     """A single row: a traced step and the parts that add up to it, means over ranks and steps."""
     names = dict(zip(("traced_step", *STEP_PARTS), ("traced step", *_PART_NAMES), strict=True))
-    note = "means over ranks and steps; wait, transfer and other are exposed communication"
+    over = f"means over {counted(ledger.windows, 'window')}, one per rank and step"
+    note = f"{over}; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"
     fields = [Field(name, f"{part}_us", "time") for part, name in names.items()]

@@ -165,7 +165,7 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     count = next(iter(fit.parameters.values())).count
     reason = fit.note if fit.law in ("amdahl", "gustafson") else ""
     if fit.law == "karp_flatt" and devices not in (1, fit.largest_devices):
-        reason = "one measured count tells a serial fraction, but not how it changes: measure another count"
+        reason = "one measured count gives a serial fraction, but not how it changes: measure another count"
     if reason:
         return LawPrediction(devices, Estimate(None, None, None, count), reason)
     values = np.array([parameter.value for parameter in fit.parameters.values()], dtype=np.float64)

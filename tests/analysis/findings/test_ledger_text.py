@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.findings.ledger_text import ledger_table
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import MOST_CHANCE, chance_of_some_rank
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 
@@ -50,6 +52,11 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(co
         )
         assert "no saving can be stated" in action
         assert not any("%" in one for one in (cost_text, action, *findings))
+
+
+def test_means_of_traces_come_with_their_count() -> None:
+    (note,) = ledger_table(Ledger(10.0, 4.0, 1.0, 2.0, 0.0, 3.0, windows=8)).notes
+    assert note.startswith("means over 8 windows, one per rank and step; wait")
 
 
 @pytest.mark.parametrize(
