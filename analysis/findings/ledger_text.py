@@ -321,7 +321,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         return [_Part(other, UNSPLIT, advice)] if other is not None else []
     wait_advice = (
         "No single rank is significantly late. Look for what differs between steps (input lengths, loader, other load); a "
-        "faster link does not shorten the waiting."
+        "faster link does not help."
     )
     waiting = _Part(wait, WAITING, wait_advice)
     if late is not None:
