@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
     from dpscope.analysis.traces.merge.merge_ranks import merge_traces
-    from dpscope.analysis.traces.ranks.clock_alignment import align_clocks
     from dpscope.analysis.traces.ranks.frames import (
+        align_clocks,
         collectives,
         dp_phases,
         match_ranks,
@@ -68,8 +68,7 @@ _HOMES = {
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
     "traces.merge.merge_ranks": "merge_traces",
-    "traces.ranks.clock_alignment": "align_clocks",
-    "traces.ranks.frames": "collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
+    "traces.ranks.frames": "align_clocks collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
     "traces.ranks.matching": "RankOrigin",
     "traces.ranks.trace_analysis": "analyze_jobs analyze_traces",
     "traces.reading.chunks": "ReadLimits",

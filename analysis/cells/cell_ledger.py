@@ -9,7 +9,6 @@ from dpscope.analysis.runs.cell_data import CellData, RunSpreads
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
-from dpscope.analysis.traces.reading.table import as_table
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
 _CHANGES = ("idle", "tracer")
@@ -81,10 +80,9 @@ def _around(value: float | None, *parts: Interval | None) -> Interval | None:
 
 def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
     """Against the kernels of one device at the same batch where these were traced, else against the cell's own free kernels."""
-    own = as_table(data.kernels)
-    alone = as_table(single.kernels) if single is not None and data.cell.devices > 1 else None
-    against_single = contentions(own, alone)
-    return against_single if against_single.every is not None else contentions(own)
+    alone = single.tables.kernels if single is not None and data.cell.devices > 1 else None
+    against_single = contentions(data.tables.kernels, alone)
+    return against_single if against_single.every is not None else contentions(data.tables.kernels)
 
 
 def _change(more: Ledger | None, less: Ledger | None, part: str) -> tuple[float | None, Interval | None]:

@@ -377,9 +377,8 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
 
 def exposed_by_phase(data: CellData) -> dict[str, float]:
     """Exposed communication of each DataParallel phase on the critical device, mean over whole steps, microseconds."""
-    windows, phases = data.critical_windows, data.dp_phases
-    if windows.empty or phases.empty:
-        return {}
-    own = phases[phases["replica"].isna()].merge(windows[STEP_KEYS], on=STEP_KEYS)
-    sums = own.groupby("phase")["exposed_us"].sum()
-    return {name: float(sums[name]) / len(windows) for name in PHASES if name in sums.index and sums[name] > 0}
+    windows, every = data.critical_windows, data.tables.dp_phases
+    own = every.take(~every.known("replica")).within(windows, STEP_KEYS)
+    phases = own.group("phase")
+    sums_us = dict(zip(own.words("phase")[phases.first].tolist(), phases.sums(own["exposed_us"]).tolist(), strict=True))
+    return {name: sums_us[name] / len(windows) for name in PHASES if sums_us.get(name, 0.0) > 0}

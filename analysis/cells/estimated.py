@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.cells.columns import COLUMNS
-from dpscope.analysis.cells.predicted import by_nccl, cost_keys, model_sizes, predict_cell, relative_error
+from dpscope.analysis.cells.predicted import (
+    COST_KEY,
+    all_known,
+    by_nccl,
+    cost_keys,
+    model_sizes,
+    predict_cell,
+    relative_error,
+)
 from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder, minus, ratio
 from dpscope.analysis.costs.formulas import bus_factor, ring_us
 from dpscope.analysis.costs.sources import CostSources
@@ -95,10 +102,9 @@ def _put_evidence(row: RowBuilder, data: CellData, single: CellData | None) -> N
     row.put(
         NO_SAME_BATCH, added_data_wait_us=minus(*(float(np.concatenate(one).mean()) if one else None for one in waits))
     )
-    traits, windows, computed = data.cell.traits, data.whole_windows, []
-    if len(windows):
-        by_device = windows.groupby(["rank", "device"], dropna=False)["compute_us"]
-        computed = by_device.mean().dropna().astype(float).tolist()
+    traits, windows = data.cell.traits, data.whole_windows
+    by_device = windows.group("rank", "device", in_order=True).means(windows["compute_us"])
+    computed = by_device[~np.isnan(by_device)].tolist()
     untraced, spread, excess = "not every device was traced", None, None
     if len(computed) == data.cell.devices:
         spread = (max(computed) - min(computed)) / float(np.mean(computed))
@@ -127,8 +133,8 @@ def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     ring = sum(parts) if len(parts) == len(loads) else None
     unknown = sources.no_source(loads[0].ranks)
     row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
-    error, table, not_compared = None, data.collectives, "no transfer time is known: traces of ranks are missing"
-    kinds = set(table.loc[table["transfer_us"].notna(), "kind"]) if len(table) else set()
+    error, table, not_compared = None, data.tables.collectives, "no transfer time is known: traces of ranks are missing"
+    kinds = set(table.words("kind")[table.known("transfer_us")].counts)
     if others := sorted(kinds - {load.kind for load in loads}):
         not_compared = (
             f"the measured transfers include those of {', '.join(others)}, which the formula does not describe"
@@ -179,8 +185,7 @@ def runs_all_reduces(data: CellData) -> bool:
     """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
     if data.cell.devices == 1 or data.cell.traits.sharded:
         return False
-    shown = len(data.collectives) > 0 and bool((data.collectives["kind"] == "all_reduce").any())
-    return data.cell.traits.reducer or shown
+    return data.cell.traits.reducer or bool(data.tables.collectives.words("kind").isin("all_reduce").any())
 
 
 def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
@@ -201,11 +206,10 @@ def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
         )
     if sizes is not None:
         return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
-    own = data.whole_collectives
-    own = own[own["kind"] == "all_reduce"]
-    if own.empty or own[["bytes", "group_size"]].isna().to_numpy().any():
+    own = data.whole_collectives.having("kind", "all_reduce")
+    if not all_known(own, ("bytes", "group_size")):
         return "the trace gives no sizes for some all-reduces"
-    ranks = {int(size) for size in own["group_size"]}
+    ranks = set(own["group_size"].tolist())
     if len(ranks) > 1:
         return f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
     size = float(own["bytes"].sum()) / len(data.whole_windows)
@@ -225,14 +229,12 @@ def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
         serial = 1 if by_nccl(data) else data.cell.devices - 1
         return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
     own = data.whole_collectives
-    if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
+    if not all_known(own, COST_KEY):
         return None
-    moved = own["moved_as"].fillna(own["kind"]) if "moved_as" in own else own["kind"]
-    factors = [bus_factor(str(kind), int(ranks)) for kind, ranks in zip(moved, own["group_size"], strict=True)]
-    sent = own["bytes"].astype(float) * pd.Series(factors, dtype=float)
-    if matched_only:
-        sent = sent[own["transfer_us"].notna()]
-    return float(sent.sum()) / len(data.whole_windows)
+    own = own.take(own.known("transfer_us")) if matched_only else own
+    moved = own.words("moved_as").where(own.known("moved_as"), own.words("kind")).tolist()
+    factors = [bus_factor(str(kind), ranks) for kind, ranks in zip(moved, own["group_size"].tolist(), strict=True)]
+    return float(np.nansum(own["bytes"] * np.array(factors, dtype=float))) / len(data.whole_windows)
 
 
 def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> None:
@@ -277,7 +279,7 @@ def _calibrated_gb_per_s(row: RowBuilder, data: CellData, sources: CostSources, 
     if data.cell.traits.peer_copies:
         return _gb_per_s(moved, predicted)
     own = data.whole_collectives
-    costs = [sources.cost(*key, "shortest") for key in cost_keys(own[own["transfer_us"].notna()])]
+    costs = [sources.cost(*key, "shortest") for key in cost_keys(own.take(own.known("transfer_us")))]
     known = [cost for cost in costs if cost is not None]
     alone_us = sum(known) / len(data.whole_windows) if known and len(known) == len(costs) else None
     return _gb_per_s(wire_bytes(data, matched_only=True), alone_us)

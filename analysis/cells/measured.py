@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
 from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
@@ -15,6 +14,7 @@ from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, CellData, RunSpreads, knows_batch
 from dpscope.analysis.stats import samples as stats
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.intervals import length, union
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import counted
@@ -164,16 +164,16 @@ def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData
 
 def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     every, windows = data.whole_windows, data.critical_windows
-    if windows.empty:
+    if not len(windows):
         row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "critical_device"), "no whole traced step")
         return
-    means = {column: _mean(windows[column]) for column in (*_MEANS, *_PHASES, "step_us", *_MATCHED)}
+    means = {column: windows.mean(column) for column in (*_MEANS, *_PHASES, "step_us", *_MATCHED)}
     several = len(windows) < len(every)
     row.put("", traced_step_count=len(windows))
     row.put(
         "each process has one device",
-        critical_device=int(windows["device"].mode().iloc[0]) if several else None,
-        **{name: _mean(every[name.replace("_device_mean", "")]) if several else None for name in _DEVICE_MEANS},
+        critical_device=data.traced_ledger.critical_device if several and data.traced_ledger is not None else None,
+        **{name: every.mean(name.replace("_device_mean", "")) if several else None for name in _DEVICE_MEANS},
     )
     row.put("a CPU trace does not show it", **{column: means[column] for column in _MEANS})
     row.put("the traces hold no range of this phase", **{column: means[column] for column in _PHASES})
@@ -183,56 +183,52 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     )
     row.put(in_process if data.cell.traits.threaded else no_match, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
-        per_rank = every.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
-        row.put_rank_range("not measured", f"{name}_us", stats.mean_range([float(value) for value in per_rank]))
+        per_rank = every.group("rank", "device", in_order=True).means(every[f"{name}_us"])
+        row.put_rank_range("not measured", f"{name}_us", stats.mean_range(per_rank[~np.isnan(per_rank)].tolist()))
         value, step_us = means[f"{name}_us"], means["step_us"]
         row.put("not measured", **{f"{name}_share": value / step_us if value is not None and step_us else None})
-
-
-def _mean(column: pd.Series) -> float | None:
-    known = column.dropna()
-    return float(known.mean()) if len(known) else None
 
 
 def _put_traffic(row: RowBuilder, data: CellData) -> None:
     """What moves; under DataParallel without NCCL the bytes that a device sends to others, the mean over devices and steps."""
     windows, own = data.whole_windows, data.whole_collectives
-    if data.cell.traits.peer_copies and data.collectives.empty and len(windows):
+    known = len(data.tables.collectives) > 0
+    if data.cell.traits.peer_copies and not known and len(windows):
         row.clear(_TRAFFIC, "moved by copies between devices: no collective")
-        copied = data.copies.merge(windows[["repeat", "device", "step"]]) if len(data.copies) else data.copies
+        copied = data.tables.copies.within(windows, ("repeat", "device", "step"))
         sent = float(copied["bytes"].sum()) / len(windows) if len(copied) else None
         row.put("the trace shows neither a collective nor a copy between devices", bytes_per_step=sent)
         return
-    if windows.empty or data.collectives.empty:
-        by_copies = "" if data.collectives.size else " (dp-host copies within one process)"
+    if not len(windows) or not known:
+        by_copies = "" if known else " (dp-host copies within one process)"
         row.clear(_TRAFFIC, f"the trace shows no collective{by_copies}")
         return
-    sizes_known = bool(len(own)) and bool(own["bytes"].notna().all())
+    sizes_known = len(own) > 0 and bool(own.known("bytes").all())
     row.put(
         "the trace gives no sizes for some collectives",
         bytes_per_step=float(own["bytes"].sum()) / len(windows) if sizes_known else None,
         collectives_per_step=len(own) / len(windows),
     )
-    queued = float(own["queue_us"].sum(min_count=1)) if "queue_us" in own and own["queue_us"].notna().any() else None
-    row.put("only gloo's collectives queue", queue_us=queued / len(windows) if queued is not None else None)
-    reduced = own[(own["kind"] == "all_reduce") & own["transfer_us"].notna() & own["bytes"].notna()]
+    queued = float(np.nansum(own["queue_us"])) / len(windows) if own.known("queue_us").any() else None
+    row.put("only gloo's collectives queue", queue_us=queued)
+    reduced = own.having("kind", "all_reduce")
+    reduced = reduced.take(reduced.known("transfer_us") & reduced.known("bytes"))
     transfer_us = _transfer_union_us(reduced)
-    ranks = reduced["group_size"].fillna(data.cell.devices)
-    factors = pd.Series([bus_factor("all_reduce", int(count)) for count in ranks], index=reduced.index, dtype=float)
-    sent = float((reduced["bytes"].astype(float) * factors).sum(skipna=False))
-    rates = [one / transfer_us / 1e3 if transfer_us > 0 else None for one in (float(reduced["bytes"].sum()), sent)]
+    ranks = np.where(reduced.known("group_size"), reduced["group_size"], data.cell.devices).tolist()
+    factors = np.array([bus_factor("all_reduce", count) for count in ranks], dtype=float)
+    moved = (float(reduced["bytes"].sum()), float((reduced["bytes"] * factors).sum()))
+    rates = [one / transfer_us / 1e3 if transfer_us > 0 else None for one in moved]
     row.put("no matched all-reduce with a size", algbw_gb_per_s=rates[0], busbw_gb_per_s=rates[1])
 
 
-def _transfer_union_us(reduced: pd.DataFrame) -> float:
+def _transfer_union_us(reduced: Table) -> float:
     """Time in which a rank's collectives transferred, added up over ranks and steps; of several at once the link has one rate.
 
     A rank's wait comes first: a transfer is the end of its collective.
     """
-    ends = (reduced["start_us"] + reduced["duration_us"]).to_numpy(dtype=float)
-    starts = ends - reduced["transfer_us"].to_numpy(dtype=float)
-    steps = reduced.groupby(STEP_KEYS, dropna=False).ngroup().to_numpy()
-    return float(sum(length(union(starts[steps == step], ends[steps == step])) for step in np.unique(steps)))
+    ends = reduced["start_us"] + reduced["duration_us"]
+    starts = ends - reduced["transfer_us"]
+    return float(sum(length(union(starts[rows], ends[rows])) for rows in reduced.group(*STEP_KEYS).rows()))
 
 
 def _put_checks(row: RowBuilder, data: CellData) -> None:

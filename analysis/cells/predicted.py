@@ -5,20 +5,23 @@ reaches. The two are never mixed within a cell.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
 
 _CostKey = tuple[str, int, float]  # kind, ranks, bytes
+COST_KEY = ("kind", "group_size", "bytes")
 
 
 @dataclass(frozen=True)
@@ -92,24 +95,21 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     if data.cell.traits.peer_copies:
         return _predict_dp(data, sources)
     own = data.whole_collectives
-    if data.whole_windows.empty or data.collectives.empty:
+    if not len(data.whole_windows) or not len(data.tables.collectives):
         return _unknown(source, "the trace shows no collective in a whole step")
-    if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
+    if not all_known(own, COST_KEY):
         return _unknown(source, "the trace does not show kind, size and ranks of every collective")
     keys = cost_keys(own)
     costs = {key: (sources.cost(*key), sources.cost(*key, "shortest")) for key in dict.fromkeys(keys)}
-    own = own.assign(
-        cost_us=pd.Series([costs[key][0] for key in keys], index=own.index, dtype=float),
-        predicted_us=pd.Series([costs[key][1] for key in keys], index=own.index, dtype=float),
-    )
+    own = own.assign(cost_us=[costs[key][0] for key in keys], predicted_us=[costs[key][1] for key in keys])
     load = step_load(data, sources, own)
     own = _in_step(own, load)
-    matched = own[own["transfer_us"].notna()]
-    sums = matched.groupby(STEP_KEYS, dropna=False)["predicted_us"].sum()
+    matched = own.take(own.known("transfer_us"))
+    sums = matched.group(*STEP_KEYS).sums(matched["predicted_us"])
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
     if not data.cell.traits.reducer:
         unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
-    exposed = [] if unknown else [exposed_us(step, load) for _, step in own.groupby(STEP_KEYS, dropna=False)]
+    exposed = [] if unknown else [exposed_us(own.take(step), load) for step in own.group(*STEP_KEYS).rows()]
     return CellPrediction(
         source=source,
         transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
@@ -131,11 +131,10 @@ class Load:
     calibrated_at: str = ""  # where both ratios were calibrated
 
 
-def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
+def step_load(data: CellData, sources: CostSources, own: Table) -> Load:
     """Calibrated ratios for DDP whose buckets overlap; a single bucket overlaps nothing."""
     ratios = sources.contention(data.cell.devices)
-    reduced = own[own["kind"] == "all_reduce"]
-    several = len(reduced) > 0 and reduced.groupby(STEP_KEYS, dropna=False).size().max() > 1
+    several = own.having("kind", "all_reduce").group(*STEP_KEYS).sizes.max(initial=0) > 1
     # NCCL has a stream, gloo two workers for each network device, one as torch chooses by itself: threads = 2 x devices.
     # Source: ProcessGroupGloo::Options in torch.
     gloo = data.ranks[0][1].backend == "gloo" if data.ranks else not data.on_device
@@ -145,71 +144,82 @@ def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
     return Load(servers, ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary)
 
 
-def _in_step(own: pd.DataFrame, load: Load) -> pd.DataFrame:
+def _in_step(own: Table, load: Load) -> Table:
     """`predicted_us` of all-reduces as their step's schedule has them, where what slows them is calibrated; `alone_us` before."""
     own = own.assign(alone_us=own["predicted_us"])
     if not load.calibrated_at:
         return own
-    for _, step in own[own["kind"] == "all_reduce"].groupby(STEP_KEYS, dropna=False):
-        if step["predicted_us"].notna().all():
-            ordered = step.sort_values(ready_column(step), kind="stable")
-            schedule = bucket_schedule(ordered, "predicted_us", load)
-            taken = [end - start for start, end in zip(schedule.start_us, schedule.end_us, strict=True)]
-            own.loc[ordered.index, "predicted_us"] = taken
-    return own
+    reduced, predicted_us = np.flatnonzero(own.words("kind").isin("all_reduce")), own["predicted_us"].copy()
+    for step in own.take(reduced).group(*STEP_KEYS).rows():
+        rows = reduced[step]
+        if own.known("predicted_us")[rows].all():
+            rows = rows[np.argsort(ready_us(own.take(rows)), kind="stable")]
+            schedule = bucket_schedule(own.take(rows), "predicted_us", load)
+            predicted_us[rows] = np.subtract(schedule.end_us, schedule.start_us)
+    return own.assign(predicted_us=predicted_us)
 
 
-def bucket_schedule(ordered: pd.DataFrame, cost: str, load: Load) -> BucketSchedule:
+def bucket_schedule(ordered: Table, cost: str, load: Load) -> BucketSchedule:
     """`ddp_schedule` of a step's all-reduces in order of readiness; `cost` is the column with what each takes alone."""
-    ready, costs = ordered[ready_column(ordered)].astype(float).tolist(), ordered[cost].astype(float).tolist()
-    return ddp_schedule(ready, costs, load.servers, load.slowdown, load.beside_compute)
+    return ddp_schedule(
+        ready_us(ordered).tolist(), ordered[cost].tolist(), load.servers, load.slowdown, load.beside_compute
+    )
 
 
-def _unknown_reason(own: pd.DataFrame, sources: CostSources) -> str:
+def _unknown_reason(own: Table, sources: CostSources) -> str:
     """Why the cost of some of these collectives is not known; empty where all are."""
-    lacking = cost_keys(own[own["predicted_us"].isna()])
+    lacking = cost_keys(own.take(~own.known("predicted_us")))
     return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in lacking))
 
 
-def exposed_us(step: pd.DataFrame, load: Load) -> float:
+def exposed_us(step: Table, load: Load) -> float:
     """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others in full.
 
     `step` has kind, cost_us (of the slowest rank, alone) and ready_us (else start_us, which is later where one queued).
     DDP broadcasts buffers before the forward pass, which waits for them.
     """
-    reduced = step[step["kind"] == "all_reduce"].sort_values(ready_column(step), kind="stable")
-    others = float(step.loc[step["kind"] != "all_reduce", "cost_us"].sum())
-    return others if reduced.empty else others + bucket_schedule(reduced, "cost_us", load).exposed_us
+    others = float(np.nansum(step["cost_us"][~step.words("kind").isin("all_reduce")]))
+    reduced = by_readiness(step.having("kind", "all_reduce"))
+    return others + bucket_schedule(reduced, "cost_us", load).exposed_us if len(reduced) else others
 
 
-def ready_column(step: pd.DataFrame) -> str:
-    """The column with the time at which a step's collectives could start: `ready_us` where all have it, else `start_us`."""
-    return "ready_us" if "ready_us" in step.columns and step["ready_us"].notna().all() else "start_us"
+def ready_us(collectives: Table) -> Floats:
+    """When a step's collectives could start: `ready_us` where all of them have it, else `start_us`."""
+    return collectives["ready_us" if collectives.known("ready_us").all() else "start_us"]
 
 
-def cost_keys(own: pd.DataFrame) -> list[_CostKey]:
+def by_readiness(collectives: Table) -> Table:
+    """A step's collectives in the order in which they could start."""
+    return collectives.take(np.argsort(ready_us(collectives), kind="stable"))
+
+
+def all_known(own: Table, columns: Sequence[str]) -> bool:
+    """Whether there are rows, and all of them have a value in each of these columns."""
+    return len(own) > 0 and all(own.known(name).all() for name in columns)
+
+
+def cost_keys(own: Table) -> list[_CostKey]:
     """Kind, ranks and bytes of each collective, which must be known."""
-    columns = zip(own["kind"], own["group_size"], own["bytes"], strict=True)
-    return [(str(kind), int(ranks), float(size)) for kind, ranks, size in columns]
+    return [(one["kind"], one["group_size"], float(one["bytes"])) for one in own.records(COST_KEY)]
 
 
-def _by_size(data: CellData, own: pd.DataFrame, sources: CostSources) -> tuple[CollectivePrediction, ...]:
+def _by_size(data: CellData, own: Table, sources: CostSources) -> tuple[CollectivePrediction, ...]:
     """A row per kind and size, the largest first."""
-    keys = cost_keys(own)
-    rows = []
-    for key in dict.fromkeys(keys):
-        group = own[[one == key for one in keys]]
-        known = group["transfer_us"].dropna()
+    rows, sizes = [], own.group(*COST_KEY)
+    for key, of_size in zip(cost_keys(own.take(sizes.first)), sizes.rows(), strict=True):
+        group = own.take(of_size)
+        known_us = group["transfer_us"][group.known("transfer_us")]
         expected_us, alone_us = (
-            float(group[name].mean()) if group[name].notna().all() else None for name in ("predicted_us", "alone_us")
+            group.mean(name) if group.known(name).all() else None for name in ("predicted_us", "alone_us")
         )
-        slowest = group[group["match"].notna()].groupby(["repeat", "match"])["duration_us"].max()
+        matched = group.take(group.known("match"))
+        slowest_us = matched.group("repeat", "match").most(matched["duration_us"])
         rows.append(
             replace(
                 _prediction(data, key, sources, len(group) / len(data.whole_windows)),
-                measured_us=float(known.median()) if len(known) else None,
+                measured_us=float(np.median(known_us)) if len(known_us) else None,
                 in_step_us=expected_us if expected_us != alone_us else None,
-                measured_slowest_us=float(slowest.median()) if len(slowest) and len(known) else None,
+                measured_slowest_us=float(np.median(slowest_us)) if len(slowest_us) and len(known_us) else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))
@@ -235,7 +245,7 @@ def _prediction(data: CellData, key: _CostKey, sources: CostSources, per_step: f
 
 def by_nccl(data: CellData) -> bool:
     """Whether a DataParallel cell moved its parameters by NCCL, else by copies between devices."""
-    return not data.collectives.empty and bool((data.collectives["kind"] == "broadcast").any())
+    return bool(data.tables.collectives.words("kind").isin("broadcast").any())
 
 
 def model_sizes(data: CellData) -> ParameterSizes | None:

@@ -118,16 +118,15 @@ def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
 
 def matched_transfers(run: RunData) -> pd.DataFrame:
     """Each matched collective of a whole step once, with its cell: cell, kind, moved_as, group_size, bytes, busbw_gb_per_s."""
-    names, keys = ["cell", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"], ["repeat", "rank", "step"]
+    names = ["cell", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"]
     kept = []
     for data in run.measured:
-        if data.collectives.empty or not data.communication_known:
-            continue
-        own = data.collectives.merge(data.whole_windows[keys].drop_duplicates(), on=keys)
-        known = own.dropna(subset=["busbw_gb_per_s", "bytes", "match"]).drop_duplicates(["repeat", "match"])
-        moved = known["moved_as"].fillna(known["kind"]) if "moved_as" in known else known["kind"]
-        if len(known):
-            kept.append(known.assign(cell=data.cell.name, moved_as=moved)[names])
+        own = data.tables.collectives.within(data.whole_windows, ("repeat", "rank", "step"))
+        known = own.take(own.known("busbw_gb_per_s") & own.known("bytes") & own.known("match"))
+        once = known.take(known.group("repeat", "match").first)
+        if len(once) and data.communication_known:
+            moved = once.words("moved_as").where(once.known("moved_as"), once.words("kind"))
+            kept.append(once.assign(moved_as=moved).frame.assign(cell=data.cell.name)[names])
     return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
 
 

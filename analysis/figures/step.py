@@ -79,11 +79,11 @@ def phase_split(run: RunData) -> Figure | None:
     for data in run.measured:
         windows = data.critical_windows
         known = data.cell.devices == 1 or data.communication_known
-        if known and not windows.empty and windows["forward_us"].notna().any():
-            means[data.cell.name] = windows[list(_PHASES)].mean().astype(float).fillna(0.0)
-    unit = choose_unit("time", [float(row.sum()) for row in means.values()])
+        if known and windows.known("forward_us").any():
+            means[data.cell.name] = {name: windows.mean(name) or 0.0 for name in _PHASES}
+    unit = choose_unit("time", [sum(row.values()) for row in means.values()])
     parts = {
-        label: ([float(row[name]) / unit.divisor for row in means.values()], colour)
+        label: ([row[name] / unit.divisor for row in means.values()], colour)
         for name, (label, colour) in _PHASES.items()
     }
     title = "Phases of a traced step, 1 against N devices"
@@ -214,8 +214,7 @@ def waits(run: RunData) -> Figure | None:
         pairs = data.mean_waits
         if len(pairs):
             matrix = np.zeros((data.cell.processes, data.cell.processes))
-            places = (pairs["waiting_rank"].to_numpy(dtype=int), pairs["late_rank"].to_numpy(dtype=int))
-            matrix[places] = pairs["wait_per_step_us"].to_numpy(dtype=float)
+            matrix[pairs["waiting_rank"], pairs["late_rank"]] = pairs["wait_per_step_us"]
             matrices[data.cell.name] = matrix
     if not matrices:
         return None
@@ -252,8 +251,8 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
 
 def wait_strip(run: RunData) -> Figure | None:
     """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
-    many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS and len(data.collectives)]
-    cells = [data for data in many if data.collectives["wait_us"].notna().any()][:MOST_WAIT_PANELS]
+    many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS]
+    cells = [data for data in many if data.tables.collectives.known("wait_us").any()][:MOST_WAIT_PANELS]
     if not cells:
         return None
     figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")

@@ -13,6 +13,7 @@ from dpscope.analysis.findings.ledger_text import (
     Situation,
     best_action,
     cost_text,
+    late_rank,
     slowed_by_tracing,
     slowed_text,
 )
@@ -24,7 +25,6 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 if TYPE_CHECKING:
     from dpscope.analysis.costs.sources import RingRate
     from dpscope.analysis.runs.cell_data import CellData
-    from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 
 QUESTIONS = ("Which strategy?", "What does communication cost?", "How accurate are the shortcuts?", "What to do next?")
 LABELS = ("Which", "Cost", "Shortcuts", "To do")
@@ -90,21 +90,13 @@ class Verdict:
         }
 
 
-def traces_verdict(
-    read: "TraceAnalysis | CellData",
-    job: TracedJob,
-    ledger: Ledger | None,
-    late: LateRank | None,
-    on_device: bool,
-    has_collectives: bool,
-    shortcuts: str | None = None,
-) -> Verdict:
-    """The verdict on a job of foreign traces, which were `read`; `ledger` is None if communication is unknown.
-
-    `shortcuts` compares the traces with models; None without models.
-    """
+def traces_verdict(data: "CellData", shortcuts: str | None = None) -> Verdict:
+    """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without models."""
+    job, ledger, on_device = data.cell, data.job_ledger, data.on_device
+    assert isinstance(job, TracedJob)
     which, caveat = Answer(ONE_JOB), None if on_device else ON_CPU
-    nothing_moved = read.communication_known and not has_collectives and not (ledger is not None and ledger.exposed_us)
+    moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
+    nothing_moved = data.communication_known and not moved
     if job.devices < 2 or ledger is None or nothing_moved:
         cost = f"It was not measured: the traces of {job.name} do not show it."
         if job.devices < 2 or nothing_moved:
@@ -113,11 +105,12 @@ def traces_verdict(
         action = Answer("Trace every rank of a job on several devices.")
         return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), action, caveat)
     chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
+    late = late_rank(data.whole_windows, data.straggler, ledger)
     return Verdict(
         which=which,
         cost=cost_answer(chosen, late),
         shortcuts=Answer(NO_SINGLE_DEVICE) if shortcuts is None else Answer(shortcuts, TRACED),
-        action=best_action([], Situation(chosen, late, on_device, of_script=True, not_split=read.not_split)),
+        action=best_action([], Situation(chosen, late, on_device, of_script=True, not_split=data.not_split)),
         caveat=caveat,
         strategy=job.strategy,
         cell=job.name,
@@ -223,7 +216,7 @@ def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
     if transfer < ring:
         why = ", less: the link is faster than that rate"
     elif busy is not None and transfer - busy >= _CONCURRENT * (transfer - ring):
-        most = int(data.collectives["concurrent"].max()) + 1 if "concurrent" in data.collectives else 2
+        most = int(data.tables.collectives["concurrent"].max(initial=1)) + 1
         count = {2: "two", 3: "three", 4: "four"}.get(most, str(most))
         why = f" because {'up to ' * (most > 2)}{count} all-reduces were in flight at once"
     elif row.hidden_us is not None and row.hidden_us >= _MOST * transfer:

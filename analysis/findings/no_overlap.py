@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pandas as pd
+import numpy as np
 
 from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.text.units import show_bytes, show_time
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
@@ -75,14 +76,14 @@ class Evidence:
 
     data: CellData
     means: dict[str, float]
-    buckets: pd.DataFrame
-    communication: pd.DataFrame
+    buckets: Table
+    communication: Table
     small_buckets: int = 0
 
     @property
     def sharded(self) -> bool:
         """Whether gradients are reduced to shards, as in FSDP: by the cell's strategy, or by its collectives."""
-        return self.data.cell.traits.sharded or bool((self.communication["kind"] == "reduce_scatter").any())
+        return self.data.cell.traits.sharded or bool(self.communication.words("kind").isin("reduce_scatter").any())
 
     @property
     def of_gradients(self) -> bool:
@@ -91,20 +92,19 @@ class Evidence:
         A job of unknown parallelism reduces gradients if all of its reductions follow the backward pass.
         """
         done = self.buckets["done"]
-        after_backward = len(done) > 0 and not done.isna().any() and float(done.min()) >= LATE
+        after_backward = len(done) > 0 and bool((done >= LATE).all())
         return self.data.cell.traits.identified or self.sharded or after_backward
 
     @property
     def ready_late(self) -> bool:
         """Whether little compute is left to hide even the first of several buckets."""
         done = self.buckets["done"]
-        return len(done) > 1 and not done.isna().any() and float(done.iloc[0]) >= LATE
+        return len(done) > 1 and not np.isnan(done).any() and float(done[0]) >= LATE
 
     @property
     def steps(self) -> int:
         """Number of steps with communication, over all ranks and repeats."""
-        keys = [name for name in ("repeat", "rank", "step") if name in self.communication]
-        return max(1, self.communication.groupby(keys, dropna=False).ngroups)
+        return max(1, len(self.communication.group("repeat", "rank", "step")))
 
 
 def no_overlap_finding(data: CellData) -> Iterator[Finding]:
@@ -178,27 +178,25 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         yield _reason("host_bound", f"the host launches work too late: {nothing}")
     yield from _little_computing(evidence)
     if not data.on_device:
-        queue = evidence.communication["queue_us"].dropna()
-        waits = f", and collectives wait {show_time(float(queue.sum()) / evidence.steps)} a step for a free thread"
+        queued, queue_us = evidence.communication.known("queue_us").any(), evidence.communication["queue_us"]
+        waits = (
+            f", and collectives wait {show_time(float(np.nansum(queue_us)) / evidence.steps)} a step for a free thread"
+        )
         shared = f"gloo's threads share the cores with compute ({counted(data.cell.processes, 'process')})"
-        yield _reason("gloo", f"{shared}{waits if len(queue) else ''}")
+        yield _reason("gloo", f"{shared}{waits if queued else ''}")
 
 
 def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
     """Collectives on a stream that also computes; else launched compute that waits although buckets have separate streams."""
     communication, exposed = evidence.communication, evidence.means["exposed_us"]
-    share = 0.0
-    if "compute_stream" in communication and evidence.data.on_device:
-        on_stream = communication["compute_stream"].fillna(False).astype(bool)
-        total = float(communication["duration_us"].sum() or 1.0)
-        share = float(communication.loc[on_stream, "duration_us"].sum()) / total
+    share, duration_us = 0.0, communication["duration_us"]
+    if evidence.data.on_device:
+        share = float(duration_us[communication.truths("compute_stream")].sum()) / float(duration_us.sum() or 1.0)
     if share >= MOST:
         text = f"{share:.0%} of it runs on a stream that also computes, where one waits for the other"
         yield _reason("compute_stream", text)
         return
-    if "held_us" not in communication or communication["held_us"].isna().all():
-        return
-    held = float(communication["held_us"].fillna(0.0).sum()) / evidence.steps
+    held = float(np.nansum(communication["held_us"])) / evidence.steps
     if not held >= MOST * exposed > 0:
         return
     until = f"one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
@@ -227,7 +225,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         ("broadcast", f"broadcasts{buffers}", keep, data.broadcast_waits_us),
         ("all_gather", "all-gathers, which the next block waits for", larger, 0.0),
     ):
-        of_kind = communication.loc[communication["kind"] == kind, "duration_us"]
+        of_kind = communication.having("kind", kind)["duration_us"]
         share = (float(of_kind.sum()) - late_us * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
@@ -238,40 +236,43 @@ def overlap_evidence(data: CellData) -> Evidence | None:
     if data.cell.traits.one_process or data.cell.devices < 2 or not data.communication_known:
         return None
     windows = data.whole_windows
-    if windows.empty or data.collectives.empty:
+    means = {}
+    for name in ("communication_us", "hidden_us", "exposed_us", "step_us", "compute_us", "idle_us"):
+        if (mean_us := windows.mean(name)) is None:
+            return None
+        means[name] = mean_us
+    if not len(data.tables.collectives):
         return None
-    names = ("communication_us", "hidden_us", "exposed_us", "step_us", "compute_us", "idle_us")
-    if windows[list(names)].isna().all().any():
-        return None
-    means = {name: float(windows[name].mean()) for name in names}
     for name in ("exposed_wait_us", "unlaunched_us", "optimizer_us"):  # not known for every trace
-        means[name] = float(windows[name].fillna(0.0).mean()) if name in windows else 0.0
+        means[name] = float(np.nan_to_num(windows[name]).mean())
     buckets = _reductions(data.whole_collectives)
-    main = buckets["bytes"] >= _SMALL_BUCKET * buckets["bytes"].max()
-    return Evidence(data, means, buckets[main].reset_index(drop=True), data.whole_collectives, int((~main).sum()))
+    main = buckets["bytes"] >= _SMALL_BUCKET * buckets["bytes"].max(initial=0.0)
+    return Evidence(data, means, buckets.take(main), data.whole_collectives, int((~main).sum()))
 
 
-def _reductions(communication: pd.DataFrame) -> pd.DataFrame:
+def _reductions(communication: Table) -> Table:
     """Means over ranks and steps of a step's reductions by position; steps with an unusual number of them are left out."""
-    columns = ["bytes", "done", "transfer_us", "compiled_share"]
-    reduced = communication[communication["kind"].isin(list(REDUCING)) & communication["bytes"].notna()]
-    if reduced.empty or "compute_done" not in reduced:
-        return pd.DataFrame(columns=columns)
-    ordered = reduced.sort_values([*STEP_KEYS, "start_us"], kind="stable")
-    groups = ordered.groupby(STEP_KEYS, dropna=False)
-    place, count = groups.cumcount(), groups["bytes"].transform("size")
-    frame = ordered.assign(place=place, done=ordered["compute_done"].astype("Float64"))[count == count.mode().iloc[0]]
-    frame = frame.assign(bytes=frame["bytes"].astype("Float64"), compiled_share=frame.get("compiled_share", 0.0))
-    means: pd.DataFrame = frame.groupby("place")[columns].mean().reset_index(drop=True)
-    return means
+    reduced = communication.having("kind", *REDUCING)
+    reduced = reduced.take(reduced.known("bytes"))
+    ordered = reduced.take(np.argsort(reduced["start_us"], kind="stable"))
+    steps = ordered.group(*STEP_KEYS)
+    count = steps.sizes[steps.code]  # of reductions in the step of each
+    usual = count == np.bincount(count, minlength=1).argmax()
+    places = ordered.take(usual).assign(place=steps.places[usual]).group("place", in_order=True)
+    columns = {
+        "bytes": "bytes",
+        "done": "compute_done",
+        "transfer_us": "transfer_us",
+        "compiled_share": "compiled_share",
+    }
+    return Table({name: places.means(ordered.real(column)[usual]) for name, column in columns.items()})
 
 
 def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     """The reasons that buckets of gradients show, the strongest first."""
     buckets, options = evidence.buckets, evidence.data.cell.options
-    total, last = float(buckets["bytes"].sum()), float(buckets["bytes"].iloc[-1])
-    done = buckets["done"].iloc[-1]
-    ready = "" if pd.isna(done) else f", ready when {float(done):.0%} of the step's compute is done"
+    total, last, done = float(buckets["bytes"].sum()), float(buckets["bytes"][-1]), buckets["done"][-1]
+    ready = "" if np.isnan(done) else f", ready when {done:.0%} of the step's compute is done"
     if len(buckets) == 1 and evidence.sharded:
         yield _reason("one_block", f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}")
     elif len(buckets) == 1:
@@ -297,10 +298,10 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
 
 def _late_buckets(evidence: Evidence) -> OverlapReason:
     """`compiled_graph` if the first bucket would not be late had the graph returned its gradients at its start."""
-    first, cell = evidence.buckets.iloc[0], evidence.data.cell
-    graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
+    done, compiled = (evidence.buckets[name][0] for name in ("done", "compiled_share"))
+    graph, cell = np.nan_to_num(compiled), evidence.data.cell
     text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
-    if float(first["done"]) - graph < LATE:
+    if done - graph < LATE:
         text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
         advice = f"{split if cell.traits.identified else ''}compile each block separately"  # else it may be no DDP
@@ -316,11 +317,15 @@ def _late_buckets(evidence: Evidence) -> OverlapReason:
 def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     """Too little compute to hide the transfers; for late buckets only if even the whole step's compute were too little."""
     buckets = evidence.buckets
-    if not evidence.of_gradients or len(buckets) < 2 or buckets[["done", "transfer_us"]].isna().any().any():
+    if (
+        not evidence.of_gradients
+        or len(buckets) < 2
+        or not (buckets.known("done") & buckets.known("transfer_us")).all()
+    ):
         return
     # `done` is a share of the compute before the optimizer, which waits for all gradients and so hides nothing.
     compute = evidence.means["compute_us"] - evidence.means["optimizer_us"]
-    needed, left = float(buckets["transfer_us"].sum()), compute * (1 - float(buckets["done"].iloc[0]))
+    needed, left = float(buckets["transfer_us"].sum()), compute * (1 - float(buckets["done"][0]))
     if left >= MOST * needed or (evidence.ready_late and compute >= MOST * needed):
         return
     only = f"only {show_time(left)} of compute is left when the first bucket is ready"
@@ -330,10 +335,8 @@ def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
 def bucket_times(evidence: Evidence) -> str:
     """Size and readiness of each bucket, such as ``4.00 MB at 20%, 4.00 MB at 50%``; empty if unknown."""
     buckets = evidence.buckets
-    if not evidence.of_gradients or buckets.empty or buckets["done"].isna().any():
+    if not evidence.of_gradients or not len(buckets) or not buckets.known("done").all():
         return ""
-    when = ", ".join(
-        f"{show_bytes(size)} at {done:.0%}"
-        for size, done in buckets[["bytes", "done"]].head(_NAMED).itertuples(index=False)
-    )
+    pairs = zip(buckets["bytes"].tolist(), buckets["done"].tolist(), strict=True)
+    when = ", ".join(f"{show_bytes(size)} at {done:.0%}" for size, done in list(pairs)[:_NAMED])
     return when + (f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else "")

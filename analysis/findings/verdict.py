@@ -33,12 +33,8 @@ from dpscope.analysis.findings.ledger_text import (
 )
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, show
-from dpscope.analysis.traces.ranks.contention import contentions, with_contention
-from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.reading.table import as_table
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -63,7 +59,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
             alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
             row, rate = replace(row, reasons={**row.reasons, **alone}), comparison.ring_rates.get(data.cell.devices)
             shortcuts = NO_SINGLE_DEVICE if row.ring_us is None else shortcuts_text(row, data, rate)
-        return _traces_verdict(data, row.ledger, shortcuts)
+        return traces_verdict(data, shortcuts)
     case, caveat = _largest_case(comparison), _caveat(run, comparison)
     if not case:
         return _nothing_parallel(comparison, caveat)
@@ -75,7 +71,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     which, strategy = _which(comparison, chosen, gap, speedup)
     late = None
     if slowed_by_tracing(chosen) is None:
-        late = late_rank(as_table(data.whole_windows), data.straggler, chosen.ledger)
+        late = late_rank(data.whole_windows, data.straggler, chosen.ledger)
     shown, launch_bound = None if speedup is None else verdict(speedup), is_launch_bound(data)
     situation = Situation(
         chosen, late, run.device_type != "cpu", comparison.of_script, slower=shown == "below", launch_bound=launch_bound
@@ -100,20 +96,6 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         late=late,
         cells=tuple(row.cell for row in case),
     )
-
-
-def verdict_without_models(data: CellData) -> Verdict:
-    """The verdict on a job of foreign traces: that of `run_verdict` without the ring formula."""
-    ledger = data.traced_ledger if data.communication_known else None
-    if ledger is not None:
-        ledger = with_contention(ledger, contentions(as_table(data.kernels)))
-    return _traces_verdict(data, ledger)
-
-
-def _traces_verdict(data: CellData, ledger: Ledger | None, shortcuts: str | None = None) -> Verdict:
-    assert isinstance(data.cell, TracedJob)
-    late = late_rank(as_table(data.whole_windows), data.straggler, ledger)
-    return traces_verdict(data, data.cell, ledger, late, data.on_device, not data.collectives.empty, shortcuts)
 
 
 def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:

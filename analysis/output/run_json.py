@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import Comparison
@@ -22,7 +21,7 @@ from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import exposed_parts
-from dpscope.analysis.traces.reading.table import as_table
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary
 
@@ -47,11 +46,11 @@ def run_json(report: Report) -> str:
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
             "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps),
-            "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.collectives),
+            "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.tables.collectives),
             "dp_phases": _rows(
-                report, dp_phases.COLUMNS, lambda data: data.dp_phases if data.communication_known else None
+                report, dp_phases.COLUMNS, lambda data: data.tables.dp_phases if data.communication_known else None
             ),
-            "waits": _rows(report, exposed_parts.PAIR_COLUMNS, lambda data: data.waits),
+            "waits": _rows(report, exposed_parts.PAIR_COLUMNS, lambda data: data.waits_caused),
             "contention": contention_of_cells(report),
             "memory": memory_records(report),
             "nccl": report.nccl.content(),
@@ -79,19 +78,20 @@ def _whole(values: Sequence[Value]) -> list[Value]:
 
 
 def _rows(
-    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], pd.DataFrame | None]
+    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], Table | None]
 ) -> list[dict[str, object]]:
     """Rows of each measured cell's table, where it has one."""
     return [
         {"cell": data.cell.name, **record}
         for data in report.run.measured
-        if (table := table_of(data)) is not None and len(table)
-        for record in records(as_table(table), ("repeat", *fields))
+        if (table := table_of(data)) is not None
+        for record in records(table, ("repeat", *fields))
     ]
 
 
-def _steps(data: CellData) -> pd.DataFrame:
-    return data.steps if data.communication_known else data.steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
+def _steps(data: CellData) -> Table:
+    steps = data.tables.steps
+    return steps if data.communication_known else steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
 
 
 def memory_records(report: Report) -> list[dict[str, object]]:

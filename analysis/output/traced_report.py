@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
-from dpscope.analysis.findings.ledger_text import late_rank, ledger_table
+from dpscope.analysis.findings.ledger_text import ledger_table
 from dpscope.analysis.hosts.places import read_topology
 from dpscope.analysis.output.analyze import Targets, answer_grid
 from dpscope.analysis.output.traces import (
@@ -30,11 +30,10 @@ from dpscope.analysis.output.traces import (
 )
 from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.report.rank_tables import without_cell
-from dpscope.analysis.runs.traced_job import traced_job, traced_straggler
+from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
-from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -62,12 +61,7 @@ class ReadJob:
     @cached_property
     def verdict(self) -> Verdict:
         """That of its report, if it has one."""
-        if self.report is not None:
-            return self.report.verdict
-        ledger, tables = self.analysis.ledger if self.analysis.communication_known else None, self.analysis.tables
-        late = late_rank(whole_steps(tables.steps_with_waits), traced_straggler(self.analysis), ledger)
-        on_device, moved = bool(tables.steps.known("device").any()), len(tables.collectives) > 0
-        return traces_verdict(self.analysis, traced_job(self.analysis), ledger, late, on_device, moved)
+        return self.report.verdict if self.report is not None else traces_verdict(traced_cell([self.analysis]))
 
 
 ReadJobs = Mapping[str, ReadJob]

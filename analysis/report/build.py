@@ -215,7 +215,7 @@ def report_tables(
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "contention": contention_table([(cell, one, of.hidden_us) for cell, one, of in contended if one and of]),
-        "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
+        "dp_phases": run_phases({data.cell.name: data.tables.dp_phases for data in known}),
         "ranks": rank_table(known),
         "waits": run_waits(known),
         "identity": identity_table(comparison),

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from dpscope.analysis.cells import predicted as model
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import ring_loads
@@ -11,10 +13,10 @@ from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, show_bytes, show_time
+from dpscope.analysis.text.units import NA, show_bytes, show_time, text
 from dpscope.profiling.records.finding import counted
 
 MOST_COLLECTIVES = 4  # per cell; the table of collectives shows more
@@ -152,28 +154,27 @@ def _link(sources: CostSources, devices: int) -> str:
 
 def _schedule(data: CellData, sources: CostSources) -> str:
     """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
-    keys = ["repeat", "rank", "device", "step"]
-    step = data.collectives.merge(data.whole_windows[keys].head(1), on=keys)  # the first rank's first whole step
+    first = data.whole_windows.take(np.arange(1))  # the first rank's first whole step
+    step = data.tables.collectives.within(first, STEP_KEYS)
     load = model.step_load(data, sources, step)
     shared = f"one of gloo's {load.servers} workers, which share the link, is free"
     rule = (
         f"each all-reduce starts when it is ready and {'the previous one has ended' if load.servers == 1 else shared}; exposed: "
         "what runs after the last one is ready, plus every other collective"
     )
-    buckets = step[step["kind"] == "all_reduce"]
-    ready = model.ready_column(buckets)  # as in `bucket_schedule`: of other collectives it may be unknown
-    buckets = buckets.sort_values(ready, kind="stable")
+    buckets = model.by_readiness(step.having("kind", "all_reduce"))
     costs = [sources.cost(*key) for key in model.cost_keys(buckets)]
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) < len(costs) or len(known) > 2 * MOST_COLLECTIVES:
         return rule
-    from_first = buckets.assign(cost_us=known)
-    from_first[ready] = buckets[ready].astype(float) - float(buckets[ready].min())
+    ready_us = model.ready_us(buckets) - model.ready_us(buckets).min()
+    from_first = buckets.assign(cost_us=known, ready_us=ready_us)
     schedule = model.bucket_schedule(from_first, "cost_us", load)
     shown = "; ".join(
         f"ready {show_time(one)}, takes {show_time(cost)} alone, ends {show_time(end)}"
-        for one, cost, end in zip(from_first[ready].tolist(), known, schedule.end_us, strict=True)
+        for one, cost, end in zip(ready_us.tolist(), known, schedule.end_us, strict=True)
     )
-    where = f"Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}"
+    (place,) = first.records(("rank", "step"))
+    where = f"Rank {text(place['rank'])}, step {text(place['step'])}"
     slowed = f"; {load.calibrated_at}" if load.calibrated_at else ""
     return f"{rule}{slowed}. {where}: {shown}: {show_time(schedule.exposed_us)}"

@@ -6,13 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import pandas as pd
+import numpy as np
 
 from dpscope.analysis.costs.nccl_choices import ChoiceRow, JobChoices, MeasuredTimes, job_choices, job_log
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes, show_time
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
@@ -86,7 +87,7 @@ def run_chapter(run: RunData, sources: CostSources, logs: Sequence[Path]) -> Ncc
     log = job_log(logs, sorted({data.cell.devices for data in cells}))
     of_job = [data for data in cells if data.cell.devices == log.communicators[0].ranks]
     nodes = max(len(log.hosts), *(data.nodes for data in of_job))
-    measured = _measured_times(of_job[0].cell.devices, [data.collectives for data in of_job])
+    measured = _measured_times(of_job[0].cell.devices, [data.tables.collectives for data in of_job])
     return _chapter([job_choices(log, sources.on_nodes(nodes), measured)], sources.interconnect)
 
 
@@ -107,16 +108,16 @@ def _chapter(jobs: Sequence[JobChoices], interconnect: Interconnect | None) -> N
     return NcclChapter(tuple(jobs), tuple(dict.fromkeys(findings)))
 
 
-def _measured_times(ranks: int, tables: Sequence[pd.DataFrame]) -> MeasuredTimes:
+def _measured_times(ranks: int, tables: Sequence[Table]) -> MeasuredTimes:
     """Median transfer of the collectives that include all ranks, by kind and size."""
-    known = [table for table in tables if len(table)]
-    if not known:
-        return {}
-    rows = pd.concat(known, ignore_index=True)
-    rows = rows[rows["transfer_us"].notna() & rows["bytes"].notna() & rows["group_size"].eq(ranks).fillna(False)]
-    medians = rows.groupby(["kind", "bytes"], as_index=False)["transfer_us"].median()
-    columns = zip(medians["kind"], medians["bytes"], medians["transfer_us"], strict=True)
-    return {(str(kind), int(size)): float(middle) for kind, size, middle in columns}
+    rows = joined(tables)
+    rows = rows.take(
+        rows.known("transfer_us") & rows.known("kind") & rows.known("bytes") & (rows["group_size"] == ranks)
+    )
+    sizes = rows.group("kind", "bytes", in_order=True)
+    keys = rows.take(sizes.first).records(("kind", "bytes"))
+    medians = (float(np.median(rows["transfer_us"][own])) for own in sizes.rows())
+    return {(key["kind"], key["bytes"]): middle for key, middle in zip(keys, medians, strict=True)}
 
 
 _RANKS = Field("ranks", "ranks", meaning="Ranks of the job")

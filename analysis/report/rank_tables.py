@@ -8,12 +8,10 @@ from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
 from dpscope.analysis.traces.data_parallel.phases import phase_means
 from dpscope.analysis.traces.ranks.contention import Contentions
-from dpscope.analysis.traces.reading.table import Table, as_table, joined
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.finding import counted
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from dpscope.analysis.runs.cell_data import CellData
 
 _KEYS = ("rank", "device", "replica")
@@ -46,9 +44,9 @@ def trace_phases(phases: Table) -> TextTable:
     return without_cell(_phase_table({"": phase_means(phases)}))
 
 
-def run_phases(by_cell: "Mapping[str, pd.DataFrame]") -> TextTable:
+def run_phases(by_cell: Mapping[str, Table]) -> TextTable:
     """The same for several cells, whose rows also have a `repeat`: means over repeats."""
-    return _phase_table({cell: _over_repeats(as_table(frame)) for cell, frame in by_cell.items() if len(frame)})
+    return _phase_table({cell: _over_repeats(phases) for cell, phases in by_cell.items() if len(phases)})
 
 
 def _over_repeats(phases: Table) -> Table:
@@ -111,7 +109,7 @@ def trace_waits(waits: Table) -> TextTable:
 
 def run_waits(cells: Sequence["CellData"]) -> TextTable:
     """The same for the whole steps of several cells: means over repeats. Without rows if no rank waited."""
-    return _wait_table(" (means over repeats)", {data.cell.name: as_table(data.mean_waits) for data in cells})
+    return _wait_table(" (means over repeats)", {data.cell.name: data.mean_waits for data in cells})
 
 
 def _wait_table(means: str, waits: Mapping[str, Table]) -> TextTable:
@@ -131,7 +129,7 @@ def rank_table(cells: Sequence["CellData"]) -> TextTable:
     """Means of whole traced steps by rank and device, for cells with several; the parts of a row add up to its step."""
     means = {}
     for data in cells:
-        windows = as_table(data.whole_windows)
+        windows = data.whole_windows
         if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
             columns = {str(one.get): ranks.means(windows[str(one.get)]) for one in _RANKS if one.unit == "time"}
             means[data.cell.name] = windows.take(ranks.first).select(("rank", "device")).assign(**columns)

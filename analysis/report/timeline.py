@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import pandas as pd
+import numpy as np
 
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes, show_time
-from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
-from dpscope.analysis.traces.reading.table import as_table
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
@@ -84,13 +84,10 @@ def timeline_view(
         for traced, rank, one in known
         if (traced, one.step) == (repeat, step)
     }
-    collectives = data.collectives
-    if len(collectives):
-        collectives = collectives[(collectives["repeat"] == repeat) & collectives["rank"].isin(list(ranks))]
-    clocks = align_clocks(collectives, [RankOrigin(rank, one.zero_ns, one.host) for rank, one in ranks.items()])
-    if len(collectives):
-        steps = collectives["step"]
-        collectives = collectives[steps.isna() if step is None else steps.eq(step).fillna(False)]
+    every = data.tables.collectives
+    collectives = every.take((every["repeat"] == repeat) & np.isin(every["rank"], list(ranks)))
+    clocks = rank_clocks(collectives, [RankOrigin(rank, one.zero_ns, one.host) for rank, one in ranks.items()])
+    collectives = collectives.take(collectives["step"] == (UNKNOWN if step is None else step))
     places = {clock.rank: clock.place_us for clock in clocks}
     zero_us = min(one.start_us + places[rank] for rank, one in ranks.items())
     length_us = max(one.end_us + places[rank] for rank, one in ranks.items()) - zero_us
@@ -129,7 +126,7 @@ def _notes(
     data: CellData, repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]
 ) -> Iterator[str]:
     which = "the only one" if step is None else f"number {step}"
-    slowed = "by how much is not known" if data.samples.empty else "see tracer cost among the checks"
+    slowed = "see tracer cost among the checks" if len(data.tables.samples) else "by how much is not known"
     yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, {slowed}"
     if (count := max(data.cell.processes, len(ranks))) > MOST_RANKS:
         yield f"{min(len(ranks), MOST_RANKS)} of {counted(count, 'rank')} are drawn"
@@ -138,9 +135,9 @@ def _notes(
     closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)
     if closed_us > 0:
         yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them"
-    steps = data.steps[data.steps["repeat"] == repeat]
-    drawn = steps[steps["step"] == step] if step is not None else steps
-    if len(drawn) and drawn["partial_window"].fillna(True).astype(bool).all():
+    steps = data.tables.steps
+    drawn = (steps["repeat"] == repeat) & ((steps["step"] == step) | (step is None))
+    if drawn.any() and steps.truths("partial_window", missing=True)[drawn].all():
         on_host = all(device.device is None for one in ranks for device in one.devices)
         start = "the start of this step was not recorded: it is drawn from its first event"
         yield "the tracer was stopped in this step, which may have made it longer" if on_host else start
@@ -159,7 +156,7 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     return f"clocks as recorded; the ends of shared collectives are {apart}"
 
 
-def _rank_lanes(one: StepTimeline, collectives: pd.DataFrame, copies_on_host: bool) -> Iterator[Lane]:
+def _rank_lanes(one: StepTimeline, collectives: Table, copies_on_host: bool) -> Iterator[Lane]:
     """The lanes of a rank, on its own clock; communication, and below it collectives and copies in as few rows as possible."""
     rank, on_host = f"rank {one.rank}", all(device.device is None for device in one.devices)
     if one.ranges:
@@ -187,17 +184,17 @@ _OF_COLLECTIVES = (
 )  # fmt: skip
 
 
-def _communication(device: DeviceTimeline, collectives: pd.DataFrame, rank: int | None) -> Iterator[Bar]:
+def _communication(device: DeviceTimeline, collectives: Table, rank: int | None) -> Iterator[Bar]:
     for mark in device.copies:
         size, duration = "size unknown" if mark.bytes is None else show_bytes(mark.bytes), mark.end_us - mark.start_us
         rate = f", {mark.bytes / duration / 1e3:.3g} GB/s" if mark.bytes and duration > 0 else ""
         yield Bar(mark.start_us, duration, "collective", f"copy {size}", f"{mark.name}; {size}{rate}")
-    if len(collectives):
-        of_rank = collectives[collectives["rank"] == rank]
-        if device.device is not None:
-            of_rank = of_rank[of_rank["device"] == device.device]
-        longest = of_rank.nlargest(MOST_DRAWN_COLLECTIVES, "duration_us").sort_values("start_us")
-        yield from map(_collective_bar, as_table(longest).records(_OF_COLLECTIVES))
+    of_rank = collectives.take(
+        (collectives["rank"] == rank) & ((collectives["device"] == device.device) | (device.device is None))
+    )
+    longest = of_rank.take(np.argsort(-of_rank["duration_us"], kind="stable")[:MOST_DRAWN_COLLECTIVES])
+    in_time = longest.take(np.argsort(longest["start_us"], kind="stable"))
+    yield from map(_collective_bar, in_time.records(_OF_COLLECTIVES))
 
 
 def _collective_bar(row: Mapping[str, Any]) -> Bar:

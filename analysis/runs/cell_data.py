@@ -6,27 +6,35 @@ How far the repeats of a run's cells lie apart, pooled over the cells, and each 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.runs import traced_job
 from dpscope.analysis.runs.traced_job import CellStraggler, TracedJob
 from dpscope.analysis.runs.traffic_check import CounterCheck
 from dpscope.analysis.stats import samples as stats
+from dpscope.analysis.traces.data_parallel import phases
+from dpscope.analysis.traces.ranks import exposed_parts
+from dpscope.analysis.traces.ranks.contention import contentions, with_contention
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
-from dpscope.analysis.traces.ranks.frames import waits_caused
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of, whole_steps
+from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.reading.table import Table, as_table
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.reading.table import FrameOf, Table, joined
+from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, RankResult
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 TRACES_ALONE = "traces alone: nothing else is known of their job"
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 """Parts of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
-STEP_KEYS = ["repeat", "rank", "device", "step"]
+STEP_KEYS = ("repeat", "rank", "device", "step")
 
 AnyCell = Cell | TracedJob
 
@@ -37,25 +45,62 @@ def knows_batch(cell: AnyCell) -> bool:
 
 
 @dataclass(frozen=True)
+class CellTables:
+    """The tables of all repeats of a cell, each with a column `repeat`; without rows where nothing was measured."""
+
+    samples: Table  # RepeatFolder.samples
+    steps: Table  # with_waits
+    exposed_parts: Table
+    collectives: Table
+    kernels: Table  # kernel_times
+    dp_phases: Table  # of DataParallel and dp-host
+    copies: Table  # between devices: rank, device, step, bytes, count
+
+
+_COLUMNS = {
+    "samples": ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples", "rank"),
+    "steps": (*breakdown.COLUMNS, "transfer_us", "wait_us", *exposed_parts.EXPOSED),
+    "exposed_parts": exposed_parts.COLUMNS,
+    "collectives": (*collectives.COLUMNS, *MATCHED_COLUMNS),
+    "kernels": kernel_times.COLUMNS,
+    "dp_phases": phases.COLUMNS,
+    "copies": phases.COPY_COLUMNS,
+}
+NO_TABLES = CellTables(**{name: Table.of(**dict.fromkeys((*own, "repeat"), ())) for name, own in _COLUMNS.items()})
+_READ_AS = {name: name for name in _COLUMNS if name != "samples"} | {"steps": "steps_with_waits"}  # as in TraceTables
+_NO_WAITS = Table.of(**dict.fromkeys((*exposed_parts.PAIR_COLUMNS, "repeat"), ()))
+
+
+def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]], samples: Sequence[Table] = ()) -> CellTables:
+    """The tables of the traces of each repeat, and of its samples, which name their repeat."""
+    own = {
+        name: [getattr(one.tables, read_as).assign(repeat=repeat) for repeat, one in repeats]
+        for name, read_as in _READ_AS.items()
+    }
+    every = {"samples": samples, **own}
+    return CellTables(**{name: joined([none, *every[name]]) for name, none in vars(NO_TABLES).items()})
+
+
+@dataclass(frozen=True)
 class CellData:
-    """All finished repeats of one cell; tables have a `repeat` column and are empty where nothing was measured."""
+    """All finished repeats of one cell."""
 
     cell: AnyCell
     skip_reason: str | None
     results: tuple[CellResult, ...] = ()
     ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, result of one process)
-    samples: pd.DataFrame = field(default_factory=pd.DataFrame)
-    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + the columns of step_waits
-    exposed_parts: pd.DataFrame = field(default_factory=pd.DataFrame)
-    collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
-    kernels: pd.DataFrame = field(default_factory=pd.DataFrame)  # kernel_times
-    dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
-    copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
+    tables: CellTables = NO_TABLES
     timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
     not_split: NotSplit | None = None  # why foreign traces do not separate wait from transfer
     communication_known: bool = True  # False if a trace lacks what the strategy must have moved
+
+    samples = FrameOf()  # a row per timed or traced step
+    steps = FrameOf()
+    collectives = FrameOf()
+    dp_phases = FrameOf()
+    copies = FrameOf()
 
     @property
     def planned(self) -> Cell:
@@ -99,7 +144,7 @@ class CellData:
     @property
     def on_device(self) -> bool:
         """Whether devices were traced, not only the CPU."""
-        return bool(len(self.steps) and self.steps["device"].notna().any())
+        return bool(self.tables.steps.known("device").any())
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[stats.Samples]:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
@@ -109,14 +154,12 @@ class CellData:
         """
         known = self._known_samples
         if (column, measuring_pass) not in known:
-            if self.samples.empty:
-                return []
-            chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
-            whole = chosen["samples"] >= chosen["samples"].max()
-            groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
-            per_step = groups.max() if column == "data_wait_us" else groups.mean()
-            by_repeat = per_step.groupby(level="repeat")
-            known[column, measuring_pass] = [group.to_numpy(dtype=float) for _, group in by_repeat]
+            chosen = self.tables.samples.having("measuring_pass", measuring_pass)
+            whole = chosen.take(chosen["samples"] >= chosen["samples"].max(initial=0))
+            steps = whole.group("repeat", "epoch", "step", in_order=True)
+            per_step = steps.most(whole[column]) if column == "data_wait_us" else steps.means(whole[column])
+            repeats = whole["repeat"][steps.first]
+            known[column, measuring_pass] = [per_step[repeats == repeat] for repeat in np.unique(repeats)]
         return list(known[column, measuring_pass])
 
     @cached_property
@@ -124,56 +167,66 @@ class CellData:
         return {}
 
     @cached_property
-    def whole_windows(self) -> pd.DataFrame:
+    def whole_windows(self) -> Table:
         """Traced steps with a complete window; of a job whose traces have none, its partial ones, from their first event."""
-        if self.steps.empty:
-            return self.steps
-        whole = self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
-        return self.steps if whole.empty and isinstance(self.cell, TracedJob) else whole
+        steps = self.tables.steps
+        of_job = isinstance(self.cell, TracedJob)
+        return whole_steps(steps) if of_job else steps.take(~steps.truths("partial_window", missing=True))
 
     @cached_property
-    def critical_windows(self) -> pd.DataFrame:
+    def critical_windows(self) -> Table:
         """The `whole_windows` that a cell's values come from: of a process with several devices, its critical device's."""
-        return self.whole_windows[critical_rows(as_table(self.whole_windows))]
+        return self.whole_windows.take(critical_rows(self.whole_windows))
 
     @cached_property
-    def whole_collectives(self) -> pd.DataFrame:
+    def whole_collectives(self) -> Table:
         """The collectives of `whole_windows`."""
-        if self.whole_windows.empty or self.collectives.empty:
-            return self.collectives.iloc[:0]
-        return self.collectives.merge(self.whole_windows[STEP_KEYS], on=STEP_KEYS)
+        return self.tables.collectives.within(self.whole_windows, STEP_KEYS)
 
     @cached_property
     def traced_ledger(self) -> Ledger | None:
         """Where a whole traced step goes, without intervals; None without such a step."""
-        windows = self.whole_windows
-        return ledger_of(as_table(windows), as_table(self.exposed_parts)) if len(windows) else None
+        return ledger_of(self.whole_windows, self.tables.exposed_parts)
 
     @cached_property
-    def waits(self) -> pd.DataFrame:
-        """`waits_caused` of the whole steps of each repeat, with their `repeat`; empty if waits are unknown."""
+    def job_ledger(self) -> Ledger | None:
+        """`traced_ledger` with the contention among the cell's own kernels; None if communication is unknown."""
+        ledger = self.traced_ledger if self.communication_known else None
+        return with_contention(ledger, contentions(self.tables.kernels)) if ledger is not None else None
+
+    @cached_property
+    def waits_caused(self) -> Table:
+        """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if waits are unknown."""
         own = self._step_collectives
-        if own.empty or not self.communication_known:
-            return pd.DataFrame()
-        return concatenated([waits_caused(table).assign(repeat=repeat) for repeat, table in own.groupby("repeat")])
+        repeats = np.unique(own["repeat"]).tolist() if self.communication_known else []
+        pairs = (exposed_parts.waits_by_pair(own.take(own["repeat"] == one)).assign(repeat=one) for one in repeats)
+        return joined([_NO_WAITS, *pairs])
+
+    @property
+    def waits(self) -> "pd.DataFrame":
+        """`waits_caused` as a DataFrame."""
+        return self.waits_caused.frame
 
     @cached_property
-    def mean_waits(self) -> pd.DataFrame:
+    def mean_waits(self) -> Table:
         """Mean waits per (late rank, waiting rank), the longest first; a repeat without such a wait counts as 0."""
-        if self.waits.empty:
-            return self.waits
-        sums = ["collectives", "wait_per_step_us"]
-        pairs = self.waits.groupby(["late_rank", "waiting_rank"], as_index=False)[sums].sum()
-        pairs["share"] = pairs["wait_per_step_us"] / pairs["wait_per_step_us"].sum()
-        pairs["wait_per_step_us"] /= self.steps["repeat"].nunique()
-        return pairs.sort_values("wait_per_step_us", ascending=False, kind="stable")
+        waits, repeats = self.waits_caused, len(self.tables.steps.group("repeat"))
+        pairs = waits.group("late_rank", "waiting_rank", in_order=True)
+        wait_us = pairs.sums(waits["wait_per_step_us"])
+        means = waits.take(pairs.first).assign(
+            collectives=pairs.sums(waits["collectives"]).astype(np.int64),
+            wait_per_step_us=wait_us / max(repeats, 1),
+            share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
+        )
+        return means.take(np.argsort(-wait_us, kind="stable"))
 
     @cached_property
     def straggler(self) -> CellStraggler | None:
         """The rank that most waiting is for in every repeat; None if ranks take turns, which is noise."""
-        if self.cell.traits.one_process or self._step_collectives.empty:
+        step_us = self.whole_windows.mean("step_us")
+        if self.cell.traits.one_process or step_us is None:
             return None
-        return traced_job.straggler_of(self._with_broadcast_waits, float(self.whole_windows["step_us"].mean()))
+        return traced_job.straggler_of(self._with_broadcast_waits, step_us)
 
     @cached_property
     def broadcast_waits_us(self) -> float:
@@ -181,37 +234,44 @@ class CellData:
         return traced_job.broadcast_waits_us(self._with_broadcast_waits)
 
     @cached_property
-    def _step_collectives(self) -> pd.DataFrame:
+    def _step_collectives(self) -> Table:
         """The collectives of the steps that have a whole window on some device."""
-        if self.whole_windows.empty or self.collectives.empty:
-            return pd.DataFrame()
-        return self.collectives.merge(self.whole_windows[["repeat", "rank", "step"]].drop_duplicates())
+        return self.tables.collectives.within(self.whole_windows, ("repeat", "rank", "step"))
 
     @cached_property
     def _with_broadcast_waits(self) -> Table:
-        return traced_job.with_broadcast_waits(as_table(self._step_collectives))
+        return traced_job.with_broadcast_waits(self._step_collectives)
 
     @cached_property
-    def parts_by_repeat(self) -> pd.DataFrame:
-        """A row per repeat with traced and timed steps and a column for each of PARTS, microseconds; NaN is unknown.
+    def parts_by_repeat(self) -> Mapping[str, stats.Floats]:
+        """For each of PARTS its known values by repeat, of repeats with traced and timed steps; microseconds.
 
         Means over ranks and whole traced steps, as in `Ledger`; `tracer` is the repeat's untraced median minus its mean traced
         step.
         """
-        windows = self.critical_windows
-        if windows.empty or self.samples.empty:
-            return pd.DataFrame(columns=list(PARTS), dtype=float)
-        numbers = sorted(set(self.samples.loc[self.samples["measuring_pass"] == "timed", "repeat"]))
+        numbers = np.unique(self.tables.samples.having("measuring_pass", "timed")["repeat"]).tolist()
         untraced = {number: float(np.median(steps)) for number, steps in zip(numbers, self.step_samples(), strict=True)}
-        columns = {f"{part}_us": part for part in (*STEP_PARTS, "exposed")} | {"step_us": "traced_step"}
-        means = windows.groupby("repeat")[list(columns)].mean().astype("Float64").astype(float).rename(columns=columns)
-        means = means[means.index.isin(list(untraced))]
-        return means.assign(tracer=means.index.map(untraced).astype(float) - means["traced_step"])[list(PARTS)]
+        windows = self.critical_windows.take(np.isin(self.critical_windows["repeat"], numbers))
+        repeats = windows.group("repeat", in_order=True)
+        columns = {part: f"{part}_us" for part in (*STEP_PARTS, "exposed")} | {"traced_step": "step_us"}
+        means = {part: repeats.means(windows[column]) for part, column in columns.items()}
+        untraced_us = np.array([untraced[number] for number in windows["repeat"][repeats.first].tolist()])
+        means["tracer"] = untraced_us - means["traced_step"]
+        return {part: values[~np.isnan(values)] for part, values in means.items()}
 
 
-def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """The frames below each other; the columns are those of the non-empty ones, if there are any."""
-    return pd.concat([one for one in frames if len(one)] or frames[:1] or [pd.DataFrame()], ignore_index=True)
+def traced_cell(jobs: Sequence[TraceAnalysis]) -> CellData:
+    """The cell of a job that no run made; each of `jobs`, which are alike, is a repeat of it."""
+    repeats = list(enumerate(jobs))
+    return CellData(
+        cell=traced_job.traced_job(jobs[0]),
+        skip_reason=None,
+        tables=tables_of(repeats),
+        timelines=tuple((repeat, timeline) for repeat, one in repeats for timeline in one.timelines),
+        findings=tuple(finding for one in jobs for finding in one.findings),
+        not_split=next((one.not_split for one in jobs if one.not_split is not None), None),
+        communication_known=all(one.communication_known for one in jobs),
+    )
 
 
 @dataclass(frozen=True)
@@ -220,16 +280,34 @@ class RunSpreads:
 
     step: stats.Spread = stats.ALONE
     parts: Mapping[str, stats.Spread] = field(default_factory=lambda: dict.fromkeys(PARTS, stats.ALONE))
-    _ledgers: dict[int, tuple[CellData, Ledger | None]] = field(default_factory=dict, repr=False, compare=False)
 
     def ledger(self, data: CellData) -> Ledger | None:
         """Means over ranks and whole traced windows, with 95% intervals over repeats; None without a traced step.
 
-        `slowdown_us` is left out: it needs the cell of one device. Computed once per cell.
+        `slowdown_us` is left out: it needs the cell of one device. Intervals come from the values of each repeat as shares of the
+        untraced step; none with too few steps.
         """
-        if id(data) not in self._ledgers:
-            self._ledgers[id(data)] = data, _ledger(data, self)
-        return self._ledgers[id(data)][1]
+        if (ledger := data.traced_ledger) is None:
+            return None
+        if data.cell.devices == 1 or not data.communication_known:
+            ledger = replace(
+                ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None, communication_us=None
+            )
+        if not data.communication_known:
+            ledger = replace(ledger, idle_us=None)  # it would hold what the trace does not show
+        step_us = stats.pooled_median(data.step_samples())
+        if step_us is not None and ledger.traced_step_us is not None:
+            ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
+        traced = len(data.critical_windows.group("repeat", "step"))
+        if step_us is None or min(sum(map(len, data.step_samples())), traced) < stats.FEWEST_SAMPLES:
+            return ledger
+        intervals = {}
+        for part in PARTS:
+            share = stats.half_width(data.parts_by_repeat[part] / step_us, self.parts[part])
+            value = getattr(ledger, f"{part}_us")
+            if share is not None and share < 1 and value is not None:  # wider than the step itself it says nothing
+                intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
+        return replace(ledger, intervals=intervals)
 
 
 def step_spread(cells: Sequence[CellData]) -> stats.Spread:
@@ -239,37 +317,10 @@ def step_spread(cells: Sequence[CellData]) -> stats.Spread:
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
     """The pooled spreads of measured cells. One device exposes 0 by definition, which is no sample of a spread."""
-    timed = [data for data in cells if len(data.samples)]
-    shares = [(one, one.parts_by_repeat / float(np.median(np.concatenate(one.step_samples())))) for one in timed]
+    timed = [(data, float(np.median(np.concatenate(steps)))) for data in cells if (steps := data.step_samples())]
     parts = {}
     for part in PARTS:
-        values = (
-            own[part].dropna().to_numpy() for data, own in shares if data.cell.devices > 1 or "exposed" not in part
-        )
-        parts[part] = sum(map(stats.spread_of, values), stats.ALONE)
+        own = (one for one in timed if one[0].cell.devices > 1 or "exposed" not in part)
+        shares = (data.parts_by_repeat[part] / step_us for data, step_us in own)
+        parts[part] = sum(map(stats.spread_of, shares), stats.ALONE)
     return RunSpreads(step_spread(cells), parts)
-
-
-def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
-    """Its intervals come from the values of each repeat as shares of the untraced step; none with too few steps."""
-    if (ledger := data.traced_ledger) is None:
-        return None
-    if data.cell.devices == 1 or not data.communication_known:
-        ledger = replace(
-            ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None, communication_us=None
-        )
-    if not data.communication_known:
-        ledger = replace(ledger, idle_us=None)  # it would hold what the trace does not show
-    step_us = stats.pooled_median(data.step_samples())
-    if step_us is not None and ledger.traced_step_us is not None:
-        ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
-    traced = len(data.critical_windows.drop_duplicates(["repeat", "step"]))
-    if step_us is None or min(sum(map(len, data.step_samples())), traced) < stats.FEWEST_SAMPLES:
-        return ledger
-    intervals = {}
-    for part in PARTS:
-        share = stats.half_width((data.parts_by_repeat[part].dropna() / step_us).to_numpy(), spreads.parts[part])
-        value = getattr(ledger, f"{part}_us")
-        if share is not None and share < 1 and value is not None:  # wider than the step itself it says nothing
-            intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
-    return replace(ledger, intervals=intervals)

@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples, median_slope
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, Manifest, RankResult
@@ -123,9 +123,7 @@ def compilation_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Fi
         )
 
 
-def engine_findings(
-    cell: Cell, ranks: Sequence[RankResult], windows: pd.DataFrame, collectives: pd.DataFrame
-) -> Iterator[Finding]:
+def engine_findings(cell: Cell, ranks: Sequence[RankResult], windows: Table, collectives: Table) -> Iterator[Finding]:
     """`engine_hides_nothing` where the engine ran an overlapping DDP cell of several buckets and nothing was hidden.
 
     In torch 2.15's library its `getFuture()` makes the current stream wait, which would put DDP's all-reduces one after another
@@ -134,13 +132,12 @@ def engine_findings(
     """
     if not cell.traits.reducer or cell.options.overlap == "off" or SUSPECT not in {rank.nccl_engine for rank in ranks}:
         return
-    if windows.empty or collectives.empty:
+    communication_us, hidden_us = windows.mean("communication_us"), windows.mean("hidden_us")
+    if not communication_us or hidden_us is None or hidden_us >= _NEXT_TO_NOTHING * communication_us:
         return
-    reduced = collectives[(collectives["kind"] == "all_reduce") & collectives["step"].notna()]
-    buckets = reduced.groupby(["repeat", "rank", "step"]).size()
-    communication_us, hidden_us = (float(windows[name].mean()) for name in ("communication_us", "hidden_us"))
-    little = communication_us > 0 and hidden_us < _NEXT_TO_NOTHING * communication_us
-    if little and len(buckets) and int(buckets.median()) > 1:
+    reduced = collectives.having("kind", "all_reduce")
+    buckets = reduced.take(reduced.known("step")).group("repeat", "rank", "step").sizes
+    if len(buckets) and int(np.median(buckets)) > 1:
         yield RunCode.ENGINE_HIDES_NOTHING.finding(
             f"{cell.name}: {hidden_us / communication_us:.0%} of its communication ({show_time(communication_us)} a step) is "
             f"hidden behind compute, and {SUSPECT} ran it: that engine may make DDP wait for every bucket (not confirmed on "

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats import samples as stats
@@ -105,12 +107,15 @@ def _samples(data: CellData, quantity: str) -> list[stats.Samples]:
     if quantity == STEP:
         return data.step_samples()
     windows, known = data.critical_windows, data.cell.devices == 1 or data.communication_known
-    if windows.empty or (quantity == TRACED_STEP and data.ranks):
+    if not len(windows) or (quantity == TRACED_STEP and data.ranks):
         return []
     if not known and quantity not in (TRACED_STEP, "compute"):
         return []
-    means = windows.groupby(["repeat", "step"])[COMPONENTS.get(quantity, "step_us")].mean().dropna()
-    arrays = [group.to_numpy(dtype=float) for _, group in means.groupby(level="repeat")]
+    column = COMPONENTS.get(quantity, "step_us")
+    windows = windows.take(windows.known(column) & windows.known("step"))
+    steps = windows.group("repeat", "step", in_order=True)
+    means, repeats = steps.means(windows[column]), windows["repeat"][steps.first]
+    arrays = [means[repeats == repeat] for repeat in np.unique(repeats)]
     return arrays if any((array > 0).any() for array in arrays) else []
 
 

@@ -4,15 +4,22 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import pandas as pd
 
-from dpscope.analysis.runs.cell_data import CellData, RunSpreads, concatenated, run_spreads, step_spread
+from dpscope.analysis.runs.cell_data import (
+    NO_TABLES,
+    CellData,
+    RunSpreads,
+    run_spreads,
+    step_spread,
+    tables_of,
+    traced_cell,
+)
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
 from dpscope.analysis.runs.traced_job import traced_job
 from dpscope.analysis.runs.traffic_check import (
@@ -29,7 +36,7 @@ from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import median_noise
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_kept
-from dpscope.analysis.traces.reading.table import as_table
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding, counted
@@ -48,7 +55,7 @@ class LoadedRepeat:
     folder: RepeatFolder
     result: CellResult
     ranks: tuple[RankResult, ...] = ()  # of each process, in the order of ranks
-    samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # RepeatFolder.samples
+    samples: Table = NO_TABLES.samples  # RepeatFolder.samples, with the repeat
     missing_parts: str | None = None  # what a finished repeat lacks: sums over the remaining ranks would be wrong
 
 
@@ -73,7 +80,8 @@ def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
                     ran = f"it ran on {counted(own, 'node')}, the first repeat on {nodes}"
                     missing = f"{ran}, so they are not repeats of one cell"
                 else:
-                    one, nodes = replace(one, ranks=ranks, samples=folder.samples(ranks)), own
+                    samples = Table.from_frame(folder.samples(ranks)).assign(repeat=index)
+                    one, nodes = replace(one, ranks=ranks, samples=samples), own
             except (OSError, ValueError, DpscopeError) as error:
                 missing = " ".join(str(error).split())
         yield replace(one, missing_parts=missing)
@@ -182,7 +190,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         # Of GPUs at their power limit those that are slower than the others' of all ranks: a rank knows its own alone.
         limited = power_cap_findings([state for rank in loaded.ranks for state in rank.device_states_after])
         findings += [finding for finding in limited if finding.severity != "info"]
-        samples.append(loaded.samples.assign(repeat=repeat))
+        samples.append(loaded.samples)
         if not (traces := done.traces()):
             findings.append(no_trace(cell, done.path.name, loaded.ranks[0]))
             communication_known = False
@@ -190,8 +198,8 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         analysis, first = analyze_kept(traces), loaded.ranks[0]
         findings += analysis.file_findings  # those of the job are made once for the cell
         counts = [summary.range_counts for summary in analysis.summaries]
-        frames = analysis.steps, analysis.collectives, counts, analysis.copies
-        traffic = check_traffic(cell, first.model, *frames, first.attached, first.units)
+        tables = analysis.tables.steps, analysis.tables.collectives, counts, analysis.tables.copies
+        traffic = check_traffic(cell, first.model, *tables, first.attached, first.units)
         findings += traffic
         shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
         communication_known &= shown and analysis.communication_known
@@ -203,8 +211,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         skip_reason=planned.skip_reason,
         results=tuple(results),
         ranks=tuple(ranks),
-        samples=concatenated(samples),
-        **tables_of(read),
+        tables=tables_of(read, samples),
         timelines=next((own for own in timelines if own), ()),
         counter_checks=tuple(checks),
         communication_known=communication_known,
@@ -217,22 +224,12 @@ def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
     yield from input_findings(cell, [rank for number, rank in data.ranks if number == data.ranks[0][0]])
     yield from counter_findings(cell, ranks, data.counter_checks)
     if data.communication_known:
-        yield from engine_findings(cell, ranks, data.whole_windows, data.collectives)
+        yield from engine_findings(cell, ranks, data.whole_windows, data.tables.collectives)
     yield from compilation_findings(cell, ranks)
     yield from spread_findings(cell.name, data.step_samples())
     waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
     known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded
-    yield from idle_findings(as_table(data.steps), cell.name, statistics.fmean(waits_us) if known else None)
-
-
-def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]]) -> dict[str, Any]:
-    """The tables of `CellData`, by its fields, of the traces of each repeat."""
-    names = ("steps_with_waits", "exposed_parts", "collectives", "kernels", "dp_phases", "copies")
-    tables = {
-        name: concatenated([getattr(analysis, name).assign(repeat=repeat) for repeat, analysis in repeats])
-        for name in names
-    }
-    return {"steps": tables.pop("steps_with_waits"), **tables}
+    yield from idle_findings(data.tables.steps, cell.name, statistics.fmean(waits_us) if known else None)
 
 
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
@@ -243,7 +240,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
     return [
         check_counters(
             done.counters(rank.node, rank.rank),
-            analysis.collectives,
+            analysis.tables.collectives,
             rank.rank,
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",
@@ -271,30 +268,20 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
                 f"{common} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
                 f"({other.strategy}); name folders of the same job traced several times"
             )
-    repeats = list(enumerate(jobs.values()))
-    data = CellData(
-        cell=job,
-        skip_reason=None,
-        **tables_of(repeats),
-        timelines=tuple((repeat, timeline) for repeat, one in repeats for timeline in one.timelines),
-        findings=tuple(finding for _, one in repeats for finding in one.findings),
-        not_split=next((one.not_split for _, one in repeats if one.not_split is not None), None),
-        communication_known=all(one.communication_known for _, one in repeats),
-    )
     ranks: dict[tuple[int, Path], int | None] = {}  # a file of several ranks is listed with the first of them
-    for repeat, analysis in repeats:
+    for repeat, analysis in enumerate(jobs.values()):
         for one in analysis.summaries:
             ranks.setdefault((repeat, Path(one.source.removesuffix(f" (rank {one.rank})"))), one.rank)
     files = tuple(TraceFile(path, rank) for (_, path), rank in ranks.items())
-    return RunData(common, None, {job.name: data}, traces=files)
+    return RunData(common, None, {job.name: traced_cell([*jobs.values()])}, traces=files)
 
 
 def traces_text(run: RunData) -> str:
     """What was read and what it is, in a sentence or two."""
     (data,) = run.cells.values()
     windows = data.whole_windows
-    whole = bool(len(windows)) and not windows["partial_window"].fillna(True).astype(bool).all()
-    steps = int(windows.groupby("rank", dropna=False)["step"].nunique().max()) if len(windows) else 0
+    whole = not windows.truths("partial_window", missing=True).all()
+    steps = int(windows.group("rank").different(windows["step"]).max(initial=0))
     kind = "whole" if whole else "partial"
     first = "" if whole or not steps else " (their start was not recorded: they are timed from their first event)"
     return (
@@ -319,10 +306,10 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     """
     cells = []
     for planned in folder.manifest().plan:
-        done = [repeat for repeat in load_repeats(folder, planned.cell) if not repeat.samples.empty]
-        samples = concatenated([repeat.samples.assign(repeat=repeat.index) for repeat in done])
+        done = [repeat for repeat in load_repeats(folder, planned.cell) if len(repeat.samples)]
         if done:
-            cells.append(CellData(planned.cell, None, tuple(repeat.result for repeat in done), samples=samples))
+            tables = tables_of([], [repeat.samples for repeat in done])
+            cells.append(CellData(planned.cell, None, tuple(repeat.result for repeat in done), tables=tables))
     pool = step_spread(cells)
     return {
         data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))

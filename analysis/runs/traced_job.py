@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dpscope.analysis.traces.ranks.exposed_parts import find_straggler, waits_by_pair
-from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.parallelism import traced_strategy
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Groups, Table
@@ -148,13 +147,3 @@ def traced_job(analysis: TraceAnalysis) -> TracedJob:
         processes=processes,
         device_name=next((one.device_name for one in analysis.summaries if one.device_name is not None), None),
     )
-
-
-def traced_straggler(analysis: TraceAnalysis) -> CellStraggler | None:
-    """The rank that most waiting is for in the whole steps of a job's traces."""
-    windows, collectives = whole_steps(analysis.tables.steps), analysis.tables.collectives
-    if not len(windows) or not len(collectives) or any(one.parallelism.data_parallel for one in analysis.summaries):
-        return None
-    own = collectives.take(collectives.places_in(windows, ("rank", "step")) >= 0)
-    step_us = windows["step_us"][windows.known("step_us")]
-    return straggler_of(with_broadcast_waits(own), float(step_us.mean())) if len(own) and len(step_us) else None

@@ -9,17 +9,18 @@ parts, the last ones padded: what moves is that much larger than the parameter.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import pandas as pd
 
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.text.units import show_time, text
 from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.attach_codes import AttachCode
@@ -63,23 +64,37 @@ class _Lack(NamedTuple):
     cause: str
 
 
-def _check_ranks(cell: Cell, steps: pd.DataFrame) -> Iterator[_Lack]:
+def _check_ranks(cell: Cell, steps: Table) -> Iterator[_Lack]:
     """Whether every rank of a cell saved a trace."""
-    found = len(set(steps["rank"].dropna()))
+    found = len(_known(steps, "rank"))
     if found != cell.devices:
         yield _Lack(f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")
 
 
-def _rank_steps(steps: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
-    return steps[["rank", "step"]].drop_duplicates().itertuples(index=False)
+def _known(table: Table, column: str) -> list[int]:
+    """The different values of a column, in order."""
+    values: list[int] = np.unique(table[column][table.known(column)]).tolist()
+    return values
 
 
-def _moved_bytes(collectives: pd.DataFrame, kind: str) -> dict[Any, float]:
+_RankStep = tuple[int | None, int | None]
+
+
+def _rank_steps(table: Table) -> list[_RankStep]:
+    """Rank and step of each row."""
+    return [(one["rank"], one["step"]) for one in table.records(("rank", "step"))]
+
+
+def _place(rank: int | None, step: int | None) -> str:
+    return f"rank {text(rank)}, step {text(step)}"
+
+
+def _moved_bytes(collectives: Table, kind: str) -> dict[_RankStep, float]:
     """Bytes of a kind of collective by rank and step, where any has its size."""
-    if collectives.empty:  # it may lack its columns
-        return {}
-    moved = collectives[collectives["kind"] == kind].groupby(["rank", "step"])["bytes"].sum(min_count=1).dropna()
-    return dict(moved.astype(float))
+    moved = collectives.having("kind", kind)
+    moved = moved.take(moved.known("bytes"))
+    steps = moved.group("rank", "step")
+    return dict(zip(_rank_steps(moved.take(steps.first)), steps.sums(moved.real("bytes")).tolist(), strict=True))
 
 
 def padded_bytes(shape: Sequence[int], element_bytes: int, shards: int) -> int:
@@ -108,17 +123,15 @@ def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
     return found | {"all_reduce": reduced // shards} if groups > 1 else found
 
 
-def _check_sharded(
-    cell: Cell, units: Sequence[ShardedUnit], steps: pd.DataFrame, collectives: pd.DataFrame
-) -> Iterator[_Lack]:
+def _check_sharded(cell: Cell, units: Sequence[ShardedUnit], steps: Table, collectives: Table) -> Iterator[_Lack]:
     """Whether every rank of a cell moved in every step what it must have."""
     yield from _check_ranks(cell, steps)
     expected = expected_bytes(cell, units)
     moved = {kind: _moved_bytes(collectives, kind) for kind in expected}
-    for (rank, step), kind in itertools.product(_rank_steps(steps), expected):
+    for (rank, step), kind in itertools.product(dict.fromkeys(_rank_steps(steps)), expected):
         found = moved[kind].get((rank, step), 0.0)
         if abs(found - expected[kind]) > BYTES_TOLERANCE * expected[kind]:
-            shown = f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})"
+            shown = f"{f'{found:,.0f} B' if found else 'none with a size'} ({_place(rank, step)})"
             cause = "the tracer lost events, or the model does not use all of its blocks"
             yield _Lack(f"{_NAMES[kind]} of {expected[kind]:,} B a step", shown, cause)
 
@@ -140,10 +153,10 @@ def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
 def check_traffic(
     cell: Cell,
     sizes: ParameterSizes,
-    steps: pd.DataFrame,
-    collectives: pd.DataFrame,
+    steps: Table,
+    collectives: Table,
     ranges: Iterable[dict[str, dict[int | None, int]]],
-    copies: pd.DataFrame,
+    copies: Table,
     attached: AttachedProcess | None = None,
     units: Sequence[ShardedUnit] = (),
 ) -> list[Finding]:
@@ -166,13 +179,13 @@ def check_traffic(
     if cell.traits.baseline or cell.devices == 1:
         return []
     if len(steps) and not cell.traits.host_copies:
-        cut = steps["device"].isna() & steps["partial_window"].fillna(False).astype(bool)
-        steps = steps if cut.all() else steps[~cut]
-    if steps.empty:
+        cut = ~steps.known("device") & steps.truths("partial_window")
+        steps = steps if cut.all() else steps.take(~cut)
+    if not len(steps):
         lacking = iter([_Lack("traced steps", "none", "the traced pass saved no steps")])
     elif attached is not None and not (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)):
-        if cell.traits.transport == "unknown" and collectives.empty and not any(_check_ranks(cell, steps)):
-            none = f"no collective in {counted(steps['step'].nunique(), 'traced step')}"
+        if cell.traits.transport == "unknown" and not len(collectives) and not any(_check_ranks(cell, steps)):
+            none = f"no collective in {counted(len(_known(steps, 'step')), 'traced step')}"
             alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
             return [AttachCode.TRAINED_ALONE.finding(f"{cell.name}: {alone}, and no DDP or FSDP around the model")]
         lacking = _check_any(cell, steps, collectives)
@@ -191,41 +204,41 @@ def check_traffic(
     return [*_check_options(cell, sizes, collectives)] if cell.traits.reducer and attached is None else []
 
 
-def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> Iterator[_Lack]:
+def _check_any(cell: Cell, steps: Table, collectives: Table) -> Iterator[_Lack]:
     """Whether every rank communicates in every step, whatever it moves."""
     yield from _check_ranks(cell, steps)
-    seen = set(zip(collectives["rank"], collectives["step"], strict=True))
+    seen = set(_rank_steps(collectives))
     cause = "the tracer lost events, or the script does not communicate in every step"
-    for rank, step in _rank_steps(steps):
+    for rank, step in dict.fromkeys(_rank_steps(steps)):
         if (rank, step) not in seen:
-            yield _Lack("a collective in every step of every rank", f"none in step {step} of rank {rank}", cause)
+            yield _Lack(
+                "a collective in every step of every rank", f"none in step {text(step)} of rank {text(rank)}", cause
+            )
 
 
-def _check_ddp(
-    cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, at_least: bool
-) -> Iterator[_Lack]:
+def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: Table, collectives: Table, at_least: bool) -> Iterator[_Lack]:
     yield from _check_ranks(cell, steps)
     moved, expected = _moved_bytes(collectives, "all_reduce"), reduced_bytes(cell, sizes)
     most = math.inf if at_least else BYTES_TOLERANCE * expected
-    for rank, step in _rank_steps(steps):
+    reductions = Counter(_rank_steps(collectives.having("kind", "all_reduce")))
+    for rank, step in dict.fromkeys(_rank_steps(steps)):
         found = moved.get((rank, step))
         if found is not None and -BYTES_TOLERANCE * expected <= found - expected <= most:
             continue
-        own = collectives[(collectives["rank"] == rank) & (collectives["step"] == step)]
-        count = int((own["kind"] == "all_reduce").sum())
+        count = reductions[rank, step]
         seen = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
         hook = "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
         promised = f"all-reduces of {expected:,} B a step (the gradients{hook})"
         cause = "the tracer lost events, or the model leaves parameters unused"
-        yield _Lack(promised, f"{seen} (rank {rank}, step {step})", cause)
+        yield _Lack(promised, f"{seen} ({_place(rank, step)})", cause)
 
 
-def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame) -> Iterator[Finding]:
+def _check_options(cell: Cell, sizes: ParameterSizes, collectives: Table) -> Iterator[Finding]:
     """Whether DDP followed the cell's options: one bucket per dtype without overlap, no broadcasts of buffers."""
-    in_steps = collectives[collectives["step"].notna()]
+    in_steps = collectives.take(collectives.known("step"))
     advice = "do not treat the cell as that variant: DDP in this torch did something else"
     if cell.options.overlap == "off":
-        most = int(in_steps[in_steps["kind"] == "all_reduce"].groupby(["rank", "step"]).size().max())
+        most = int(in_steps.having("kind", "all_reduce").group("rank", "step").sizes.max())
         if most > max(1, len({tensor.dtype for tensor in sizes.parameter_tensors})):
             text = f"its options promise one all-reduce of all gradients a step, the trace shows {most} in a step"
             yield cell_error(cell, RunCode.VARIANT_NOT_KEPT, text, advice)
@@ -238,22 +251,18 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame)
             yield cell_error(cell, RunCode.VARIANT_NOT_KEPT, text, advice)
 
 
-def _check_dp_host(
-    cell: Cell, steps: pd.DataFrame, ranges: Iterable[dict[str, dict[int | None, int]]]
-) -> Iterator[_Lack]:
+def _check_dp_host(cell: Cell, steps: Table, ranges: Iterable[dict[str, dict[int | None, int]]]) -> Iterator[_Lack]:
     counts, passes = next(iter(ranges), {}), cell.options.accumulate
-    traced = steps["step"].dropna().unique()
+    traced = _known(steps, "step")
     for phase, replica, step in itertools.product(phases.DP_COMMUNICATION_PHASES, range(cell.devices), traced):
         name = phases.replica_range(phase, replica)
-        found = counts.get(name, {}).get(int(step), 0)
+        found = counts.get(name, {}).get(step, 0)
         if found < passes:
             expected = f"range {name} in every step{f', {passes} times' if passes > 1 else ''}"
             yield _Lack(expected, f"{found or 'none'} (step {step})", "the tracer did not see the replicas' threads")
 
 
-def _check_dp(
-    cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, copies: pd.DataFrame
-) -> Iterator[_Lack]:
+def _check_dp(cell: Cell, sizes: ParameterSizes, steps: Table, collectives: Table, copies: Table) -> Iterator[_Lack]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
     passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
     broadcasts = passes * len(broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors))
@@ -261,18 +270,18 @@ def _check_dp(
     # By copies device 0 sends everything to each other device and receives each one's gradients, those of frozen parameters
     # too: as zeros (torch/nn/parallel/_functions.py, Broadcast.backward).
     copy_bytes = passes * (cell.devices - 1) * (2 * sizes.parameter_bytes + sizes.buffer_bytes)
-    devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
+    devices = _known(steps, "device")  # ROCm's may not begin at 0
     if len(devices) != cell.devices:
         at_work = f"{counted(cell.devices, 'device')} at work"
         yield _Lack(at_work, f"{len(devices)}", "the tracer lost a device's events")
-    for step in steps["step"].dropna().unique():
-        copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0
+    for step in _known(steps, "step"):
+        copied = int(copies["model_bytes"][copies["step"] == step].sum())
         if abs(copied - copy_bytes) <= BYTES_TOLERANCE * copy_bytes:
             continue
-        own = collectives[collectives["step"] == step]
+        own = collectives.take(collectives["step"] == step)
         for device in devices:
-            on_device = own.loc[own["device"] == device, "kind"]
-            found = (int((on_device == "broadcast").sum()), int((on_device == "reduce").sum()))
+            kinds = own.take(own["device"] == device).words("kind").counts
+            found = (kinds.get("broadcast", 0), kinds.get("reduce", 0))
             if found != (broadcasts, reduces):
                 promised = f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied"
                 shown = f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})"
@@ -304,7 +313,7 @@ class CounterCheck:
 
 def check_counters(
     counters: Sequence[DdpCounters],
-    collectives: pd.DataFrame,
+    collectives: Table,
     rank: int,
     sent_share: float = 1.0,
     factored: bool = False,
@@ -322,17 +331,17 @@ def check_counters(
     bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
     other sizes are left out: a script may make some in addition to DDP's.
     """
-    own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
+    own = collectives.take(collectives["rank"] == rank).having("kind", "all_reduce")
     sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
     if buckets_alone:
-        own = own[own["bytes"].isin({size for sizes in sizes_of.values() for size in sizes})]
-    slack_us = CPU_SLACK_US if bool(own["device"].isna().all()) else DEVICE_SLACK_US
+        own = own.take(np.isin(own["bytes"], [size for sizes in sizes_of.values() for size in sizes]))
+    slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US
     ratios, agree, within, waits_us, buckets_equal, unclear = [], [], [], [], True, 0
     for counter in counters:
         reduction = _described(counter, own, reduction_ends_us, 1 if factored else len(counter.bucket_bytes))
         ddp_us, cpu_wait_us = counter.backward_comm_us, counter.cpu_wait_us or 0.0
         if reduction is None or ddp_us <= 0:
-            unclear += counter.iterations > 1 and counter.step in set(own["step"])
+            unclear += counter.iterations > 1 and counter.step in own["step"]
             continue
         buckets_equal &= factored or sorted(reduction.bytes) == sizes_of[counter.step]
         allowed_us = SPAN_TOLERANCE * ddp_us + max(slack_us, cpu_wait_us)
@@ -365,31 +374,31 @@ class _Reduction:
 
 
 def _described(
-    counter: DdpCounters, own: pd.DataFrame, ends_us: Mapping[int | None, Sequence[float]], buckets: int
+    counter: DdpCounters, own: Table, ends_us: Mapping[int | None, Sequence[float]], buckets: int
 ) -> _Reduction | None:
     """The reduction that a counter describes: of several in its step the one before the last.
 
     None where the trace does not hold it, or the step has another number of reductions than DDP counted.
     """
-    step = own[own["step"] == counter.step].sort_values("start_us")
-    if step.empty:
+    step = own.take(own["step"] == counter.step)
+    if not len(step):
         return None
+    step = step.take(np.argsort(step["start_us"], kind="stable"))
     times = len(step) // buckets if counter.iterations > 1 else 1
     if times == 1 and counter.iterations > 1:  # several forward passes and one backward pass: that of the step before
         return _described(msgspec.structs.replace(counter, step=counter.step - 1, iterations=1), own, ends_us, buckets)
     if times != counter.iterations:
         return None
     parts = np.array_split(np.arange(len(step)), times)
-    part = step.iloc[parts[max(times - 2, 0)]]
-    starts = part["start_us"].to_numpy(dtype=float)
-    ends = starts + part["duration_us"].to_numpy(dtype=float)
+    part = step.take(parts[max(times - 2, 0)])
+    starts, ends = part["start_us"], part["start_us"] + part["duration_us"]
     first_us = starts.min()
-    if "ready_us" in part and part["device"].isna().all():
-        first_us = np.nanmin([first_us, *part["ready_us"].to_numpy(dtype=float)])
-    next_us = step["start_us"].iloc[parts[times - 1][0]] if times > 1 else np.inf
+    if not part.known("device").any():
+        first_us = np.nanmin([first_us, *part["ready_us"]])
+    next_us = step["start_us"][parts[times - 1][0]] if times > 1 else np.inf
     copied_us = [end for end in ends_us.get(counter.step, ()) if first_us < end < next_us]
     return _Reduction(
-        bytes=[int(size) if pd.notna(size) else -1 for size in part["bytes"]],
+        bytes=[-1 if size == UNKNOWN else size for size in part["bytes"].tolist()],
         span_us=max([ends.max(), *copied_us]) - first_us,
         busy_us=intervals.length(intervals.union(starts, ends)),
         copied_out=bool(copied_us),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -28,6 +27,7 @@ from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.light_torchrun import light_jobs
+from tests.helpers.run_cells import traced_table, with_tables
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
@@ -129,9 +129,10 @@ def test_a_step_of_micro_batches_is_one_step(compressed: RunData) -> None:
 def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
     """The findings on a cell's trace, read as that of a cell with other options."""
     data, analysis = run.cells[name], traces_of(run, name)
+    tables = analysis.tables
     cell = Cell(strategy=data.planned.strategy, devices=2, batch_size=8, options=options)
     sizes, ranges = data.ranks[0][1].model, [summary.range_counts for summary in analysis.summaries]
-    return check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame())
+    return check_traffic(cell, sizes, tables.steps, tables.collectives, ranges, tables.copies)
 
 
 def test_a_trace_that_breaks_its_promise_is_reported(buckets: RunData, compressed: RunData) -> None:
@@ -157,11 +158,9 @@ def planted(run: RunData, **step_us: float) -> RunData:
     for name, data in run.cells.items():
         middle = step_us[data.cell.variant.replace("-", "_") or "plain"]
         steps = [middle + offset for offset in (-2, -1, 0, 0, 0, 0, 0, 0, 1, 2)]
-        repeats = np.repeat([0, 1], 5)  # each with steps of offsets -2, -1, 0, 0, 0 or 0, 0, 0, 1, 2
-        frame = pd.DataFrame(
-            {"repeat": repeats, "epoch": pd.NA, "step": range(10), "rank": 0, "step_us": steps, "samples": 8}
-        )
-        cells[name] = replace(data, samples=frame.assign(measuring_pass="timed"))
+        rows = ({"repeat": index // 5, "step": index, "step_us": step_us} for index, step_us in enumerate(steps))
+        samples = traced_table("samples", rows).assign(measuring_pass="timed", rank=0, samples=8)
+        cells[name] = with_tables(data, samples=samples)  # offsets -2, -1, 0, 0, 0, then 0, 0, 0, 1, 2
     return replace(run, cells=cells)
 
 
@@ -189,7 +188,8 @@ def test_what_overlap_saves(buckets: RunData) -> None:
     assert "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30" in costs.message
     (none,) = variant_findings(planted(buckets, plain=120e3, overlap_off=120e3))
     assert "no difference by overlap is shown" in none.message
-    few = replace(run, cells={name: replace(data, samples=data.samples[:4]) for name, data in run.cells.items()})
+    first = {name: data.tables.samples.take(np.arange(4)) for name, data in run.cells.items()}
+    few = replace(run, cells={name: with_tables(run.cells[name], samples=own) for name, own in first.items()})
     (unknown,) = variant_findings(few)
     assert "but fewer than five steps cannot show it" in unknown.message
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, write_partial
+from dpscope.analysis.traces.data_parallel.phases import COPY_COLUMNS
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
-from dpscope.analysis.traces.ranks.rank_rows import COPY_COLUMNS, SCHEMA
+from dpscope.analysis.traces.ranks.rank_rows import SCHEMA
 
 TRANSFER_US = 500.0
 STEP_GAP_US = 200.0
@@ -105,7 +106,7 @@ def _rows(
         "rank": own, "host": [host_of(rank) for rank in own], **{name: [value] * count for name, value in alike.items()},
         "collectives": _lists("collectives", collectives, count), "exposed": _lists("exposed", exposed, count),
         "steps": _lists("steps", table, count),
-        "copies": _lists("copies", {name: np.zeros(0, dtype=np.int64) for name in COPY_COLUMNS}, count),
+        "copies": _lists("copies", {name: np.zeros(0, dtype=np.int64) for name in COPY_COLUMNS[1:]}, count),
     }  # fmt: skip
     return pa.table({one.name: pa.array(columns[one.name], one.type) for one in PARTIAL_SCHEMA}, schema=PARTIAL_SCHEMA)
 

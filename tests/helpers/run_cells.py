@@ -1,14 +1,14 @@
 """Cells of a run made by hand: known samples, windows and collectives, without traces."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import NO_TABLES, CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
@@ -37,55 +37,56 @@ def rank_result(rank: int, world_size: int) -> RankResult:
     )  # fmt: skip
 
 
-def samples(repeats: Sequence[Sequence[float]], data_wait_us: float = 0.0) -> pd.DataFrame:
+def traced_table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
+    """The table `name` of CellTables with these rows: what they do not state is missing, their `repeat` 0."""
+    return Table.from_records(({"repeat": 0, **row} for row in rows), getattr(NO_TABLES, name).names)
+
+
+def with_tables(data: CellData, **tables: Table) -> CellData:
+    """With these of its CellTables."""
+    return replace(data, tables=replace(data.tables, **tables))
+
+
+def samples(repeats: Sequence[Sequence[float]], data_wait_us: float = 0.0) -> Table:
     """Timed and traced step times in microseconds, a list per repeat."""
-    rows = [
-        (measuring_pass, 0, step, float(value), data_wait_us, 8, repeat)
-        for repeat, values in enumerate(repeats)
-        for measuring_pass in ("timed", "traced")
-        for step, value in enumerate(values)
-    ]
-    names = ["measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples", "repeat"]
-    return pd.DataFrame(rows, columns=names)
+    return traced_table(
+        "samples",
+        (
+            {
+                "measuring_pass": measuring_pass, "epoch": 0, "step": step, "step_us": float(value), "samples": 8,
+                "data_wait_us": data_wait_us, "repeat": repeat,
+            }
+            for repeat, values in enumerate(repeats)
+            for measuring_pass in ("timed", "traced")
+            for step, value in enumerate(values)
+        ),
+    )  # fmt: skip
 
 
-UNKNOWN = (
-    "communication", "hidden", "exposed", "host_copy", "device_copy", "idle", "unlaunched", "transfer", "wait", "exposed_wait",
-    "data", "host_to_device", "forward", "backward", "optimizer", "exposed_transfer", "exposed_other",
-)  # fmt: skip
-"""Times of a step that are missing unless stated."""
-
-
-def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd.DataFrame:
+def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> Table:
     """Traced steps, all alike, of every rank (DDP) or device (DP); `columns` in microseconds."""
     ranks = range(cell.devices) if cell.strategy == "ddp" else (0,)
     devices = range(cell.devices) if cell.strategy == "dp" else (0,)
-    defaults = dict.fromkeys((f"{name}_us" for name in UNKNOWN), pd.NA)
     if "exposed_us" in columns:  # what is not waiting or transfer
         split = columns.get("exposed_wait_us", 0.0) + columns.get("exposed_transfer_us", 0.0)
         columns.setdefault("exposed_other_us", columns["exposed_us"] - split)
-    frame = pd.DataFrame(
-        [
-            {
-                "repeat": repeat, "rank": rank, "device": device, "step": step, "partial_window": False, **defaults,
-                **columns,
-            }
+    return traced_table(
+        "steps",
+        (
+            {"repeat": repeat, "rank": rank, "device": device, "step": step, "partial_window": False, **columns}
             for repeat in range(repeats)
             for rank in ranks
             for device in devices
             for step in range(steps)
-        ]
-    )  # fmt: skip
-    times = [name for name in frame.columns if name.endswith("_us")]
-    return frame.astype(dict.fromkeys(times, "Float64") | dict.fromkeys(("rank", "device", "step"), "Int64"))
+        ),
+    )
 
 
-def all_reduces(
-    cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]], repeats: int = 1
-) -> pd.DataFrame:
+def all_reduces(cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]], repeats: int = 1) -> Table:
     """Per rank and step an all-reduce for each (bytes, ready_us, transfer_us)."""
-    frame = pd.DataFrame(
-        [
+    return traced_table(
+        "collectives",
+        (
             {
                 "repeat": repeat, "rank": rank, "device": 0, "step": step, "kind": "all_reduce", "group_size": cell.devices,
                 "bytes": size, "start_us": ready, "duration_us": transfer, "transfer_us": transfer, "wait_us": 0.0,
@@ -95,18 +96,17 @@ def all_reduces(
             for rank in range(cell.devices)
             for step in range(steps)
             for order, (size, ready, transfer) in enumerate(buckets)
-        ]
+        ),
     )  # fmt: skip
-    return frame.astype({"transfer_us": "Float64", "wait_us": "Float64", "bytes": "Int64", "group_size": "Int64"})
 
 
 def cell_data(
-    cell: Cell, repeats: Sequence[Sequence[float]], steps: pd.DataFrame, collectives: pd.DataFrame | None = None
+    cell: Cell, repeats: Sequence[Sequence[float]], steps: Table, collectives: Table = NO_TABLES.collectives
 ) -> CellData:
     processes = cell.devices if cell.strategy == "ddp" else 1
     ranks = ((repeat, rank_result(rank, processes)) for repeat in range(len(repeats)) for rank in range(processes))
-    frame = collectives if collectives is not None else pd.DataFrame()
-    return CellData(cell, None, ranks=tuple(ranks), samples=samples(repeats), steps=steps, collectives=frame)
+    tables = replace(NO_TABLES, samples=samples(repeats), steps=steps, collectives=collectives)
+    return CellData(cell, None, ranks=tuple(ranks), tables=tables)
 
 
 def timed_cell(cell: Cell, *levels_us: float, count: int = 8) -> CellData:

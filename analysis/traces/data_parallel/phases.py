@@ -119,8 +119,11 @@ def _forward_calls(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, 
     return starts, ends, np.array([events.thread[own[0]] for own in calls], dtype=np.int64)
 
 
+COPY_COLUMNS = ("rank", "device", "step", "bytes", "model_bytes", "count")
+
+
 def peer_copies(attribution: Attribution) -> Table:
-    """Copies between devices per (rank, device, step): columns rank, device, step, bytes, model_bytes, count.
+    """Copies between devices per (rank, device, step): COPY_COLUMNS.
 
     `model_bytes` is the part that DataParallel launched in replicating and in reducing gradients: not of inputs and outputs.
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpscope.analysis.traces.merge import tracks
 from dpscope.analysis.traces.merge.rewrite import MergedPart, RankJob, merged_file, write_rank, writing
-from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
@@ -109,7 +109,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
     trace = np.repeat(np.arange(len(ranks)), [len(rank.collectives) for rank in ranks])
     matched = match_windows(table, trace, windows_of([rank.identity for rank in ranks]), origins)
-    clocks = align_clocks(matched.table, origins)
+    clocks = rank_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
         jobs = [

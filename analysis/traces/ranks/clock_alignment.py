@@ -8,16 +8,12 @@ scatter, since ranks may also end in a steady order.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.traces.ranks.matching import RankOrigin
-from dpscope.analysis.traces.reading.table import Table, as_table
-
-if TYPE_CHECKING:
-    import pandas as pd
+from dpscope.analysis.traces.reading.table import Table
 
 _FloatColumn = npt.NDArray[np.float64]
 
@@ -39,13 +35,13 @@ class RankClock:
     worst_us: float | None = None
 
 
-def align_clocks(collectives: "Table | pd.DataFrame", origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
+def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
     """A clock for each rank, in the order of `origins`, the first of which is the reference.
 
     `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share none keep their clocks.
     """
     place_us = np.array([(origin.zero_ns - origins[0].zero_ns) / 1e3 for origin in origins])
-    ends = _ends(as_table(collectives), {origin.rank: row for row, origin in enumerate(origins)}, place_us)
+    ends = _ends(collectives, {origin.rank: row for row, origin in enumerate(origins)}, place_us)
     anchor = np.full(ends.shape[1], np.nan)  # when each collective ended, by the first rank placed that shares it
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):

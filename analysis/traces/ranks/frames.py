@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.phases import dp_phase_table
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.exposed_parts import waits_by_pair, waits_by_step
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_tables
 from dpscope.analysis.traces.reading.table import Table
@@ -44,6 +45,11 @@ def match_ranks(rank_tables: Sequence[pd.DataFrame], origins: Sequence[RankOrigi
     """`match_tables` of the `collectives` of the ranks of one job."""
     matched = match_tables([Table.from_frame(one) for one in rank_tables], origins)
     return MatchedRanks(matched.table.frame, matched.unmatched, matched.findings)
+
+
+def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
+    """`rank_clocks` of `match_ranks`' table."""
+    return rank_clocks(Table.from_frame(collectives), origins)
 
 
 def step_waits(table: pd.DataFrame, exposed: pd.DataFrame | None = None) -> pd.DataFrame:

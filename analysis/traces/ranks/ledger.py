@@ -127,8 +127,8 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     several, count = len(known) < len(every), len(known)
     keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
     own = parts.take(parts.places_in(known, keys) >= 0) if len(parts) else parts
-    devices = known.group("device")
-    means: dict[str, Any] = {name: _mean(known, name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)}
+    devices = known.group("device", in_order=True)
+    means: dict[str, Any] = {name: known.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)}
     return Ledger(
         traced_step_us=float(known["step_us"].mean()),
         **means,
@@ -137,13 +137,8 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
         wait_by_rank_us=_by(own, "wait", "late_rank", count),
         windows=count,
         critical_device=int(known["device"][devices.first[devices.sizes.argmax()]]) if several else None,
-        devices_exposed_us=_mean(every, "exposed_us") if several else None,
+        devices_exposed_us=every.mean("exposed_us") if several else None,
     )
-
-
-def _mean(windows: Table, column: str) -> float | None:
-    values = windows[column][windows.known(column)]
-    return float(values.mean()) if len(values) else None
 
 
 def _by(parts: Table, part: str, label: str, windows: int) -> dict[Any, float]:

@@ -27,13 +27,12 @@ from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, 
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
 
-COPY_COLUMNS = ("device", "step", "bytes", "model_bytes", "count")
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": breakdown.COLUMNS,
     "collectives": collectives.COLUMNS,
     "dp_phases": dp_phases.COLUMNS,
     "exposed": breakdown.EXPOSED_COLUMNS,
-    "copies": ("rank", *COPY_COLUMNS),
+    "copies": dp_phases.COPY_COLUMNS,
     "kernels": kernel_times.COLUMNS,
 }
 """A rank's tables and their columns; `rank` belongs to the row and is in no list."""

@@ -6,7 +6,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.exposed_parts import (
@@ -25,14 +24,11 @@ from dpscope.analysis.traces.ranks.rank_tables import TABLES, RankTables, Tables
 from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import FrameOf, Table
 from dpscope.profiling.records.finding import Finding, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Paths = str | Path | Sequence[str | Path] | Sequence[Path]
 
@@ -58,17 +54,6 @@ class TraceTables(Tables):
         return waits_by_pair(self.collectives)
 
 
-class _Frame:
-    """The table of the same name as a DataFrame."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, analysis: "TraceAnalysis", owner: type) -> "pd.DataFrame":
-        table: Table = getattr(analysis.tables, self._name)
-        return table.frame
-
-
 @dataclass(frozen=True)
 class TraceAnalysis:
     """What the traces of one job's ranks show: tables, and findings about them."""
@@ -79,15 +64,15 @@ class TraceAnalysis:
     job_findings: tuple[Finding, ...]  # of what the job's steps are spent on
     timelines: tuple[StepTimeline, ...] = ()  # of the ranks that are drawn
 
-    steps = _Frame()  # a row per (rank, device, step)
-    collectives = _Frame()  # a row per collective of a rank, matched across ranks
-    dp_phases = _Frame()  # a row per (rank, device, step, phase) of `nn.DataParallel`
-    exposed = _Frame()  # where communication is exposed, a row per stretch of time
-    copies = _Frame()  # between devices, a row per (rank, device, step)
-    kernels = _Frame()  # how long kernels run next to communication and alone
-    steps_with_waits = _Frame()  # `steps` with what each step waits and transfers
-    exposed_parts = _Frame()  # what exposed communication is: transfer, wait or other, by kind and late rank
-    waits_caused = _Frame()  # a row per (late rank, waiting rank)
+    steps = FrameOf()  # a row per (rank, device, step)
+    collectives = FrameOf()  # a row per collective of a rank, matched across ranks
+    dp_phases = FrameOf()  # a row per (rank, device, step, phase) of `nn.DataParallel`
+    exposed = FrameOf()  # where communication is exposed, a row per stretch of time
+    copies = FrameOf()  # between devices, a row per (rank, device, step)
+    kernels = FrameOf()  # how long kernels run next to communication and alone
+    steps_with_waits = FrameOf()  # `steps` with what each step waits and transfers
+    exposed_parts = FrameOf()  # what exposed communication is: transfer, wait or other, by kind and late rank
+    waits_caused = FrameOf()  # a row per (late rank, waiting rank)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

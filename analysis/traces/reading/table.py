@@ -18,7 +18,9 @@ Kind = Literal["word", "truth", "real", "whole"]
 UNKNOWN = int(np.iinfo(np.int64).min)
 """Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of reals."""
 
-_WORDS = frozenset({"kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch"})
+_WORDS = frozenset(
+    {"kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch", "measuring_pass"}
+)
 _TRUTHS = frozenset({"partial_window", "compute_stream", "overlapped"})
 _REALS = frozenset({"compute_done", "share"})
 _DENSE = 4  # times as many codes as rows, up to which groups are found by counting and not by sorting
@@ -168,6 +170,19 @@ class Table:
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return Table({name: column[places] for name, column in self._columns.items()})
 
+    def having(self, name: str, *words: str) -> "Table":
+        """The rows whose column `name` holds one of these words."""
+        return self.take(self.words(name).isin(*words))
+
+    def within(self, other: "Table", keys: Sequence[str]) -> "Table":
+        """The rows whose keys are those of a row of `other`."""
+        return self.take(self.places_in(other, keys) >= 0)
+
+    def mean(self, name: str) -> float | None:
+        """Of a column's known values; None for none."""
+        values = self.real(name)[self.known(name)]
+        return float(values.mean()) if len(values) else None
+
     def select(self, names: Iterable[str]) -> "Table":
         """These columns, in this order."""
         return Table({name: self._columns[name] for name in names})
@@ -202,9 +217,15 @@ class Table:
         return pd.DataFrame({name: _series(self.column(name), kind_of(name)) for name in self.names})
 
 
-def as_table(rows: "Table | pd.DataFrame") -> Table:
-    """A table, or that of a DataFrame."""
-    return rows if isinstance(rows, Table) else Table.from_frame(rows)
+class FrameOf:
+    """An attribute of the same name as one of the owner's `tables`: that table as a DataFrame."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, holder: Any, owner: type) -> "pd.DataFrame":
+        table: Table = getattr(holder.tables, self._name)
+        return table.frame
 
 
 def joined(tables: Sequence[Table]) -> Table:

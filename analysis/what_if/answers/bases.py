@@ -12,7 +12,6 @@ from statistics import median
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.costs.calibration_files import load_calibration
@@ -100,12 +99,11 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
     cells = (one for one in run.measured if one.cell.traits.reducer and one.cell.devices == 1)
     ddp_alone = next((one for one in cells if (one.cell.batch_size, one.cell.options) == alike), None)
     single = ddp_alone or single_device_baselines(run, data.cell).get(data.cell.batch_size)
-    several, alone = data.whole_windows, single.whole_windows if single is not None else pd.DataFrame()
-    if alone.empty or several.empty:
+    alone_us = single.whole_windows.mean("compute_us") if single is not None else None
+    compute_us, hidden_us = data.whole_windows.mean("compute_us"), data.whole_windows.mean("hidden_us")
+    if alone_us is None or compute_us is None or not hidden_us:
         return calibrated
-    slower_us = float(several["compute_us"].mean()) - float(alone["compute_us"].mean())
-    hidden_us = float((several["communication_us"] - several["exposed_us"]).mean())
-    return min(calibrated, max(0.0, slower_us / hidden_us)) if hidden_us > 0 else calibrated
+    return min(calibrated, max(0.0, (compute_us - alone_us) / hidden_us))
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:
-    usable = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and len(one.steps)]
+    usable = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and len(one.tables.steps)]
     if name is not None:
         found = run.cells.get(name)
         if found is None or not found.measured:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pandas as pd
+import numpy as np
 import pytest
 
 from dpscope.analysis.cells.cell_ledger import LEDGER
@@ -17,8 +17,9 @@ from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
-from dpscope.analysis.runs.cell_data import CellData, RunSpreads, run_spreads
+from dpscope.analysis.runs.cell_data import NO_TABLES, CellData, RunSpreads, run_spreads, tables_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import CalibrationPoint
@@ -27,7 +28,7 @@ from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
+from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, traced_table, windows, with_tables
 
 STEPS = 6
 REPEATS = 2
@@ -102,7 +103,7 @@ def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tup
         windows(cell, STEPS, 1, step_us=step_us[repeat], **{name: pair[repeat] for name, pair in columns.items()})
         for repeat in range(2)
     ]
-    steps = pd.concat([one.assign(repeat=repeat) for repeat, one in enumerate(traced)], ignore_index=True)
+    steps = joined([one.assign(repeat=repeat) for repeat, one in enumerate(traced)])
     return cell_data(cell, [[one] * STEPS for one in step_us], steps)
 
 
@@ -143,12 +144,12 @@ def test_the_rest_of_the_slowdown_has_an_interval_from_both_parts() -> None:
         Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1506.0),
         exposed_us=(440.0, 444.0), compute_us=(1000.0, 1000.0), communication_us=(600.0, 600.0), idle_us=(60.0, 62.0),
     )  # fmt: skip
-    kernels = pd.DataFrame(
-        {"repeat": 0, "rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
+    kernels = (
+        {"rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
          "count": 1, "time_us": (120.0 if overlapped else 100.0) + unit % 3, "overlap_us": 120.0 * overlapped}
         for unit in range(9) for overlapped in (True, False)
     )  # fmt: skip
-    found = row(replace(several, kernels=kernels))
+    found = row(with_tables(several, kernels=traced_table("kernels", kernels)))
     slowdown, contention, other = (known(found.number(f"{name}_us")) for name in PARTS_OF_SLOWDOWN)
     assert other == pytest.approx(slowdown - contention)
     ends = [tuple(map(known, bounds(found, name))) for name in PARTS_OF_SLOWDOWN]
@@ -187,8 +188,8 @@ def test_predicted_from_a_calibration() -> None:
     # A kernel that queued starts late: what counts is when its gradients were ready.
     # 500-850, 850-1,000, backward ends at 600: 400 us exposed
     data = ddp()
-    ready = data.collectives["start_us"].map({500.0: 500.0, 800.0: 600.0})
-    queued = replace(data, collectives=data.collectives.assign(ready_us=ready))
+    table = data.tables.collectives
+    queued = with_tables(data, collectives=table.assign(ready_us=np.minimum(table["start_us"], 600.0)))
     check(row(queued, CostSources(calibration=CALIBRATED)), predicted_exposed_us=400)
 
 
@@ -204,12 +205,10 @@ def test_predicted_from_the_specification() -> None:
 
 def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
     """Each rank and step also broadcasts buffers of this size at 100 us: no transfer, for it is rooted."""
-    first = data.collectives.groupby(["repeat", "rank", "step"], as_index=False).first()
-    rooted = first.assign(
-        kind="broadcast", bytes=size_bytes, start_us=100.0, transfer_us=float("nan"), wait_us=float("nan")
-    )
-    table = pd.concat([data.collectives, rooted.astype(data.collectives.dtypes)], ignore_index=True)
-    return replace(data, collectives=table)
+    reduced = data.tables.collectives
+    first = reduced.take(reduced["order"] == 0)
+    rooted = first.assign(kind="broadcast", bytes=size_bytes, start_us=100.0, transfer_us=None, wait_us=None)
+    return with_tables(data, collectives=joined([reduced, rooted]))
 
 
 def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None:
@@ -244,7 +243,7 @@ def test_dp_by_nccl_is_predicted_per_chunk() -> None:
     """Two micro-batches, each with one broadcast and one reduce of 4 MB: 2 x (20 + 400 + 30 + 400) us."""
     cell = Cell(strategy="dp", devices=2, batch_size=8, options=CellOptions(accumulate=2))
     traced = windows(cell, STEPS, step_us=3000.0, compute_us=1000.0, communication_us=2000.0, exposed_us=2000.0)
-    kernels = pd.DataFrame([{"kind": "broadcast", "repeat": 0, "rank": 0, "device": 0, "step": 0}])
+    kernels = traced_table("collectives", [{"kind": "broadcast", "rank": 0, "device": 0, "step": 0}])
     data = cell_data(cell, [[2900.0] * STEPS], traced, kernels)
     both = calibration({"broadcast": (20.0, 10.0), "reduce": (30.0, 10.0)})
     found = predict_cell(data, CostSources(calibration=both))
@@ -279,8 +278,8 @@ def test_dp_by_copies_is_predicted_from_the_link() -> None:
     check(found, communication_gb_per_s=16, compute_spread=0, first_device_excess_us=0)
     only_calibrated = row(data, CostSources(calibration=CALIBRATED))
     assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]
-    traced.loc[traced["device"] == 0, "compute_us"] = 1200.0
-    check(row(cell_data(cell, [[2900.0] * STEPS], traced)), first_device_excess_us=200, compute_spread=200 / (3200 / 3))
+    slower = traced.assign(compute_us=np.where(traced["device"] == 0, 1200.0, 1000.0))
+    check(row(cell_data(cell, [[2900.0] * STEPS], slower)), first_device_excess_us=200, compute_spread=200 / (3200 / 3))
 
 
 def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
@@ -288,12 +287,12 @@ def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
     generated = dp_trace(2, "peer_copy")
     analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
     cell = Cell(strategy="dp", devices=2, batch_size=8)
-    steps = analysis.steps_with_waits.assign(repeat=0)
-    data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=analysis.copies.assign(repeat=0))
+    read = tables_of([(0, analysis)])
+    data = with_tables(cell_data(cell, [[900.0] * STEPS], read.steps), copies=read.copies)
     found = row(data)
     assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2
     assert found.reasons["collectives_per_step"] == "moved by copies between devices: no collective"
-    lost = row(replace(data, copies=pd.DataFrame()))
+    lost = row(with_tables(data, copies=NO_TABLES.copies))
     assert lost.reasons["bytes_per_step"] == "the trace shows neither a collective nor a copy between devices"
 
 
@@ -315,10 +314,10 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
 
 def test_the_wire_carries_what_gloo_moves_for_a_reduce_scatter() -> None:
     data = ddp()
-    scattered = data.collectives.assign(kind="reduce_scatter")
+    scattered = data.tables.collectives.assign(kind="reduce_scatter")
     # of two ranks the factor of a reduce-scatter is 1/2, of an all-reduce 1
-    assert wire_bytes(replace(data, collectives=scattered)) == 2e6
-    assert wire_bytes(replace(data, collectives=scattered.assign(moved_as="all_reduce"))) == 4e6
+    assert wire_bytes(with_tables(data, collectives=scattered)) == 2e6
+    assert wire_bytes(with_tables(data, collectives=scattered.assign(moved_as="all_reduce"))) == 4e6
 
 
 @pytest.mark.parametrize(("backend", "busbw"), [("gloo", "2.00"), ("nccl", "1.00")])

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
@@ -21,7 +20,7 @@ from dpscope.analysis.findings.comparisons import (
     superlinear_findings,
 )
 from dpscope.analysis.output.run_json import scaling_records
-from dpscope.analysis.runs.cell_data import CellData, step_spread
+from dpscope.analysis.runs.cell_data import NO_TABLES, CellData, step_spread
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
@@ -35,7 +34,7 @@ from tests.helpers.run_cells import cell_data, run_of, timed_cell
 def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> CellData:
     cell = Cell(strategy=strategy, devices=devices, batch_size=batch_size)
     noise = np.random.default_rng(devices * batch_size).normal(1, 0.001, (2, count))
-    return cell_data(cell, (step_us * noise).tolist(), pd.DataFrame())
+    return cell_data(cell, (step_us * noise).tolist(), NO_TABLES.steps)
 
 
 def series(cells: list[CellData], singles: dict[int, CellData]) -> tuple[ScalingSeries, ...]:
@@ -115,7 +114,7 @@ def test_figure_shows_ideal_law_band_and_target() -> None:
 
 
 def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
-    cell = cell_data(Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], pd.DataFrame())
+    cell = cell_data(Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], NO_TABLES.steps)
     weak, _ = series([cell], SINGLES)
     assert weak.points[0].speedup.low is None
     (finding,) = judge_target([weak], 0.5)

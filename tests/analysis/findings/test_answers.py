@@ -3,14 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
-
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.answers import shortcuts_text
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
+from tests.helpers.run_cells import cell_data, traced_table
 
 RATE = RingRate(1.08, "calibration", "calibrated")
 # Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB / 41 ms = 1.09 GB/s.
@@ -23,7 +22,8 @@ ROW = CellRow(
 
 
 def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: Any) -> str:
-    data = CellData(Cell("ddp", 2, 8), None, collectives=pd.DataFrame({"concurrent": [concurrent]}))
+    collectives = traced_table("collectives", [{"concurrent": concurrent}])
+    data = cell_data(Cell("ddp", 2, 8), [], NO_TABLES.steps, collectives)
     return shortcuts_text(replace(ROW, ledger=ledger, **values), data, RATE)
 
 

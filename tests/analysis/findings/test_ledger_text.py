@@ -1,7 +1,6 @@
 """Slow tracing: above 1.5 times, no share of a step and no saving is stated. The significance of a straggler, by hand."""
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
@@ -12,7 +11,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_job import MOST_CHANCE, chance_of_some_rank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
-from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
+from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows, with_tables
 
 
 def traced(cost: float) -> RunData:
@@ -26,10 +25,11 @@ def traced(cost: float) -> RunData:
             exposed_us=step_us / 2, idle_us=0.0,
         ),
     )  # fmt: skip
-    samples = data.samples.copy()
-    samples.loc[samples["measuring_pass"] == "traced", "step_us"] *= cost
+    samples = data.tables.samples
+    slower = np.where(samples.words("measuring_pass").isin("traced"), cost, 1.0)
+    samples = samples.assign(step_us=samples["step_us"] * slower)
     reduced = all_reduces(cell, 3, [(3e6, 0.0, 100.0), (1e6, 200.0, 100.0)], 2)
-    return run_of(replace(data, samples=samples, collectives=reduced))
+    return run_of(with_tables(data, samples=samples, collectives=reduced))
 
 
 def texts(run: RunData) -> list[str]:

@@ -5,15 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import pandas as pd
+import numpy as np
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import SIZES, all_reduces, cell_data, windows, with_ranks
+from tests.helpers.run_cells import SIZES, all_reduces, cell_data, traced_table, windows, with_ranks, with_tables
 
 MB = 10**6
 STEPS = 4
@@ -37,12 +38,9 @@ def planted(
         "idle_us": 10e3, "exposed_wait_us": 0.0,
     }  # fmt: skip
     table = all_reduces(made, steps, buckets)
+    table = table.assign(compute_done=np.array(done)[table["order"]], queue_us=100.0)
     whole = windows(msgspec.structs.replace(made, strategy="ddp"), steps, 1, **{**usual, **columns})
-    places = table.groupby(["rank", "step"]).cumcount()
-    table["compute_done"] = pd.array([done[place] for place in places], dtype="Float64")
-    table["queue_us"] = pd.array([100.0] * len(table), dtype="Float64")
-    for one in () if on_device else (whole, table):
-        one["device"] = pd.array([pd.NA] * len(one), dtype="Int64")
+    whole, table = (one if on_device else one.assign(device=None) for one in (whole, table))
     return cell_data(made, [[100e3] * 6], whole, table)
 
 
@@ -150,10 +148,10 @@ def test_late_buckets_hide_nothing_if_even_the_whole_step_were_too_little() -> N
 def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:
     """In 4 steps of two ranks some rank comes last in all of them by chance too often to be named."""
     waiting = even(exposed_wait_us=15e3)
-    table = waiting.collectives
-    table["wait_us"] = pd.array([15e3 if rank == 0 else 0.0 for rank in table["rank"]], dtype="Float64")
-    table["duration_us"] = table["transfer_us"] + table["wait_us"]
-    assert texts(waiting) == {
+    table = waiting.tables.collectives
+    wait_us = np.where(table["rank"] == 0, 15e3, 0.0)
+    table = table.assign(wait_us=wait_us, duration_us=table["transfer_us"] + wait_us)
+    assert texts(with_tables(waiting, collectives=table)) == {
         "uneven_ranks": "15.0 ms of the 19.0 ms exposed is waiting for the last rank; no single rank is significantly late"
     }
     assert texts(even(exposed_wait_us=5e3)) == {}
@@ -161,8 +159,8 @@ def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:
 
 def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
     data = planted(cell("fsdp"), [(40 * MB, 90e3, 15e3)], (0.97,))
-    data.collectives["kind"] = "reduce_scatter"
-    (reason,) = overlap_reasons(data)
+    scattered = data.tables.collectives.assign(kind="reduce_scatter")
+    (reason,) = overlap_reasons(with_tables(data, collectives=scattered))
     assert reason.text == (
         "all gradients are reduced in one reduce-scatter of 40.0 MB, ready when 97% of the step's compute is done"
     )
@@ -172,15 +170,17 @@ def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
 def late_broadcasts(size: int) -> CellData:
     """Rank 1 comes 15 ms late to a broadcast that needs 1 ms, in each of 8 steps."""
     data = even(steps=8)
-    table = data.collectives
-    first = table.groupby(["rank", "step"]).cumcount() == 0
-    table.loc[first, "kind"] = "broadcast"
-    table.loc[first, "bytes"] = size
-    table.loc[first, ["wait_us", "transfer_us"]] = pd.NA
-    table.loc[first, "duration_us"] = [16e3 if rank == 0 else 1e3 for rank in table.loc[first, "rank"]]
-    waiting = data.steps.loc[data.steps["rank"] == 0, ["repeat", "rank", "device", "step"]]
-    parts = waiting.assign(part="other", kind="broadcast", late_rank=float("nan"), time_us=15e3)
-    return replace(data, exposed_parts=parts)
+    table = data.tables.collectives
+    first = table["order"] == 0
+    table = table.assign(
+        kind=np.where(first, "broadcast", "all_reduce").tolist(),
+        bytes=np.where(first, size, table["bytes"]),
+        duration_us=np.where(first, np.where(table["rank"] == 0, 16e3, 1e3), table["duration_us"]),
+        **{name: np.where(first, np.nan, table[name]) for name in ("wait_us", "transfer_us")},
+    )
+    waits = ({"rank": 0, "device": 0, "step": step, "kind": "broadcast"} for step in range(8))
+    parts = traced_table("exposed_parts", waits).assign(part="other", time_us=15e3)
+    return with_tables(data, collectives=table, exposed_parts=parts)
 
 
 def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
@@ -190,7 +190,7 @@ def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
     assert (straggler.rank, straggler.lateness_us, straggler.steps) == (1, 15e3, 8)
     assert data.broadcast_waits_us == 7.5e3
     assert "late_rank" not in texts(data)
-    data = replace(data, steps=data.steps.assign(exposed_us=14e3))
+    data = with_tables(data, steps=data.tables.steps.assign(exposed_us=14e3))
     late, *others = overlap_reasons(data)
     assert late.text == "7.50 ms of the 14.0 ms exposed is waiting for a late rank (rank 1 in 8 of 8 steps)"
     assert [one.name for one in others] == []  # 1 of 27 ms is broadcasts themselves
@@ -213,14 +213,14 @@ def test_the_engine_that_may_serialise() -> None:
     data = even()
     suspected = with_ranks(data, nccl_engine="ProcessGroupNCCL2")
     assert overlap_reasons(suspected) == []
-    held = data.collectives.assign(held_us=pd.array([5e3] * len(data.collectives), dtype="Float64"))
-    (reason,) = overlap_reasons(replace(suspected, collectives=held))
+    held = data.tables.collectives.assign(held_us=5e3)
+    (reason,) = overlap_reasons(with_tables(suspected, collectives=held))
     assert reason.text == (
         "compute that was already launched waits for 15.0 ms of the 19.0 ms exposed, until one of the 3 buckets is reduced; "
         "ProcessGroupNCCL2 ran the collectives, which may make the compute stream wait for each"
     )
     assert "--nccl-engine" in reason.advice
-    assert list(texts(replace(data, collectives=held))) == ["held_compute"]
+    assert list(texts(with_tables(data, collectives=held))) == ["held_compute"]
 
 
 def test_a_host_that_launches_too_late() -> None:
@@ -235,19 +235,17 @@ def test_unused_parameters_are_looked_for() -> None:
     data = with_ranks(data, model=msgspec.structs.replace(SIZES, gradient_shapes=((3,), (4,))))
     (text,) = texts(data).values()
     assert text.endswith("all-reduce a map of 8 B (1 per step)")
-    twice = [pd.concat([table, table.assign(repeat=1)], ignore_index=True) for table in (data.steps, data.collectives)]
-    both = replace(data, steps=twice[0], collectives=twice[1])
+    twice = [joined([table, table.assign(repeat=1)]) for table in (data.tables.steps, data.tables.collectives)]
+    both = with_tables(data, steps=twice[0], collectives=twice[1])
     assert texts(both) == {"find_unused_parameters": text}  # a step's, not a repeat's
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
 def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellStrategy) -> None:
     data = even(cell(strategy))
-    table = data.collectives
-    first = table.groupby(["rank", "step"]).cumcount() == 0
-    table.loc[first, "kind"] = kind
-    table.loc[~first, "kind"] = "reduce_scatter" if strategy == "fsdp" else "all_reduce"
-    ((name, text),) = texts(data).items()
+    table, others = data.tables.collectives, "reduce_scatter" if strategy == "fsdp" else "all_reduce"
+    table = table.assign(kind=np.where(table["order"] == 0, kind, others).tolist())
+    ((name, text),) = texts(with_tables(data, collectives=table)).items()
     assert (name, text[:13]) == (kind, "33% of it is ")
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
@@ -17,7 +18,7 @@ from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import with_ranks
+from tests.helpers.run_cells import with_ranks, with_tables
 from tests.helpers.trainings import write_trained
 
 
@@ -55,11 +56,10 @@ def with_steps(run: RunData, **factors: float) -> RunData:
     cells = {}
     for name, data in run.cells.items():
         factor = factors.get(data.cell.strategy.replace("-", "_"), 1.0)
-        traced = data.samples["measuring_pass"] == "traced"
-        slower = factors.get("traced", 1.0)
-        step_us = (1000.0 * factor * traced.map({True: slower, False: 1.0})).astype(float)
-        steps = data.steps.assign(step_us=1000.0 * factor * slower)
-        cells[name] = replace(data, samples=data.samples.assign(step_us=step_us), steps=steps)
+        samples, slower = data.tables.samples, factors.get("traced", 1.0)
+        step_us = 1000.0 * factor * np.where(samples.words("measuring_pass").isin("traced"), slower, 1.0)
+        steps = data.tables.steps.assign(step_us=1000.0 * factor * slower)
+        cells[name] = with_tables(data, samples=samples.assign(step_us=step_us), steps=steps)
     return replace(run, cells=cells)
 
 

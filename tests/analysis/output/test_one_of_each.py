@@ -18,6 +18,7 @@ from dpscope.analysis.output.traced_report import print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
+from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import Estimate, Noise
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
@@ -94,7 +95,9 @@ def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -
             cell,
             [[100.0]],
             windows(cell, 1, step_us=100.0, compute_us=90.0, communication_us=10.0, exposed_us=5.0),
-            all_reduces(cell, 1, [(1.0, 40.0, 5.0)]).assign(busbw_gb_per_s=1.0) if cell.devices > 1 else None,
+            all_reduces(cell, 1, [(1.0, 40.0, 5.0)]).assign(busbw_gb_per_s=1.0)
+            if cell.devices > 1
+            else NO_TABLES.collectives,
         )
         for cell in cells
     ]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase, gap_parts
@@ -20,12 +19,13 @@ from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
-from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
+from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, traced_table, windows, with_tables
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -97,9 +97,9 @@ def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
 def test_a_links_name_is_text_in_a_figure() -> None:
     hostile = '<script>alert(1)</script> $x_1$ & "id="'
     link = LinkRate(gb_per_s=5.0, name=hostile, source="a file")
-    table = exchanging().collectives  # as matching would have it: both ranks' rows of a step are one collective
+    table = exchanging().tables.collectives  # as matching would have it: both ranks' rows of a step are one collective
     rates = table.assign(match=table["step"], busbw_gb_per_s=table["bytes"] / table["transfer_us"] / 1e3)
-    ddp = replace(exchanging(), collectives=rates)
+    ddp = with_tables(exchanging(), collectives=rates)
     sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
     figure = known(bandwidths(run_of(ddp), sources))
     svg = figures.for_page("busbw", figures.to_svg(figure))
@@ -107,16 +107,15 @@ def test_a_links_name_is_text_in_a_figure() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt; $x_1$ &amp;" in svg
 
 
-def dp_phases(exposed: dict[str, float]) -> pd.DataFrame:
+def dp_phases(exposed: dict[str, float]) -> Table:
     """Rows of `dp_phases` for both devices in every step, all equal."""
-    rows = [
-        {"repeat": 0, "rank": 0, "device": device, "replica": pd.NA, "step": step, "phase": phase, "exposed_us": value}
+    rows = (
+        {"rank": 0, "device": device, "step": step, "phase": phase, "exposed_us": value}
         for device in (0, 1)
         for step in range(STEPS)
         for phase, value in exposed.items()
-    ]
-    whole = ["repeat", "rank", "device", "replica", "step"]
-    return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64") | {"phase": "string", "exposed_us": "Float64"})
+    )
+    return traced_table("dp_phases", rows)
 
 
 def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
@@ -125,7 +124,7 @@ def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
         DP, 1000.0, compute_us=600.0, communication_us=250.0, hidden_us=0.0, exposed_us=250.0, host_copy_us=30.0,
         idle_us=150.0,
     )  # fmt: skip
-    dp = replace(dp, dp_phases=dp_phases({"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0}))
+    dp = with_tables(dp, dp_phases=dp_phases({"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0}))
     ddp = measured(
         DDP, 700.0, compute_us=550.0, communication_us=300.0, hidden_us=200.0, exposed_us=100.0, host_copy_us=10.0,
         idle_us=50.0,
@@ -160,7 +159,7 @@ def exchanging() -> CellData:
     ddp = measured(
         DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, hidden_us=0.0, exposed_us=2500.0, idle_us=500.0
     )
-    return replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
+    return with_tables(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
 
 
 def test_formulas_hold_the_numbers_that_give_their_result() -> None:
@@ -183,9 +182,9 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
 def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no_time_of_readiness() -> None:
     """A broadcast whose launch is unknown in front of an all-reduce of 2010 us, as calibrated, that is ready at 5000 us."""
     data = exchanging()
-    reduced = data.collectives.assign(ready_us=5000.0)
-    broadcast = reduced.assign(kind="broadcast", bytes=4000, ready_us=np.nan, start_us=50.0, duration_us=10.0)
-    run = run_of(replace(data, collectives=pd.concat([broadcast, reduced], ignore_index=True)))
+    reduced = data.tables.collectives.assign(ready_us=5000.0)
+    broadcast = reduced.assign(kind="broadcast", bytes=4000, ready_us=None, start_us=50.0, duration_us=10.0)
+    run = run_of(with_tables(data, collectives=joined([broadcast, reduced])))
     sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
     table = formula_table(run, compare(run, calibration=sources.calibration), sources)
     (schedule,) = [row[2] for row in table.rows if row[1].startswith("DDP's schedule")]

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis.output.run_json import run_json
@@ -14,7 +13,7 @@ from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
-from tests.helpers.run_cells import cell_data, windows
+from tests.helpers.run_cells import cell_data, traced_table, windows, with_tables
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 STEPS = 2
@@ -22,7 +21,7 @@ STEPS = 2
 
 def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
     """Per repeat and step one all-reduce of 10 us transfer, in which rank 0 and rank 1 wait so long."""
-    rows = [
+    rows = (
         {
             "repeat": repeat, "rank": rank, "device": 0, "step": step, "match": step, "start_us": 100.0 * step,
             "duration_us": 10.0 + wait, "transfer_us": 10.0, "wait_us": wait,
@@ -30,10 +29,9 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
         for repeat, waits in enumerate(per_repeat)
         for rank, wait in enumerate(waits)
         for step in range(STEPS)
-    ]  # fmt: skip
-    collectives = pd.DataFrame(rows).astype({"rank": "Int64", "step": "Int64", "wait_us": "Float64"})
-    steps = pd.concat([windows(DDP, STEPS).assign(repeat=repeat) for repeat in range(len(per_repeat))])
-    return cell_data(DDP, [[1.0] * 5] * len(per_repeat), steps, collectives)
+    )  # fmt: skip
+    repeats, collectives = len(per_repeat), traced_table("collectives", rows)
+    return cell_data(DDP, [[1.0] * 5] * repeats, windows(DDP, STEPS, repeats, step_us=100.0), collectives)
 
 
 def test_waits_are_means_over_all_repeats() -> None:
@@ -46,7 +44,7 @@ def test_waits_are_means_over_all_repeats() -> None:
 def test_partial_windows_and_incomplete_traces_have_no_waits() -> None:
     data = with_waits([(30.0, 0.0)])
     assert len(data.waits) == 1
-    assert replace(data, steps=data.steps.assign(partial_window=True)).waits.empty
+    assert with_tables(data, steps=data.tables.steps.assign(partial_window=True)).waits.empty
     assert run_waits([replace(data, communication_known=False)]).rows == ()
     assert run_waits([with_waits([(0.0, 0.0)])]).rows == ()
 
@@ -54,12 +52,11 @@ def test_partial_windows_and_incomplete_traces_have_no_waits() -> None:
 def test_phases_are_means_over_repeats_without_the_first_step() -> None:
     """Whole steps 1 and 2: 10 and 20 us in repeat 0, 30 and 40 us in repeat 1: 15 and 35, so 25 us."""
     times = {(0, 0): 500.0, (0, 1): 10.0, (0, 2): 20.0, (1, 0): 500.0, (1, 1): 30.0, (1, 2): 40.0}
-    rows = [
-        {"repeat": repeat, "rank": 0, "device": 1, "replica": pd.NA, "step": step, "phase": "gather", "time_us": time}
+    rows = (
+        {"repeat": repeat, "rank": 0, "device": 1, "step": step, "phase": "gather", "time_us": time}
         for (repeat, step), time in times.items()
-    ]
-    frame = pd.DataFrame(rows).astype({"device": "Int64", "replica": "Int64", "time_us": "Float64"})
-    table = run_phases({"dp-d2-b8": frame})
+    )
+    table = run_phases({"dp-d2-b8": traced_table("dp_phases", rows)})
     row = dict(zip(table.headings, table.rows[0], strict=True))
     assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == ("dp-d2-b8", "1", "25.0", "NA")
 

@@ -3,15 +3,14 @@
 import json
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import NO_TABLES, CellData
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
-from tests.helpers.run_cells import cell_data, run_of, windows
+from tests.helpers.run_cells import cell_data, run_of, traced_table, windows, with_tables
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
@@ -44,8 +43,7 @@ def reduced(rank: int, start: float, duration: float, wait: float) -> dict[str, 
 
 def two_ranks() -> CellData:
     """Rank 1's clock is 40 us ahead of rank 0's: the same end reads 200 there and 240 here."""
-    collectives = pd.DataFrame([reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)])
-    collectives = collectives.astype(dict.fromkeys(("rank", "device", "step", "match", "bytes"), "Int64"))
+    collectives = traced_table("collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)])
     later = device(compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),))
     ranks = (timeline(0, 0, device()), replace(timeline(1, 0, later), start_us=140.0, end_us=240.0))
     data = cell_data(DDP, [[1.0] * 5], windows(DDP, 5, step_us=100.0), collectives)
@@ -82,8 +80,8 @@ def test_an_incomplete_trace_has_a_note() -> None:
 def test_bars_that_overlap_are_stacked() -> None:
     data = two_ranks()
     copies = (Mark(100.0, 140.0, "PtoP", 1_000_000), Mark(120.0, 160.0, "PtoP", None), Mark(145.0, 150.0, "PtoP", 8))
-    lone = replace(data, collectives=pd.DataFrame(), timelines=((0, timeline(0, 0, device(copies=copies))),))
-    view = known(timeline_view(lone))
+    lone = replace(data, timelines=((0, timeline(0, 0, device(copies=copies))),))
+    view = known(timeline_view(with_tables(lone, collectives=NO_TABLES.collectives)))
     rows = [[bar.label for bar in lane.bars] for lane in view.lanes if lane.bars and lane.bars[0].kind == "collective"]
     assert rows == [["copy 1.00 MB", "copy 8 B"], ["copy size unknown"]]
 

@@ -8,6 +8,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.runs.cell_data import tables_of
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation
@@ -88,12 +89,12 @@ def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden
             reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
             events.append(on_device(reduce, at + 100 - behind_us, 100, number + 1, 20))
     write(tmp_path, events)
-    analysis = analyze_traces([tmp_path])
-    steps = analysis.steps.query("step > 1").assign(repeat=0)
+    tables = tables_of([(0, analyze_traces([tmp_path]))])
+    steps = tables.steps.take(tables.steps["step"] > 1)
     assert steps["communication_us"].tolist() == [200.0, 200.0]
     assert steps["hidden_us"].tolist() == [hidden_us, hidden_us]
     ranks = [msgspec.structs.replace(rank_result(0, 2), nccl_engine="ProcessGroupNCCL2")]
-    assert len([*engine_findings(DDP, ranks, steps, analysis.collectives.assign(repeat=0))]) == count
+    assert len([*engine_findings(DDP, ranks, steps, tables.collectives)]) == count
 
 
 SAME = "2 processes trained on the same inputs in the first steps"

@@ -27,6 +27,7 @@ from dpscope.profiling.records.run import DeviceState
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import loaded
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import samples, with_tables
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +68,8 @@ def test_what_got_slower_is_named(before: RunData, slower: Path) -> None:
 
 def with_levels(run: RunData, *levels: float, cells: int = 3) -> RunData:
     """The run's first cells as if each had a repeat of ten equal steps for each level, in microseconds."""
-    frame = pd.DataFrame(
-        [
-            {"measuring_pass": "timed", "epoch": 0, "step": step, "step_us": level, "samples": 8, "repeat": repeat}
-            for repeat, level in enumerate(levels)
-            for step in range(10)
-        ]
-    )
-    return replace(run, cells={name: replace(run.cells[name], samples=frame) for name in list(run.cells)[:cells]})
+    own = samples([[level] * 10 for level in levels])
+    return replace(run, cells={name: with_tables(run.cells[name], samples=own) for name in list(run.cells)[:cells]})
 
 
 def test_repeats_that_lie_apart_leave_a_difference_open(before: RunData) -> None:

@@ -7,16 +7,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.traffic_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, DdpCounters
 from tests.helpers.paths import DATA
+from tests.helpers.run_cells import traced_table
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 CELL = Cell(strategy="ddp", devices=2, batch_size=4)
@@ -46,10 +47,10 @@ def checked(
     tables: RankTables,
     spans_us: tuple[float, ...],
     sizes: tuple[int, ...] = (),
-    collectives: pd.DataFrame | None = None,
+    collectives: Table | None = None,
 ) -> CounterCheck:
-    own = tables.collectives.frame if collectives is None else collectives
-    buckets = own[(own["kind"] == "all_reduce") & (own["step"] == 4)]["bytes"].tolist()
+    own = tables.collectives if collectives is None else collectives
+    buckets = own.take(own["step"] == 4).having("kind", "all_reduce")["bytes"].tolist()
     made = counters(spans_us, sizes or tuple(buckets))
     return check_counters(made, own, 0, reduction_ends_us=tables.summaries[0].reduction_ends_us)
 
@@ -86,9 +87,9 @@ def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> 
         assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
     # 99.3 ms against 83.8 ms, by a counter or a trace cut at the last all-reduce: copies out are 15% of the span.
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
-    table, copied = tables.collectives.frame, counters(SPANS_US["copied_out"])
-    ends = (table["start_us"] + table["duration_us"]).groupby(table["step"]).max()
-    last = {step: [end] for step, end in zip(ends.index.tolist(), ends.tolist(), strict=True)}
+    table, copied = tables.collectives, counters(SPANS_US["copied_out"])
+    ends_us = table["start_us"] + table["duration_us"]
+    last: dict[int | None, list[float]] = {step: [ends_us[table["step"] == step].max()] for step in STEPS}
     assert not check_counters(copied, table, 0, factored=True, reduction_ends_us=last).spans_agree
     # Where the trace does not show the copies, DDP's span is an upper bound.
     assert check_counters(copied, table, 0, factored=True).spans_agree
@@ -98,24 +99,24 @@ def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> 
 
 def test_longer_all_reduces_and_other_buckets_stay_errors(tables: RankTables) -> None:
     assert not checked(tables, SPANS_US["copied_out"], sizes=(1, 2, 3, 4, 5)).buckets_equal
-    table = tables.collectives.frame.copy()
-    table.loc[table["kind"] == "all_reduce", "duration_us"] += 110_000.0  # each longer than the whole of DDP's span
-    assert not checked(tables, SPANS_US["copied_out"], collectives=table).union_within_span
+    table = tables.collectives.having("kind", "all_reduce")
+    longer = table.assign(duration_us=table["duration_us"] + 110_000.0)  # each longer than the whole of DDP's span
+    assert not checked(tables, SPANS_US["copied_out"], collectives=longer).union_within_span
 
 
-def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> pd.DataFrame:
+def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> Table:
     """On a CPU: each step reduces two buckets `times` times, 20 ms apart; each reduction takes 5 ms longer than the last."""
-    rows = [
+    rows = (
         {
-            "rank": 0, "device": float("nan"), "step": step, "kind": "all_reduce", "bytes": size,
+            "rank": 0, "step": step, "kind": "all_reduce", "bytes": size,
             "start_us": 20_000.0 * one + start_us, "ready_us": 20_000.0 * one + start_us,
             "duration_us": 1000.0 + 5000.0 * one,
         }
         for step in steps
         for one in range(times)
         for size, start_us in ((400, 0.0), (900, 2000.0))
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
+    )  # fmt: skip
+    return traced_table("collectives", rows)
 
 
 def of_iterations(iterations: int, span_us: float) -> list[DdpCounters]:
@@ -141,8 +142,7 @@ def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
     """All-reduces of 8 ms where DDP's span is 3 ms: in one step a thread was descheduled, in two something is wrong."""
     table = reductions(1, STEPS)
     for slow, within in (([5], True), ([5, 6], False)):
-        slowed = table.copy()
-        slowed.loc[slowed["step"].isin(slow), "duration_us"] = 8000.0
+        slowed = table.assign(duration_us=np.where(np.isin(table["step"], slow), 8000.0, table["duration_us"]))
         check = check_counters(counters((3_000.0,) * 3, (400, 900)), slowed, 0)
         assert (check.union_within_span, check.spans_agree) == (within, within)
 
@@ -162,17 +162,23 @@ def waiting(cpu_wait_us: float | None) -> list[Finding]:
     return list(counter_findings(CELL, [], [check]))
 
 
-def all_reduces() -> pd.DataFrame:
+def all_reduces() -> Table:
     """Two buckets a step on a device, at 0-3000 and 5000-9800 us: span 9800 us, union 7800 us."""
-    rows = [(0, 0, step, "all_reduce", *bucket) for step in (3, 4) for bucket in ((400, 0.0, 3e3), (900, 5e3, 4.8e3))]
-    return pd.DataFrame(rows, columns=["rank", "device", "step", "kind", "bytes", "start_us", "duration_us"])
+    rows = (
+        {
+            "rank": 0, "device": 0, "step": step, "kind": "all_reduce", "bytes": size, "start_us": start_us,
+            "duration_us": duration_us,
+        }
+        for step in (3, 4)
+        for size, start_us, duration_us in ((400, 0.0, 3e3), (900, 5e3, 4.8e3))
+    )  # fmt: skip
+    return traced_table("collectives", rows)
 
 
-ON_CPU = all_reduces().assign(device=np.nan)
-ALONE = ON_CPU.query("bytes == 400")
+ON_CPU = all_reduces().assign(device=None)
+ALONE = ON_CPU.take(ON_CPU["bytes"] == 400)
 CREATED = ON_CPU.assign(ready_us=[-4000.0, 4000.0] * 2)  # 4 ms before a worker takes it up
-ONE_SLOW = all_reduces()
-ONE_SLOW.loc[ONE_SLOW["step"] == 4, ["start_us", "duration_us"]] *= 3
+ONE_SLOW = all_reduces().assign(start_us=[0.0, 5e3, 0.0, 15e3], duration_us=[3e3, 4.8e3, 9e3, 14.4e3])
 COPIED_US = 15_800.0
 
 
@@ -197,7 +203,7 @@ COPIED_US = 15_800.0
     ],
 )
 def test_counters_that_agree_and_planted_mismatches(
-    table: pd.DataFrame, span_us: float, sizes: tuple[int, ...], copied_us: float | None, wrong: set[str]
+    table: Table, span_us: float, sizes: tuple[int, ...], copied_us: float | None, wrong: set[str]
 ) -> None:
     made = [DdpCounters(step, 1.0, 1.0, span_us, 0.0, sizes) for step in (3, 4)]
     ends: dict[int | None, list[float]] = {} if copied_us is None else {3: [copied_us], 4: [copied_us]}

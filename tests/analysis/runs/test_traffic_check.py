@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pandas as pd
 import pytest
 
+from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.runs.traffic_check import check_traffic, expected_bytes, padded_bytes
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
 from dpscope.profiling.records.run import Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
@@ -25,6 +26,7 @@ from tests.generated_traces.generator import (
     write_trace,
 )
 from tests.helpers.known import known
+from tests.helpers.run_cells import traced_table
 
 MIB = 1 << 20
 
@@ -49,8 +51,8 @@ def check(tmp_path: Path, cell: Cell, *ranks: GeneratedTrace) -> list[Finding]:
 
 
 def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[Finding]:
-    ranges = [summary.range_counts for summary in analysis.summaries]
-    return check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, analysis.copies)
+    ranges, tables = [summary.range_counts for summary in analysis.summaries], analysis.tables
+    return check_traffic(cell, sizes, tables.steps, tables.collectives, ranges, tables.copies)
 
 
 def without(generated: GeneratedTrace, lost: Callable[[Trace], bool]) -> GeneratedTrace:
@@ -172,37 +174,34 @@ def test_large_inputs_do_not_stand_in_for_lost_gradients(tmp_path: Path) -> None
 def of_tables(
     cell: Cell,
     sizes: ParameterSizes,
-    steps: pd.DataFrame,
-    collectives: pd.DataFrame,
+    steps: Table,
+    collectives: Table,
     *ranges: dict[str, dict[int | None, int]],
     units: Sequence[ShardedUnit] = (),
 ) -> list[str]:
-    found = check_traffic(cell, sizes, steps, collectives, ranges, pd.DataFrame(), None, units)
+    found = check_traffic(cell, sizes, steps, collectives, ranges, NO_TABLES.copies, None, units)
     assert {one.code for one in found} <= {"trace_incomplete"}
     return [one.message for one in found]
 
 
 def test_dp_host_needs_every_replica_in_every_range() -> None:
     cell = Cell(strategy="dp-host", devices=2, batch_size=4)
-    steps = pd.DataFrame({"rank": [0, 0], "step": [1, 2]})
+    steps = traced_table("steps", [{"rank": 0, "step": step} for step in (1, 2)])
     ranges: dict[str, dict[int | None, int]] = {
         replica_range(phase, replica): {1: 1, 2: 1} for phase in DP_COMMUNICATION_PHASES for replica in range(2)
     }
-    assert of_tables(cell, SIZES, steps, pd.DataFrame(), ranges) == []
+    assert of_tables(cell, SIZES, steps, NO_TABLES.collectives, ranges) == []
     del ranges["dpscope::dp_gather#1"]
-    (message,) = of_tables(cell, SIZES, steps, pd.DataFrame(), ranges)
+    (message,) = of_tables(cell, SIZES, steps, NO_TABLES.collectives, ranges)
     assert "dpscope::dp_gather#1" in message
 
 
 def test_a_range_that_was_not_closed_in_the_last_step_of_a_cpu_trace_is_no_loss() -> None:
     """Its workers may still hold it when the tracer stops; in an earlier step it is lost."""
     sizes = sizes_of(ddp_trace(0, 2))
-    steps = pd.DataFrame(
-        {"rank": [0, 0, 1, 1], "device": [pd.NA] * 4, "step": [2, 3, 2, 3], "partial_window": [False, True] * 2}
-    )
-    collectives = pd.DataFrame(
-        {"rank": [0, 0, 1], "step": [2, 3, 2], "kind": ["all_reduce"] * 3, "bytes": [sizes.gradient_bytes] * 3}
-    )
+    places = [{"rank": rank, "step": step} for rank in (0, 1) for step in (2, 3)]
+    steps = traced_table("steps", places).assign(partial_window=[False, True] * 2)
+    collectives = traced_table("collectives", places[:3]).assign(kind="all_reduce", bytes=sizes.gradient_bytes)
     assert of_tables(DDP, sizes, steps, collectives) == []
     (message,) = of_tables(DDP, sizes, steps.assign(partial_window=False), collectives)
     assert "the trace shows none (rank 1, step 3)" in message
@@ -263,10 +262,9 @@ NO_SCATTERS = "reduce-scatters of 132 B a step, the trace shows none with a size
     ],
 )
 def test_sharded_traffic_that_is_not_shown(ranks: int, moved: dict[str, int | None], lacking: str | None) -> None:
-    places = [(rank, step) for rank in range(ranks) for step in (1, 2)]
-    steps = pd.DataFrame(places, columns=["rank", "step"]).assign(device=0, partial_window=False)
-    rows = [(rank, step, kind, size) for rank, step in places for kind, size in moved.items()]
-    collectives = pd.DataFrame(rows, columns=["rank", "step", "kind", "bytes"]).astype({"bytes": "Int64"})
-    messages = of_tables(CELL, SIZES, steps, collectives, units=(BLOCK, ROOT))
+    places = [{"rank": rank, "step": step} for rank in range(ranks) for step in (1, 2)]
+    steps = traced_table("steps", places).assign(device=0, partial_window=False)
+    rows = ({**place, "kind": kind, "bytes": size} for place in places for kind, size in moved.items())
+    messages = of_tables(CELL, SIZES, steps, traced_table("collectives", rows), units=(BLOCK, ROOT))
     assert len(messages) == (lacking is not None)
     assert all(known(lacking) in one for one in messages)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from dpscope.profiling.records.strategies import ddp_arguments, powersgd_element
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import traced_table
 
 HOST = Devices(kind="cpu", count=None)
 PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
@@ -94,19 +94,20 @@ def test_counters_count_what_a_hook_compresses() -> None:
             bucket_bytes=(800, 1800),
         )
     ]  # fmt: skip
-    rows = [
+    rows = (
         {
             "rank": 0, "device": 0, "step": 3, "kind": "all_reduce", "bytes": size, "start_us": start,
             "duration_us": duration,
         }
         for size, start, duration in ((400, 0.0, 3000.0), (900, 5000.0, 4800.0))
-    ]  # fmt: skip
-    check = check_counters(counters, pd.DataFrame(rows), rank=0, sent_share=0.5)
+    )  # fmt: skip
+    table = traced_table("collectives", rows)
+    check = check_counters(counters, table, rank=0, sent_share=0.5)
     assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (1, True, True, True)
-    check = check_counters(counters, pd.DataFrame(rows), rank=0, reduction_ends_us={3: [9_800.0]})
+    check = check_counters(counters, table, rank=0, reduction_ends_us={3: [9_800.0]})
     assert (check.buckets_equal, check.spans_agree) == (False, False)
     short = [msgspec.structs.replace(counters[0], backward_comm_us=8_000)]  # less than what it is to hold
-    assert not check_counters(short, pd.DataFrame(rows), rank=0, sent_share=0.5).spans_agree
+    assert not check_counters(short, table, rank=0, sent_share=0.5).spans_agree
 
 
 def test_the_first_precision_is_the_runs_and_the_others_are_variants() -> None:

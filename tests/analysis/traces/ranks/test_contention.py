@@ -1,18 +1,15 @@
 """Contention of one job: planted slowdowns, jobs in which nothing compares, and the real A100 trace."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import to_tables, trace_content
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import CellData, tables_of
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp import DdpOptions
@@ -20,6 +17,7 @@ from tests.generated_traces.generator import ddp_trace
 from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
+from tests.helpers.run_cells import traced_table, with_tables
 
 
 @pytest.mark.long
@@ -79,13 +77,14 @@ def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
     job = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, shapes=shapes)))
     alone = analyze_traces(write_contended_job(tmp_path / "one", Contended(overlap=False, shapes=shapes, seed=7), 1))
     data = [
-        CellData(Cell("ddp" if devices > 1 else "single", devices, 8), None, kernels=analysis.kernels.assign(repeat=0))
+        CellData(Cell("ddp" if devices > 1 else "single", devices, 8), None, tables=tables_of([(0, analysis)]))
         for devices, analysis in ((2, job), (1, alone))
     ]
     found = known(cell_contentions(*data).every)
     low, high = known(found.ratio_interval)
     assert low < 1.3 < high
-    only_overlapped = replace(data[0], kernels=data[0].kernels[data[0].kernels["overlapped"]])
+    kernels = data[0].tables.kernels
+    only_overlapped = with_tables(data[0], kernels=kernels.take(kernels.truths("overlapped")))
     assert cell_contentions(only_overlapped, None).every is None
     against_one = known(cell_contentions(only_overlapped, data[1]).every)
     assert against_one.ratio == pytest.approx(found.ratio)
@@ -98,7 +97,7 @@ def test_ranks_are_compared_with_themselves() -> None:
          "count": 1, "time_us": (rank + 1) * (120.0 if overlapped else 100.0), "overlap_us": (rank + 1) * 120.0 * overlapped}
         for rank in range(2) for unit in range(6) for overlapped in (True, False)
     ]  # fmt: skip
-    found = known(contentions(Table.from_frame(pd.DataFrame(rows))).every)
+    found = known(contentions(traced_table("kernels", rows)).every)
     assert found.ratio == pytest.approx(1.2)
 
 

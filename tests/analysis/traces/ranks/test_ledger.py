@@ -2,22 +2,23 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import NO_TABLES, STEP_KEYS
 from dpscope.analysis.traces.ranks.ledger import critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import ddp_trace, dp_trace
 from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
-from tests.helpers.run_cells import cell_data, run_of, windows
+from tests.helpers.run_cells import cell_data, run_of, windows, with_tables
 
 ALONE = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -83,13 +84,10 @@ EXPOSED_US = (500.0, 0.0, 0.0, 0.0)
 COMPUTE_US = (4300.0, 3000.0, 3000.0, 3000.0)
 
 
-def data_parallel_windows(repeats: int = 1) -> pd.DataFrame:
-    frame = windows(DP, 3, repeats, step_us=STEP_US, hidden_us=0.0, host_copy_us=0.0)
-    device = frame["device"].to_numpy(dtype=int)
-    exposed, compute = (
-        pd.Series([column[one] for one in device], dtype="Float64") for column in (EXPOSED_US, COMPUTE_US)
-    )
-    return frame.assign(
+def data_parallel_windows(repeats: int = 1) -> Table:
+    steps = windows(DP, 3, repeats, step_us=STEP_US, hidden_us=0.0, host_copy_us=0.0)
+    exposed, compute = (np.array(column)[steps["device"]] for column in (EXPOSED_US, COMPUTE_US))
+    return steps.assign(
         exposed_us=exposed,
         exposed_other_us=exposed,
         communication_us=exposed,
@@ -113,14 +111,13 @@ def test_the_row_gives_the_critical_devices_values_and_the_mean_of_all() -> None
 
 
 def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
-    rows = data_parallel_windows()[["repeat", "rank", "device", "step", "exposed_us"]]
-    phases = rows.assign(phase="replicate", replica=None)
-    data = CellData(cell=DP, skip_reason=None, steps=data_parallel_windows(), dp_phases=phases)
-    assert exposed_by_phase(data) == {"replicate": 500.0}
+    steps = data_parallel_windows()
+    phases = steps.select((*STEP_KEYS, "exposed_us")).assign(phase="replicate", replica=None)
+    assert exposed_by_phase(with_tables(cell_data(DP, [], steps), dp_phases=phases)) == {"replicate": 500.0}
 
 
 def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
-    ledger = known(ledger_of(Table.from_frame(data_parallel_windows()), Table.of(rank=[], device=[], step=[], part=[])))
+    ledger = known(ledger_of(data_parallel_windows(), NO_TABLES.exposed_parts))
     assert (ledger.exposed_us, ledger.critical_device, ledger.devices_exposed_us) == (500, 0, 125)
     text = cost_text("dp", ledger, None)
     assert "DP exposes 0.50 ms of communication in a 5.00 ms traced step (10%)" in text
@@ -128,19 +125,18 @@ def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
 
 
 def test_processes_with_one_device_keep_all_their_windows() -> None:
-    frame = windows(DDP, 3, step_us=STEP_US, compute_us=4900.0, idle_us=100.0)
-    assert critical_rows(Table.from_frame(frame)).all()
-    data = cell_data(DDP, [[STEP_US] * 6], frame)
+    steps = windows(DDP, 3, step_us=STEP_US, compute_us=4900.0, idle_us=100.0)
+    assert critical_rows(steps).all()
+    data = cell_data(DDP, [[STEP_US] * 6], steps)
     (row,) = compare(run_of(data)).table.to_dict("records")
     assert pd.isna(row["critical_device"])
     assert pd.isna(row["exposed_device_mean_us"])
 
 
 def test_each_process_has_a_critical_device_and_unknown_idle_time_is_no_reason_to_choose() -> None:
-    frame = data_parallel_windows()
-    other = frame.assign(rank=1, idle_us=frame["idle_us"].iloc[::-1].to_numpy())
-    both = pd.concat([frame, other], ignore_index=True).astype({"rank": "Int64"})
-    chosen = both[critical_rows(Table.from_frame(both))]
-    assert chosen.groupby("rank")["device"].unique().map(list).to_dict() == {0: [0], 1: [3]}
-    unknown = frame.assign(idle_us=frame["idle_us"].where(frame["device"] == 2))
-    assert set(unknown[critical_rows(Table.from_frame(unknown))]["device"]) == {2}
+    steps = data_parallel_windows()
+    both = joined([steps, steps.assign(rank=1, idle_us=steps["idle_us"][::-1])])
+    chosen = both.take(critical_rows(both))
+    assert {(one["rank"], one["device"]) for one in chosen.records()} == {(0, 0), (1, 3)}
+    unknown = steps.assign(idle_us=np.where(steps["device"] == 2, steps["idle_us"], np.nan))
+    assert set(unknown["device"][critical_rows(unknown)].tolist()) == {2}

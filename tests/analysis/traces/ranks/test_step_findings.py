@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
@@ -11,7 +12,6 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import traced_run, traces_text
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
@@ -27,9 +27,9 @@ DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> None:
     """Device 0 of rank 0: 600 and 200 us of 1,000 us, rank 1 100 us; rank 0's first window does not count."""
     steps = windows(DDP, 3, step_us=1000.0, idle_us=100.0, host_copy_us=0.0)
-    steps.loc[steps["rank"] == 0, "idle_us"] = [1000.0, 600.0, 200.0]
-    steps.loc[steps["step"] == 0, "partial_window"] = True
-    (found,) = idle_findings(Table.from_frame(steps), "ddp-d2-b8")
+    idle_us = np.where(steps["rank"] == 0, np.array([1000.0, 600.0, 200.0])[steps["step"]], 100.0)
+    steps = steps.assign(idle_us=idle_us, partial_window=steps["step"] == 0)
+    (found,) = idle_findings(steps, "ddp-d2-b8")
     assert found.code == "device_idle"
     message = "ddp-d2-b8: 1 of 2 devices idle 40% of a step, most of all device 0 of rank 0 (400.0 µs of 1.00 ms): host"
     assert found.message.startswith(message)
@@ -39,7 +39,7 @@ SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 
 
 def test_host_copies_within_the_idle_time_are_named() -> None:
-    (found,) = idle_findings(Table.from_frame(windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0)))
+    (found,) = idle_findings(windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0))
     times = "(500.0 µs of 1.00 ms, 100.0 µs of it copying from or to the host)"
     assert found.message.startswith(f"device 0 of rank 0 is idle 50% of a step {times}")
 
@@ -58,7 +58,7 @@ def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
     unlaunched_us: float, data_wait_us: float | None, code: str
 ) -> None:
     steps = windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
-    (found,) = idle_findings(Table.from_frame(steps), "single-d1-b8", data_wait_us)
+    (found,) = idle_findings(steps, "single-d1-b8", data_wait_us)
     assert found.code == code
     assert ("launch-bound, for 400.0 µs" in found.message) == (code == "launch_bound" and data_wait_us == 0.0)
 
@@ -66,10 +66,10 @@ def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
 def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
     for idle_us, device, reported in ((0.0, 0, False), (299.0, 0, False), (900.0, 0, True), (900.0, None, False)):
         steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(device=device)
-        assert bool(list(idle_findings(Table.from_frame(steps)))) is reported
+        assert bool(list(idle_findings(steps))) is reported
     # The start of a single traced step is not recorded; there is no other step to judge by.
     steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
-    (found,) = idle_findings(Table.from_frame(steps))
+    (found,) = idle_findings(steps)
     assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")
 
 

@@ -7,7 +7,6 @@ from typing import cast
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.cell_data import CellData
@@ -35,6 +34,7 @@ from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
+from tests.helpers.run_cells import traced_table, with_tables
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -62,7 +62,7 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Q
 
 
 def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
-    windows = pd.DataFrame([{f"{name}_us": value for name, value in times.items()}])
+    windows = traced_table("steps", [{f"{name}_us": value for name, value in times.items()}])
     stated = Cell(strategy=strategy, devices=devices, batch_size=8)
     return cast(CellData, SimpleNamespace(cell=stated, whole_windows=windows))
 
@@ -82,7 +82,7 @@ def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellDat
 def test_computing_is_slowed_no_more_than_this_cell_shows(
     alone_us: float | None, ddp_alone_us: float | None, expected: float
 ) -> None:
-    several = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0)
+    several = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0, hidden=20.0)
     times: tuple[tuple[CellStrategy, float | None], ...] = (("single", alone_us), ("ddp", ddp_alone_us))
     alone = [traced_cell(name, 1, compute=us, communication=0.0, exposed=0.0) for name, us in times if us is not None]
     assert gamma_of(run_of(*alone, several), several, calibrated=0.7) == pytest.approx(expected)
@@ -116,7 +116,8 @@ def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
 def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
     """The cell under other options, each of its steps as many times as long."""
     cell = msgspec.structs.replace(data.planned, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
-    return replace(data, cell=cell, samples=data.samples.assign(step_us=data.samples["step_us"] * times))
+    samples = data.tables.samples
+    return with_tables(replace(data, cell=cell), samples=samples.assign(step_us=samples["step_us"] * times))
 
 
 @pytest.mark.long
