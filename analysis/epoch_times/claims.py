@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
-from dpscope.analysis.epoch_times.table import EpochTime, baseline
+from dpscope.analysis.epoch_times.table import Baselines, EpochTime
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.finding import counted
@@ -76,7 +76,8 @@ def _claim(row: CsvRow) -> Claim:
 def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
     """Audit every claim against the epoch times that it was derived from."""
     found: dict[tuple[object, ...], EpochEstimate] = {one[:7]: one for one in estimates(rows)}
-    return [AuditedClaim(claim, rows, claims, found) for claim in claims]
+    baselines = Baselines(rows)
+    return [AuditedClaim(claim, rows, claims, found, baselines) for claim in claims]
 
 
 def claim_holds(claim: Claim, sound: float) -> bool:
@@ -192,12 +193,13 @@ class AuditedClaim:
         rows: Sequence[EpochTime],
         claims: Sequence[Claim],
         found: Mapping[tuple[object, ...], EpochEstimate],
+        baselines: Baselines,
     ) -> None:
-        """`found` are the estimates of all rows by setting, quantity and method."""
+        """`found` are the estimates of all rows by setting, quantity and method, `baselines` those of all rows."""
         self.claim = claim
         self._rows = [row for row in rows if row.study == claim.study]
         self._claims = [other for other in claims if other.study == claim.study and other is not claim]
-        self._estimates = found
+        self._estimates, self._baselines = found, baselines
         self.reproduced, self.not_reproduced = _reproduce(self)
         self.sound: float | None = None
         try:
@@ -275,7 +277,7 @@ class AuditedClaim:
     def t_1(self, run: str | None = None) -> float:
         """T_1 at the same number in `batch_size`, of the claim's run or the named one."""
         row = self.row if run is None else self.row._replace(run=run)
-        single, note = baseline(self._rows, row, row.batch_size, sweep_first=False)
+        single, note = self._baselines.find(row, row.batch_size, sweep_first=False)
         if single is None or single.epoch_seconds is None:
             raise NotComputable(note)
         return single.epoch_seconds

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.table import Bounded, EpochTime, baseline
+from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
 from dpscope.profiling.records.finding import counted, listed
 from dpscope.profiling.records.strategies import traits_of
@@ -119,10 +119,11 @@ _AT_LOCAL_BATCH = ("weak", "same_local_batch")
 
 def estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
     """Every estimate of every multi-device row of a table, in its order."""
-    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, rows)]
+    baselines = Baselines(rows)
+    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, baselines)]
 
 
-def _row_estimates(row: EpochTime, rows: Sequence[EpochTime]) -> list[EpochEstimate]:
+def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
     n, total, too_large = row.devices, row.global_batch, None
     if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
         samples = f"the data set of {row.samples_per_epoch}"
@@ -135,7 +136,7 @@ def _row_estimates(row: EpochTime, rows: Sequence[EpochTime]) -> list[EpochEstim
                 continue
             batch = row.batch_size
         if batch is not None:
-            single, note = baseline(rows, row, batch, sweep_first=quantity != "speedup")
+            single, note = baselines.find(row, batch, sweep_first=quantity != "speedup")
         elif row.batch_size_is is None:
             single, note = None, "batch_size_is is not given: the batch per device is unknown"
         else:

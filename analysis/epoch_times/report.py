@@ -13,7 +13,7 @@ import msgspec
 from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
 from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
-from dpscope.analysis.epoch_times.findings import table_findings
+from dpscope.analysis.epoch_times.findings import grouped, table_findings
 from dpscope.analysis.epoch_times.table import EpochTable, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
@@ -85,9 +85,10 @@ def as_csv(report: EstimateReport) -> str:
 def as_text(report: EstimateReport) -> str:
     """Plain text of at most 80 columns: sound values per setting, laws, findings."""
     lines: list[str] = []
+    laws = dict(grouped(report.laws))
     for where, settings in _by_setting(report.estimates).items():
         lines += [*_wrapped(where), *map(_aligned, (_HEADINGS, *map(_overview_cells, settings)))]
-        series = [law for law in report.laws if place(law.study, law.run) == where]
+        series = laws.get(where, [])
         sentences = (_bandwidths(settings), *map(_law_sentence, series), misuse_sentence(series))
         lines += [line for sentence in sentences if sentence for line in _wrapped(sentence, "  ")]
         lines.append("")
@@ -182,10 +183,10 @@ def _law_cells(law: EpochLaw) -> tuple[str, ...]:
 def as_markdown(report: EstimateReport) -> str:
     """Tables of the sound estimates, then the findings."""
     lines = ["# Estimates from epoch times", ""]
+    laws = dict(grouped(report.laws))
     for where, table in overview_tables(report.estimates).items():
         lines += [f"## {where}", "", *table, ""]
-        series = [law for law in report.laws if place(law.study, law.run) == where]
-        lines += [*law_table(series), ""] if series else []
+        lines += [*law_table(laws[where]), ""] if where in laws else []
     claims = report.claims or []
     for study in dict.fromkeys(one.claim.study for one in claims):
         table = claim_table([one for one in claims if one.claim.study == study])

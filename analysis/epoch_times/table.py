@@ -6,7 +6,8 @@ DpscopeError with one line that names file, row (line in the file), column, valu
 Words: b is the batch per device, G = N b the global batch; T is an epoch time, t a step time.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,43 +154,52 @@ def _epoch_time(row: CsvRow) -> EpochTime:
     )
 
 
-def baseline(
-    rows: Sequence[EpochTime], row: EpochTime, batch_size: int, *, sweep_first: bool
-) -> tuple[EpochTime | None, str]:
-    """The timed one-device row at `batch_size` to compare a multi-device row with, and its origin; else None and the reason.
+class Baselines:
+    """The one-device rows of a table, by what a multi-device row that is compared with them has in common with them."""
 
-    It has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on one
-    device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
+    def __init__(self, rows: Iterable[EpochTime]) -> None:
+        self._alike: dict[tuple[object, ...], list[EpochTime]] = defaultdict(list)
+        self._measured: dict[str | None, set[str | None]] = defaultdict(set)  # by study: runs with one-device rows
+        several: dict[str | None, set[str | None]] = defaultdict(set)
+        for one in rows:
+            if one.devices == 1:
+                self._alike[self._key(one, one.run, one.batch_size)].append(one)
+            (self._measured if one.devices == 1 else several)[one.study].add(one.run)
+        self._single_only = {study: runs - several[study] for study, runs in self._measured.items()}
 
-    A run uses its own rows, or those of a run with the suffix `_sweep`, which has only one-device rows. A ratio prefers the
-    run's own row, so that both times come from one run. A subtraction prefers the sweep: it compares times across batch sizes,
-    which the sweep measured together. A run without one-device rows uses the study's only run that has nothing else.
-    """
-    own = [one for one in rows if one.study == row.study]
-    single = [one for one in own if one.devices == 1]
-    measured = {one.run for one in single}
-    single_only = measured - {one.run for one in own if one.devices > 1}
-    runs, sweep = [row.run], f"{row.run}_sweep"
-    if row.run and sweep in single_only:
-        runs = [sweep, row.run] if sweep_first else [row.run, sweep]
-    if measured.isdisjoint(runs) and len(single_only) == 1:
-        runs = list(single_only)
-    for run in runs:
-        wanted = (run, row.model, row.dataset, row.samples_per_epoch, batch_size)
-        alike = [
-            one for one in single if (one.run, one.model, one.dataset, one.samples_per_epoch, one.batch_size) == wanted
-        ]
-        found = [one for one in alike if traits_of(one.strategy).baseline]
-        found = found or [one for one in alike if one.strategy == row.strategy]
-        found = [one for one in found if one.hardware == row.hardware] or found
-        if len(found) > 1:
-            return None, f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
-        for one in found:
-            where = "" if one.run == row.run else f" of run {one.run}"
-            if one.epoch_seconds is None:
-                return None, f"the single device ran out of memory at batch {batch_size}{where}"
-            return one, f"T_1 at batch {batch_size}{where}"
-    return None, f"no single-device time at {counted(batch_size, 'sample')} per device"
+    @staticmethod
+    def _key(row: EpochTime, run: str | None, batch_size: int) -> tuple[object, ...]:
+        return (row.study, run, row.model, row.dataset, row.samples_per_epoch, batch_size)
+
+    def find(self, row: EpochTime, batch_size: int, *, sweep_first: bool) -> tuple[EpochTime | None, str]:
+        """The timed one-device row at `batch_size` to compare `row` with, and its origin; else None and the reason.
+
+        It has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on one
+        device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
+
+        A run uses its own rows, or those of a run with the suffix `_sweep`, which has only one-device rows. A ratio prefers the
+        run's own row, so that both times come from one run. A subtraction prefers the sweep: it compares times across batch
+        sizes, which the sweep measured together. A run without one-device rows uses the study's only run that has nothing else.
+        """
+        measured, single_only = self._measured.get(row.study, set()), self._single_only.get(row.study, set())
+        runs, sweep = [row.run], f"{row.run}_sweep"
+        if row.run and sweep in single_only:
+            runs = [sweep, row.run] if sweep_first else [row.run, sweep]
+        if measured.isdisjoint(runs) and len(single_only) == 1:
+            runs = list(single_only)
+        for run in runs:
+            alike = self._alike.get(self._key(row, run, batch_size), [])
+            found = [one for one in alike if traits_of(one.strategy).baseline]
+            found = found or [one for one in alike if one.strategy == row.strategy]
+            found = [one for one in found if one.hardware == row.hardware] or found
+            if len(found) > 1:
+                return None, f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
+            for one in found:
+                where = "" if one.run == row.run else f" of run {one.run}"
+                if one.epoch_seconds is None:
+                    return None, f"the single device ran out of memory at batch {batch_size}{where}"
+                return one, f"T_1 at batch {batch_size}{where}"
+        return None, f"no single-device time at {counted(batch_size, 'sample')} per device"
 
 
 def place(study: str | None, run: str | None) -> str:

@@ -39,7 +39,7 @@ def read_topology(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise DpscopeError(unreadable(path, error)) from error
+        raise DpscopeError(f"{unreadable(path, error)}; name a file that lists hosts and their switches") from error
     except UnicodeDecodeError as error:
         raise DpscopeError(f"{path} is not a text file; name a file that lists hosts and their switches") from error
     switches: dict[str, str] = {}

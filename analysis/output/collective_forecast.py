@@ -1,6 +1,7 @@
 """What `dpscope calibrate --predict` prints: a table, or JSON with a row per collective, count and size."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
@@ -25,7 +26,7 @@ _NOTES = (
 def parse_counts(text: str) -> list[int]:
     """``64,256`` as device counts; raises DpscopeError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 2 <= int(part) <= 1 << 20 for part in parts):
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) and 2 <= int(part) <= 1 << 20 for part in parts):
         raise DpscopeError(f"--predict {text}: write device counts of 2 or more, such as 64,256")
     return sorted({int(part) for part in parts})
 

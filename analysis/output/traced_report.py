@@ -34,6 +34,7 @@ from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.ranks.jobs import distinct_names
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -131,14 +132,13 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     """Each job with what is known of its hosts, and with numbers for them where names are to be hidden."""
     switches = {} if targets.topology is None else read_topology(targets.topology)
     numbers = host_numbers(analyses.values()) if targets.hide_hosts else None
+    # Two folders may be named after one host.
+    names = distinct_names([name if numbers is None else numbers.text(name) for name in analyses])
     jobs: dict[str, ReadJob] = {}
-    for name, read in analyses.items():
+    for name, read in zip(names, analyses.values(), strict=True):
         analysis, places = placed(read, switches, numbers)
         many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
-        shown = name if numbers is None else numbers.text(name)
-        if shown in jobs:  # two folders may be named after one host
-            shown = f"{shown} ({len(jobs) + 1})"
-        jobs[shown] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
+        jobs[name] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
     return jobs
 
 

@@ -227,7 +227,7 @@ def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
         raise DpscopeError(
             f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or use --share K/N"
         )
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)  # int() refuses thousands of digits with an error of its own
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise DpscopeError(f"--share {text}: use auto, or K/N with K from 1 to N, such as 3/16")
     return Share(int(found[1]) - 1, int(found[2]))

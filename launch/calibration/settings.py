@@ -1,6 +1,7 @@
 """The settings of `dpscope calibrate`, checked at once. Imports torch only if there may be GPUs."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -98,7 +99,7 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
         layouts = tuple(sorted({parse_layout(part) for part in text.split(",") if "x" in part}))
     except ValueError as error:
         raise DpscopeError(f"--devices {text}: {error}") from error
-    whole = all(part.isdecimal() and int(part) >= 2 for part in on_one_node)
+    whole = all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) >= 2 for part in on_one_node)
     _check("--devices", text, whole, "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4")
     counts = tuple(sorted(set(map(int, on_one_node))))
     present.check_present(max((*counts, *(one.per_node for one in layouts))), f"--devices {text}")

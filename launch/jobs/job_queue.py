@@ -78,7 +78,7 @@ def attend_job(
     with console.status(Text(f"{title}: starting"), refresh_per_second=2) as status:
         running = starter.start(job)
 
-        def show(state: str | None) -> None:
+        def show(state: str | None, left_s: float | None = left_s) -> None:
             passed_s = time.monotonic() - began_s
             left = "" if left_s is None else f"; about {duration_text(max(0.0, left_s - passed_s))} left"
             status.update(Text(f"{title}: {watch(state) or 'starting'}, {duration_text(passed_s)}{left}"))
@@ -86,7 +86,7 @@ def attend_job(
         try:
             how, exit_status = running.wait(timeout_s, show, lambda: stop.requested)
             if how in ("stopped", "timed_out") and job.grace_s > 0:
-                running.ask_to_end(job.grace_s)
+                running.ask_to_end(job.grace_s, lambda state: show("saving", left_s=None))
         finally:
             warn_about_leftover_processes(running.end(), console)
         before = running.memory_kills_before

@@ -94,7 +94,7 @@ def launched_rank(environment: Mapping[str, str]) -> int | None:
 
 def parse_address(text: str) -> Address:
     """``host0:29500``, ``host0`` (at the usual port) or ``[::1]:29500``; raises DpscopeError."""
-    found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d+))?", text.strip())
+    found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", text.strip())
     port = int(found[2] or DEFAULT_PORT) if found is not None else 0
     if found is None or not 0 < port < 65536:
         raise DpscopeError(f"--rendezvous {text}: give node 0's host and a port on it, such as host0:29500")

@@ -31,6 +31,7 @@ class TorchrunPlace:
     nodes: int = 1
     began_s: float = field(default=0.0, compare=False)  # Unix time at which the job started
     report: Callable[[str], None] = field(default=lambda state: None, compare=False)  # gets each pass at its start
+    conclude: Callable[[str], None] = field(default=lambda text: None, compare=False)  # gets what to print at the end
 
 
 def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
@@ -114,13 +115,15 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
         if place.rank == 0:
             write_text(folder.path / PROGRESS_NAME, state)
 
+    conclusions: list[str] = []
     try:
-        result = task(replace(place, began_s=began_s, report=report))
-        if place.rank == 0 and result is not None:
-            write_json(folder.result_path, result)
-        leave_group()
+        result = task(replace(place, began_s=began_s, report=report, conclude=conclusions.append))
+        leave_group()  # before a result is stored: it may raise what the last collectives on a device failed with
         if place.rank == 0:
+            if result is not None:
+                write_json(folder.result_path, result)
             remove_job_files(folder.path)
+        sys.stdout.writelines(conclusions)
         gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
     except Exception as error:
         # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.

@@ -3,7 +3,6 @@
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -102,9 +101,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
     if job.by_hand:
         steps_us = [sample.step_us for sample in samples if sample.measuring_pass == "timed"]
         step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
-        sys.stdout.write(
-            f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
-        )
+        place.conclude(f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n")
     return CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - place.began_s)
 
 

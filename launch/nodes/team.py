@@ -211,10 +211,10 @@ class NodesJob(TorchrunJob):
                 return "lost", None
         return ("exited", 1) if how == "stopped" else (how, self._exit_status)
 
-    def ask_to_end(self, grace_s: float) -> None:
+    def ask_to_end(self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None) -> None:
         """Ask all nodes at once."""
         self._team.let_end(grace_s)
-        super().ask_to_end(grace_s)
+        super().ask_to_end(grace_s, on_progress)
 
     def end(self) -> list[int]:
         """End the job on all nodes, and add the output of the other nodes' processes to the log."""

@@ -132,6 +132,7 @@ def model_link(model: GpuModel) -> LinkRate | None:
 STATED = "stated by the user"
 _BITS = {"b": 1 / 8, "bit": 1 / 8, "bits": 1 / 8, "B": 1.0, "byte": 1.0, "bytes": 1.0}
 _SCALES = {"M": 1e-3, "G": 1.0, "T": 1e3}
+_SLOWEST_GB_PER_S = 1e-9  # one byte per second: less is a typing error
 _RATE = re.compile(r"(?P<number>[\d.,]+(?:[eE][+-]?\d+)?)\s*(?P<scale>[A-Za-z]?)(?P<unit>bits?|bytes?|b|B)(?:/s|ps)")
 _BARE = re.compile(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?")
 _PCIE = re.compile(
@@ -187,6 +188,6 @@ def _stated(text: str, rate: re.Match[str]) -> LinkRate:
         value = float(given) * _SCALES[scale] * _BITS[rate["unit"]]
     except ValueError:
         raise ValueError(f"{text!r}: {given!r} is no number; {_FORMS}") from None
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{text!r} must be above 0; {_FORMS}")
+    if not _SLOWEST_GB_PER_S <= value < math.inf:
+        raise ValueError(f"{text!r} must be at least 1 byte per second; {_FORMS}")
     return LinkRate(gb_per_s=value, name=" ".join(text.split()), source=STATED)

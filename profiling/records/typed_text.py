@@ -74,6 +74,6 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def _whole_number(text: str) -> int:
-    if not re.fullmatch(r"-?\d+", text):
+    if not re.fullmatch(r"-?\d{1,18}", text):
         raise ValueError(f"{text or 'nothing'} is not a whole number")
     return int(text)

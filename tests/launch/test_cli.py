@@ -163,6 +163,7 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("whatif RUN --overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
         ("whatif RUN --overlap maybe", "--overlap 'maybe': choose from on, off"),
         ("whatif RUN --jitter 3", "--jitter '3' has no unit: write 3%"),
+        (f"whatif RUN --devices {'9' * 5000}", "9': give whole numbers of 1 or more"),  # int() refuses so many digits
         ("whatif RUN --devices 0", "--devices '0': give whole numbers of 1 or more"),
         ("whatif RUN --devices 4,9999999", "beyond 64 times the largest measured count (2); give 128 or fewer"),
         ("whatif RUN --bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),

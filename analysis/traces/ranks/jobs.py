@@ -9,7 +9,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +268,7 @@ def _named(jobs: list[_Part]) -> dict[str, _Part]:
         return {"": jobs[0]}
     shared = [os.path.commonpath([one.folder for one in job]) for job in jobs]
     folders = [Path(folder).relative_to(os.path.commonpath(shared)).parts for folder in shared]
-    named: dict[str, _Part] = {}
+    names: list[str] = []
     numbers: Counter[str] = Counter()
     for place, (job, folder) in enumerate(zip(jobs, folders, strict=True)):
         others = folders[:place] + folders[place + 1 :]
@@ -279,8 +279,23 @@ def _named(jobs: list[_Part]) -> dict[str, _Part]:
             numbers[name] += 1
             own_name = Path(job[0].source).name if len(job) == 1 else f"job {numbers[name]}"
             name = own_name if name == "." else f"{name}/{own_name}"
-        named[name if name not in named else f"{name} ({len(named) + 1})"] = job
+        names.append(name)
+    named = dict(zip(distinct_names(names), jobs, strict=True))
     return {name: named[name] for name in sorted(named, key=lambda name: natural_order(Path(name)))}
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """The names in order; one that was there before gets a number with which it equals no other.
+
+    >>> distinct_names(["host1", "host1", "host1 (2)"])
+    ['host1', 'host1 (3)', 'host1 (2)']
+    """
+    found: list[str] = []
+    for name in names:
+        if name in found:
+            name = next(one for number in count(2) if (one := f"{name} ({number})") not in {*names, *found})
+        found.append(name)
+    return found
 
 
 def _differences(part: _Part, job: _Part, others: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The options of the command line as scenarios: lists make a table, and what cannot be read is refused in one line."""
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -98,7 +99,7 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _whole(word: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= _MOST:
+    if not re.fullmatch(r"[0-9]{1,18}", word) or not 1 <= int(word) <= _MOST:
         raise ValueError(f"{word!r}: give whole numbers of 1 or more, such as 8,16")
     return int(word)
 

@@ -1,7 +1,7 @@
 """Estimates from epoch times: of the published tables, and of tables computed by hand."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -166,6 +166,22 @@ def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path:
     other_data = "dataset" + head[3:] + "A,single,32,per_device,1,10\nB,ddp,32,per_device,2,6\n"
     for text in (two_runs, other_data):
         assert pick(estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch").value is None
+
+
+def test_a_longer_table_is_not_read_more_often() -> None:
+    """Else the time would grow with the square of its rows."""
+
+    class Read(list[EpochTime]):
+        times = 0
+
+        def __iter__(self) -> Iterator[EpochTime]:
+            self.times += 1
+            return super().__iter__()
+
+    once = Read(ROWS)
+    often = Read(row._replace(study=f"{row.study}{copy}") for copy in range(3) for row in ROWS)
+    assert 3 * len(estimates(once)) == len(estimates(often))
+    assert once.times == often.times
 
 
 _SECONDS = st.one_of(st.none(), st.floats(1e-3, 1e6))

@@ -353,11 +353,12 @@ def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
 
 @pytest.mark.long
 def test_hosts_of_several_jobs_have_different_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each job's folder is named after its host, in the last job by the host's full name."""
-    for number, host in enumerate(("n0417", "n0418", "n0418.example.org")):
-        for trace in write_job(tmp_path / host, "rank", later_s=60.0 * number, process=1000 * number):
+    """Jobs' folders named after their hosts, once by the full name, and one that is called as the numbers are."""
+    folders = {"n0417": "n0417", "n0418": "n0418", "n0418.example.org": "n0418.example.org", "host1 (2)": "n0417"}
+    for number, (folder, host) in enumerate(folders.items()):
+        for trace in write_job(tmp_path / folder, "rank", later_s=60.0 * number, process=1000 * number):
             write_trace(json.loads(trace.read_text()) | {"host_name": host}, trace)
     print_traces([tmp_path], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(hide_hosts=True))
     shown = capsys.readouterr().out
-    assert json.loads(shown)["jobs"] == ["host0", "host1", "host1 (3)"]
+    assert json.loads(shown)["jobs"] == ["host1 (2)", "host0", "host1", "host1 (3)"]
     assert "n041" not in shown

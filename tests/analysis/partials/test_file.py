@@ -335,7 +335,8 @@ def test_shares_hold_every_file_once(tasks: int) -> None:
     for index, count in zip(TASKS[::2], TASKS[1::2], strict=True):
         auto = [read_share("auto", {index: str(task), count: str(tasks)}).among(files) for task in range(tasks)]
         assert auto == stated
-    for text, environment in (("auto", {}), ("auto", {"SLURM_PROCID": "0"}), ("0/2", {}), ("3/2", {}), ("half", {})):
+    wrong = ("0/2", "3/2", "half", f"1/{'9' * 5000}")  # int() refuses so many digits
+    for text, environment in (("auto", {}), ("auto", {"SLURM_PROCID": "0"}), *((one, {}) for one in wrong)):
         with pytest.raises(DpscopeError, match="--share"):
             read_share(text, environment)
 

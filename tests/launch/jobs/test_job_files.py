@@ -1,5 +1,7 @@
 """A job's files, its lock on a folder, and its end with the process that started it."""
 
+import gc
+import io
 import os
 import subprocess
 import sys
@@ -9,10 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, read_failures, read_progress, remove_job_files, write_failure
+from dpscope.launch.jobs import worker_process
+from dpscope.launch.jobs.job_outcome import (
+    PROGRESS_NAME,
+    job_outcome,
+    read_failures,
+    read_progress,
+    remove_job_files,
+    write_failure,
+)
 from dpscope.launch.jobs.out_folder import claim
 from dpscope.launch.jobs.parent_death import dying_with_process
+from dpscope.launch.jobs.worker_process import TorchrunPlace, work
+from dpscope.profiling.records.run import Cell, CellResult
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import JobFolder
 
 
 @pytest.mark.long
@@ -92,6 +105,49 @@ def test_another_failure_on_a_full_gpu_or_one_without_a_gpu_in_use_is_a_crash(
     write_failure(tmp_path, node=0, rank=0, error=RuntimeError(OTHER))
     found = [(note.kind, note.message) for note in read_failures(tmp_path)]
     assert found == [("crashed", f"RuntimeError: {message}") for message in (CUBLAS, OTHER)]
+
+
+RANK_0 = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0") | dict.fromkeys(
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"
+)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_result_is_stored_after_the_rank_has_left_its_group_and_before_its_last_line(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, events = JobFolder(tmp_path), list[str]()
+
+    def task(place: TorchrunPlace) -> CellResult:
+        place.report("saving")
+        place.conclude("measured\n")
+        return CellResult(Cell("ddp", 1, 2), 0, "ok", 1.0)
+
+    def leave() -> None:
+        events.append(f"left, {folder.status()}")
+        if fails:
+            raise RuntimeError("NCCL error: unhandled system error")
+
+    class Output(io.StringIO):
+        def write(self, text: str) -> int:
+            events.append(f"{text.strip()}, {folder.status()}")
+            return len(text)
+
+    for name, value in RANK_0.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(worker_process, "leave_group", leave)
+    monkeypatch.setattr(worker_process, "_end", lambda message, status: events.append(f"ended with {status}"))
+    monkeypatch.setattr(sys, "stdout", Output())
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    work(lambda arguments, place: (folder, task))
+    if not fails:
+        assert events == ["left, None", "measured, ok"]
+        assert list(tmp_path.iterdir()) == [folder.result_path]
+        return
+    assert events == ["left, None", "ended with 1"]
+    ended = job_outcome(folder, "exited", exit_status=1)
+    message = "rank 0: RuntimeError: NCCL error: unhandled system error (in its saving pass)"
+    assert (ended.status, ended.message) == ("crashed", message)
 
 
 CLAIM = (

@@ -1,4 +1,4 @@
-"""Every finding of the trace engine: a trace that has it and a near miss, here or in the named file."""
+"""Every finding of the trace engine: a trace that has it and a near miss, here or in the file that `SHOWN_IN` names."""
 
 import ast
 import gzip
@@ -15,6 +15,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_t
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
+from tests.analysis.traces.conftest import FOLDER, SHOWN_IN
 from tests.generated_traces.generator import Trace, ddp_trace, relabel, trace_text, write_trace
 from tests.helpers.made_traces import launch, on_device, step, write
 from tests.helpers.paths import ROOT
@@ -146,22 +147,6 @@ CASES = {
         changed(lambda event: event.update(name="void at::native::vectorized_gather_kernel<16, long>(char*)")),
     ),
 }
-# Shown there with their numbers, next to traces that lack them.
-ELSEWHERE = {
-    "reading/test_reader.py": {
-        "events_repaired", "events_unreadable", "events_without_time", "gzip_damaged", "gzip_trailing_bytes",
-        "negative_durations", "trace_truncated",
-    },
-    "reading/test_fused_ranks.py": {"fused_events_unowned", "fused_ranks"},
-    "steps/test_breakdown.py": {"events_of_no_step", "steps_empty"},
-    "steps/test_devices.py": {"device_not_read", "trace_incomplete"},
-    "steps/test_without_launches.py": {"steps_outlasted"},
-    "ranks/test_jobs.py": {"several_jobs", "trace_of_another_job"},
-    "ranks/test_matching.py": {"collectives_unmatched"},
-    "ranks/test_parallelism.py": {"parallelism"},
-    "ranks/test_step_findings.py": {"device_idle", "launch_bound", "step_times_apart", "steps_numbered_differently"},
-    "ranks/test_unknown_groups.py": {"groups_unknown"},
-}  # fmt: skip
 
 
 def codes(folder: Path, make: Make) -> set[str]:
@@ -208,9 +193,9 @@ def test_every_code_has_its_case() -> None:
         for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "TraceCode"
     }
-    assert found == set(CASES).union(*ELSEWHERE.values())
-    for file, codes in ELSEWHERE.items():
-        text = (ROOT / "tests/analysis/traces" / file).read_text()
+    assert found == set(CASES).union(*SHOWN_IN.values())
+    for file, codes in SHOWN_IN.items():
+        text = (FOLDER / file).read_text()
         assert [code for code in codes if f'"{code}"' not in text] == [], file
 
 
