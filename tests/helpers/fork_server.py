@@ -35,7 +35,10 @@ _LONGEST_REQUEST = 200_000
 
 @contextlib.contextmanager
 def forks() -> Iterator[None]:
-    """Meanwhile, processes that this one starts become forks where child_start says so."""
+    """Meanwhile, processes that this one starts become forks where child_start says so; pytest within pytest has its server."""
+    if _VARIABLE in os.environ:
+        yield
+        return
     os.environ[_VARIABLE] = _server()
     try:
         yield
