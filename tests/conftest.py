@@ -7,10 +7,14 @@ Tests that start a process are marked `process`, in end_to_end/ by their folder 
 marker fails when it starts one. Processes that another package starts while it is imported do not count: cuda.pathfinder
 runs ldconfig when torch is imported.
 
+Commands and torchruns that tests start are forks of a process that has imported torch (tests/helpers/fork_server.py), but not
+those of tests marked `core` or `real_processes`.
+
 The garbage collector is off during collection and never visits the 700,000 objects that collection creates (torch, pandas,
 the tests), which live as long as the process. This saves a quarter of the time.
 """
 
+import contextlib
 import gc
 import os
 import platform
@@ -23,6 +27,7 @@ from types import FrameType
 import pytest
 from hypothesis import settings
 
+from tests.helpers.fork_server import forks
 from tests.helpers.paths import ROOT
 from tests.helpers.torch_files import imports_torch
 
@@ -83,8 +88,11 @@ def in_end_to_end(item: pytest.Item) -> bool:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     running[:] = [item]
     hook = sys.excepthook
+    marks = {mark.name for mark in item.iter_markers()}
+    forked = "process" in marks and marks.isdisjoint({"core", "real_processes"})
     try:
-        return (yield)
+        with forks() if forked else contextlib.nullcontext():
+            return (yield)
     finally:
         running.clear()
         sys.excepthook = hook  # each process group that torch begins puts its rank before what the hook shows

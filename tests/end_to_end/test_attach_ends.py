@@ -12,6 +12,8 @@ import pytest
 
 from tests.helpers.sweeps import command_of, parent_of, processes_of, wait_until
 
+pytestmark = pytest.mark.real_processes  # their ends are what these tests are about
+
 SCRIPT = """
 import os, sys, time, torch
 from torch import distributed, nn

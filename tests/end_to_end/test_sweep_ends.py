@@ -14,6 +14,8 @@ from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.sweeps import half_written, in_pass, parent_of, processes_of, start_sweep, torchruns_of, wait_until
 
+pytestmark = pytest.mark.real_processes  # their ends are what these tests are about
+
 
 @pytest.mark.timeout(600)
 def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path) -> None:

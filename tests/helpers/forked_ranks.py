@@ -6,16 +6,18 @@ Each rank runs the program as Python does when it is started with it, with its o
 what imports compute, such as the seed of hashes. Output goes to FOLDER/<rank>.out and .err, exit statuses are printed.
 """
 
+import atexit
 import gc
 import json
 import os
 import runpy
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from dpscope.launch.jobs.parent_death import die_with_process
 
@@ -53,16 +55,30 @@ def fork_ranks(environments: Sequence[Mapping[str, str]], outputs: Sequence[tupl
     return ranks
 
 
-def run_program(program: Sequence[str]) -> None:
-    """Run ``-m module arguments`` or ``file arguments`` as Python itself does."""
-    if program[0] == "-m":
-        sys.argv[:] = [program[1], *program[2:]]
-        sys.path[0] = os.getcwd()
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv[:] = program
-        sys.path[0] = str(Path(program[0]).resolve().parent)
-        runpy.run_path(program[0], run_name="__main__")
+def run_program(program: Sequence[str]) -> NoReturn:
+    """Run ``-m module arguments`` or ``file arguments``, and end as Python does, but without half a second to free objects."""
+    status = 0
+    try:
+        if program[0] == "-m":
+            sys.argv[:] = [program[1], *program[2:]]
+            sys.path[0] = os.getcwd()
+            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = program
+            sys.path[0] = str(Path(program[0]).resolve().parent)
+            runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status != end.code and end.code is not None:
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:  # also KeyboardInterrupt
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def await_ends(ranks: Sequence[int], end_others: bool) -> list[int]:

@@ -12,6 +12,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from tests.helpers.forked_ranks import InRank, await_ends, fork_ranks, run_program
+from tests.helpers.ranks import free_port
+
 
 @contextlib.contextmanager
 def light_jobs() -> Iterator[None]:
@@ -26,12 +29,6 @@ def light_jobs() -> Iterator[None]:
 def main() -> int:
     first = sys.argv.index("-m")
     (count,) = (int(part.partition("=")[2]) for part in sys.argv[:first] if part.startswith("--nproc-per-node="))
-    sys.path.append(os.path.join(sys.path[0], "..", ".."))  # the repository, whatever the working folder is
-    from tests.helpers.forked_ranks import InRank, await_ends, fork_ranks, import_for_ranks, run_program
-    from tests.helpers.ranks import free_port
-
-    sys.path.pop()
-    import_for_ranks()
     place = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
     place |= {"MASTER_PORT": (port := free_port()), "TORCHELASTIC_RUN_ID": port, "TORCHELASTIC_RESTART_COUNT": 0}
     shared = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
@@ -51,7 +48,6 @@ def main() -> int:
             sys.stdout.writelines(f"[rank{rank}]:{line}\n" for line in lines)
         return int(any(statuses))
     run_program(sys.argv[first:])
-    return 0
 
 
 if __name__ == "__main__":

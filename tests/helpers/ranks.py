@@ -36,9 +36,9 @@ def ended_ranks(command: list[str], count: int, cwd: Path | None = None) -> list
     python, *program = command
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(
-            [python, "-u", str(ROOT / "tests" / "helpers" / "forked_ranks.py"), folder, size, *program],
+            [python, str(ROOT / "tests" / "helpers" / "forked_ranks.py"), folder, size, *program],
             cwd=cwd,
-            env={**os.environ, **place, "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **place, "GROUP_RANK": "0"},
             stdout=subprocess.PIPE,
             timeout=_LONGEST_S,
             check=True,

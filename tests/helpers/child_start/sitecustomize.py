@@ -3,7 +3,8 @@
 Each of these processes lives for seconds and imports torch, whose 300,000 objects live as long as it does. At Python's own
 thresholds the garbage collector visits them dozens of times during the import and again at exit.
 
-Within `light_jobs` torchrun becomes tests/helpers/light_torchrun.py.
+Where the test's process has a server (tests/helpers/fork_server.py), a torchrun, a command of dpscope that starts jobs and
+forked_ranks.py run in forks of it, in which torch is imported already. Within `light_jobs` torchrun becomes light_torchrun.py.
 """
 
 import atexit
@@ -11,13 +12,42 @@ import gc
 import os
 import sys
 
+_HELPERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FORKED_RANKS, _LIGHT_TORCHRUN = (os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py"))
+_COMMANDS = ("attach", "calibrate", "detect", "equal", "run", "train")
+
+
+def _program_to_fork(arguments: list[str]) -> list[str] | None:
+    """What to run in a fork for a Python process with these arguments; None: the process itself runs it."""
+    if arguments[:2] == ["-m", "torch.distributed.run"]:
+        light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {"--standalone", "--max-restarts=0"} <= {*arguments}
+        return [_LIGHT_TORCHRUN, *arguments[2:]] if light else arguments
+    command = arguments[:2] == ["-m", "dpscope.launch.cli"] and arguments[2:3] and arguments[2] in _COMMANDS
+    return arguments if command or arguments[:1] == [_FORKED_RANKS] else None
+
+
+def _run_in_fork(server: str, program: list[str]) -> None:
+    """Have the server run a program in this process's place, and end as that ends."""
+    import json
+    import signal
+    import socket
+
+    request = {"program": program, "command": sys.orig_argv, "folder": os.getcwd(), "environment": dict(os.environ)}
+    files = [0, 1, 2, *(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt"))]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(server)
+        socket.send_fds(connection, [json.dumps(request).encode()], files)
+        fork = int(connection.recv(100))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda received, _frame: os.kill(fork, received))
+        status = int(connection.recv(100) or -signal.SIGKILL)
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
 gc.set_threshold(200_000, 20, 20)
 atexit.register(gc.freeze)
-
-if (
-    "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ
-    and sys.orig_argv[1:4] == ["-m", "torch.distributed.run", "--standalone"]
-    and "--max-restarts=0" in sys.orig_argv
-):
-    light = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "light_torchrun.py")
-    os.execv(sys.executable, [sys.executable, light, *sys.orig_argv[3:]])
+if (server := os.environ.get("DPSCOPE_TEST_FORK_SERVER")) and (program := _program_to_fork(sys.orig_argv[1:])):
+    _run_in_fork(server, program)

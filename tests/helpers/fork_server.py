@@ -1,0 +1,151 @@
+"""A process that has imported torch and forks into the programs that tests start: the import takes two seconds of CPU time.
+
+    python -m tests.helpers.fork_server PARENT LISTENER
+
+`forks` starts one for this process, with which it ends. A program that child_start hands to it runs in a fork, which has the
+environment, folder, files and command line of the process that was started, also in /proc, and gets its signals. The fork ends
+with that process, which ends as the fork does. What importing torch computes, such as its number of threads, is the server's.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import functools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from dpscope.launch.jobs.parent_death import die_with_process
+from tests.helpers.forked_ranks import import_for_ranks, run_program
+from tests.helpers.paths import ROOT
+
+_NAMESPACES = ("net", "uts", "mnt")
+_VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
+_RESERVED = "x" * 60_000  # room in /proc for a fork's command line and environment
+_LONGEST_REQUEST = 200_000
+
+
+@contextlib.contextmanager
+def forks() -> Iterator[None]:
+    """Meanwhile, processes that this one starts become forks where child_start says so; pytest within pytest has its server."""
+    if _VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_VARIABLE] = _server()
+    try:
+        yield
+    finally:
+        del os.environ[_VARIABLE]
+
+
+@functools.cache
+def _server() -> str:
+    """The socket of this process's server."""
+    folder = tempfile.mkdtemp(prefix="dpscope-forks-")
+    atexit.register(shutil.rmtree, folder)
+    path = os.path.join(folder, "socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(64)  # those who ask meanwhile wait until torch is imported
+        number = listener.fileno()
+        command = [sys.executable, "-m", __name__, str(os.getpid()), str(number), _RESERVED]
+        room = {**os.environ, "ROOM": _RESERVED}
+        subprocess.Popen(
+            command, pass_fds=[number], cwd=ROOT, env=room, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    return path
+
+
+def main() -> None:
+    die_with_process(int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    import_for_ranks()
+    run_program(_serve(listener))
+
+
+def _serve(listener: socket.socket) -> list[str]:
+    """Fork for each request, and tell who asked how the fork ended; in a fork, return its program."""
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    clients: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, woken], [], [])
+        if listener in ready:
+            client = listener.accept()[0]
+            message, files, _, _ = socket.recv_fds(client, _LONGEST_REQUEST, 3 + len(_NAMESPACES))
+            if not message:  # ended meanwhile
+                continue
+            process = os.fork()
+            if process == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for connection in (listener, woken, waker, *clients.values()):
+                    connection.close()
+                return _become(client, files, **json.loads(message))
+            clients[process] = client
+            with contextlib.suppress(OSError):
+                client.send(str(process).encode())
+            for file in files:
+                os.close(file)
+        if woken in ready:
+            woken.recv(4096)
+            for process in list(clients):
+                ended, status = os.waitpid(process, os.WNOHANG)
+                if ended:
+                    with contextlib.suppress(OSError), clients.pop(process) as client:
+                        client.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(
+    client: socket.socket,
+    files: list[int],
+    program: list[str],
+    command: list[str],
+    folder: str,
+    environment: dict[str, str],
+) -> list[str]:
+    """Take the place of the process that asked, whose standard files and namespaces are `files`; returns its program."""
+    fcntl.fcntl(client, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(client, fcntl.F_SETFL, os.O_ASYNC)  # its end closes the connection, whose SIGIO ends this process
+    client.detach()
+    os.setsid()
+    for namespace in files[3:]:
+        if os.fstat(namespace).st_ino not in {os.stat(f"/proc/self/ns/{kind}").st_ino for kind in _NAMESPACES}:
+            assert ctypes.CDLL(None).setns(namespace, 0) == 0, "cannot enter the namespace of the process that asked"
+    for number, file in enumerate(files[:3]):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
+    _show_in_proc(command, environment)
+    return program
+
+
+def _show_in_proc(command: list[str], environment: dict[str, str]) -> None:
+    """Overwrite what /proc shows of this process: both lie in its memory, one after the other."""
+    with open("/proc/self/stat") as file:
+        start, arguments_end, _, end = map(int, file.read().split()[-5:-1])
+    texts = [[part.encode() + b"\0" for part in of] for of in (command, [f"{k}={v}" for k, v in environment.items()])]
+    arguments, variables = (b"".join(of) for of in texts)
+    room = arguments_end - start, end - arguments_end
+    assert len(arguments) <= room[0], "the command line is longer than the room for it"
+    assert len(variables) <= room[1], "the environment is larger than the room for it"
+    ctypes.memmove(start, arguments.ljust(room[0], b"\0"), room[0])
+    ctypes.memmove(arguments_end, variables.ljust(room[1], b"\0"), room[1])
+
+
+if __name__ == "__main__":
+    main()
