@@ -174,12 +174,18 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
 class Command(TyperCommand):
     """A command whose help groups its options and shows their defaults, and which refuses options without effect."""
 
+    takes_empty = False  # words, which are another program's
     idle: Sequence[Idle] = ()
     defaults: Callable[[], dict[str, str]]  # that are no parameters' defaults, by option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, with advice for a word that is not among an option's; raises DpscopeError for a replaced option."""
+        """As typer does, with advice for a word that is not among an option's.
+
+        Raises DpscopeError for a replaced option, and for an empty word, which as a path would be the current folder.
+        """
         before_files = args[: args.index("--")] if "--" in args else args
+        if "" in args and not self.takes_empty:
+            raise DpscopeError("an argument is empty: is a variable in it not set? Omit it, or write . for the current folder")
         for name in (one.partition("=")[0] for one in before_files):
             if name in _REPLACED:
                 raise DpscopeError(f"{name}: {_REPLACED[name]}")
