@@ -2,9 +2,9 @@
 
 t_N(b) = (A^g + T^g)^(1/g), where
 
-- A = t_1(b) (1 + c + j z_N) is compute. t_1(b) is the step of one device, interpolated between batches; c is what
-  DistributedDataParallel adds on one device; j z_N is the delay of the slowest of N ranks, where z_N is the expected maximum of N
-  standard normal numbers (Blom, Statistical Estimates and Transformed Beta-Variables, Wiley 1958).
+- A = t_1(b) (1 + c + j z_N) is compute. t_1(b) is the step of one device, interpolated between batches (not measured: 95% of the
+  shortest step); c is what DistributedDataParallel adds on one device; j z_N is the delay of the slowest of N ranks, where z_N is
+  the expected maximum of N standard normal numbers (Blom, Statistical Estimates and Transformed Beta-Variables, Wiley 1958).
 - T = a h(n) + w f(n) is the all-reduce over the n members of the level it crosses: the devices of one node, or the nodes. f(n) is
   the ring's 2(n-1)/n (`bus_factor`): the devices of a node share its link, so that between nodes each link carries that much of
   the gradients. a and w have a value for each level.
@@ -22,6 +22,7 @@ s0, s1 and s2 were chosen on the public T4 series (tests/data/scaling).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,7 +44,7 @@ _PRIOR = np.array([*np.log([0.01, 0.1, 0.02, 0.5]), 1.0, *np.log([0.02, 0.05]), 
 _WIDTH = np.array([3.0, 2.0, 3.0, 2.0, 0.7, 1.5, 1.0, 2.0])
 # starting values of the logarithms of a and w, within a node and between nodes: the misfit has several minima
 _STARTS = [np.log(links) for links in product(*[(0.01, 0.1), (0.02, 0.1, 0.5, 2.0)] * 2)]
-_ALONE, _ALONE_WIDTH = 0.95, 0.3  # prior of an unmeasured t_1: share of the shortest step, width in logarithms
+_ALONE = 0.95  # of the shortest step at a batch: t_1 where it was not measured
 _NOISE = 0.06  # relative error of a step before the rows have shown theirs
 _NOISE_ROWS = 2.0  # rows that this assumption counts for
 _CORRECTION_ROWS = 0.2  # weight of "no residual", against 1 for four rows at the same count
@@ -61,12 +62,12 @@ def expected_maximum(ranks: Floats) -> Floats:
     """The expected maximum of that many standard normal numbers, by Blom's approximation; 0 for one."""
     from scipy.special import ndtri  # imported here because a replay fits nothing
 
-    return np.where(ranks > 1, ndtri((ranks - 0.375) / (ranks + 0.25)), 0.0)
+    return np.where(ranks > 1, -ndtri(0.625 / (ranks + 0.25)), 0.0)
 
 
 @dataclass(frozen=True)
 class SingleDevice:
-    """t_1 by batch per device, ascending; `measured` is False where it is an estimate, as no row is of one device."""
+    """t_1 by batch per device, ascending; `measured` is False where it is assumed, as no row is of one device."""
 
     batches: Floats
     step_us: Floats
@@ -76,14 +77,14 @@ class SingleDevice:
     def of(cls, rows: Sequence[MeasuredStep]) -> "SingleDevice":
         """The median step by batch of one device, else of DistributedDataParallel on one device.
 
-        Where no row is of one device, a first guess: a share of the shortest step at each batch.
+        Where no row is of one device, a share of the shortest step at each batch, to which the fit's c adds.
         """
         alone = [row for row in rows if row.single] or [row for row in rows if row.ranks == 1]
-        by_batch: dict[int, list[float]] = {}
-        for row in sorted(alone or rows, key=lambda row: row.batch_size):
-            by_batch.setdefault(row.batch_size, []).append(row.step_us)
-        steps = [float(np.median(of)) if alone else _ALONE * min(of) for of in by_batch.values()]
-        return cls(np.array(list(by_batch), dtype=float), np.array(steps), bool(alone))
+        by_batch: dict[int, list[float]] = defaultdict(list)
+        for row in alone or rows:
+            by_batch[row.batch_size].append(row.step_us)
+        steps = [np.median(by_batch[batch]) if alone else _ALONE * min(by_batch[batch]) for batch in sorted(by_batch)]
+        return cls(np.array(sorted(by_batch), dtype=float), np.array(steps), bool(alone))
 
     def at(self, batch_size: int) -> float | None:
         """Linear between measured batches and, by the nearest two, up to twice beyond them; None where it is not known."""
@@ -116,14 +117,13 @@ def _parts_us(design: Floats, parameters: Floats, unit_us: float) -> tuple[Float
     transfer = np.maximum(latency * (members**power - 1) / power + wire * ring, 1e-9) * unit_us
     wrapped = alone_us * (1 + wrapping)
     compute = wrapped + alone_us * delay * expected_maximum(ranks)
-    longer = np.maximum(compute, transfer)
-    steps = longer * ((compute / longer) ** overlap + (transfer / longer) ** overlap) ** (1 / overlap)
+    steps = np.exp(np.logaddexp(overlap * np.log(compute), overlap * np.log(transfer)) / overlap)
     return wrapped, np.where(ranks > 1, steps, wrapped)
 
 
 @dataclass(frozen=True)
 class TableFit:
-    """The model fitted to `rows`, and its errors; where no row has t_1, `single` is an estimate of the fit.
+    """The model fitted to `rows`, and its errors.
 
     `errors` has a row per device count predicted without its rows: devices, how many times the largest count fitted (1 in
     between), 90% of |error| / shape. `left_out` are measured rows predicted without their device count.
@@ -145,12 +145,11 @@ class TableFit:
     @cached_property
     def _residuals(self) -> dict[tuple[int, int], dict[int, list[float]]]:
         """Log residuals by batch and link, then by device count."""
-        groups: dict[tuple[int, int], dict[int, list[float]]] = {}
+        groups: dict[tuple[int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         _, steps = _parts_us(_design(self.rows, self.single), self.parameters, self.unit_us)
         for row, step in zip(self.rows, steps, strict=True):
             if row.ranks > 1:
-                counts = groups.setdefault((row.batch_size, row.link), {})
-                counts.setdefault(row.ranks, []).append(math.log(row.step_us / step))
+                groups[row.batch_size, row.link][row.ranks].append(math.log(row.step_us / step))
         return groups
 
     def _correction(self, row: MeasuredStep) -> float:
@@ -190,49 +189,35 @@ def _shape(shares: Floats | float, times: float) -> Floats:
 def _fit_steps(rows: Sequence[MeasuredStep]) -> TableFit | None:
     """The most likely model of rows that measure one thing; None without rows on several devices that can be compared.
 
-    Least squares on logarithms with a soft loss, so that single wild rows do not decide. Without a row of one device, t_1 is
-    fitted at every batch, which takes at least two device counts.
+    Least squares on logarithms with a soft loss, so that single wild rows do not decide. Without a row of one device, two
+    device counts are needed.
     """
+    from scipy.optimize import least_squares
+
     single = SingleDevice.of(rows)
     usable = tuple(row for row in rows if not row.single and single.at(row.batch_size) is not None)
     counts = {row.ranks for row in usable}
     if not counts - {1} or (not single.measured and len(counts) < 2):
         return None
-    unit = float(np.median([single.at(row.batch_size) for row in usable] if single.measured else single.step_us))
-    parameters, corrections = np.split(_fitted(usable, single, unit), [len(_PRIOR)])
-    if not single.measured:
-        single = replace(single, step_us=single.step_us * np.exp(corrections))
-    return TableFit(usable, single, parameters, unit)
-
-
-def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice, unit_us: float) -> Floats:
-    """Parameters, then if t_1 was not measured its log corrections by batch."""
-    from scipy.optimize import least_squares
-
-    extra = np.zeros(0 if single.measured else len(single.batches))
-    which = np.searchsorted(single.batches, [row.batch_size for row in rows])
-    prior, width = np.concatenate([_PRIOR, extra]), np.concatenate([_WIDTH, extra + _ALONE_WIDTH])
-    logs = np.log([row.step_us for row in rows])
-    design = _design(rows, single)
+    design, logs = _design(usable, single), np.log([row.step_us for row in usable])
+    unit_us = float(np.median(design[-1]))
     nearness = design[0] / design[0].max()  # predictions are for more devices rather than fewer
 
     def residuals(found: Floats) -> Floats:
-        corrections = np.exp(found[len(_PRIOR) :])[which] if len(extra) else 1.0
-        corrected = np.array([*design[:-1], design[-1] * corrections])
-        return np.asarray(np.log(_parts_us(corrected, found, unit_us)[1]) - logs)
+        return np.log(_parts_us(design, found, unit_us)[1]) - logs
 
     def misfit(found: Floats, noise: float = _NOISE) -> Floats:
-        return np.concatenate([residuals(found) * nearness / noise, (found - prior) / width])
+        return np.concatenate([residuals(found) * nearness / noise, (found - _PRIOR) / _WIDTH])
 
     def minimum(start: Floats, noise: float = _NOISE) -> Floats:
         found = least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5, args=(noise,))
         return np.asarray(found.x)
 
-    starts = [np.concatenate([links, prior[4:]]) for links in _STARTS]
+    starts = [np.append(links, _PRIOR[4:]) for links in _STARTS]
     found = minimum(min(starts, key=lambda start: float(np.sum(np.sqrt(1 + misfit(start) ** 2)))))
     typical = np.minimum(residuals(found) ** 2, (3 * _NOISE) ** 2)
-    noise = math.sqrt((_NOISE_ROWS * _NOISE**2 + float(np.sum(typical))) / (_NOISE_ROWS + len(rows)))
-    return minimum(found, noise)
+    noise = math.sqrt((_NOISE_ROWS * _NOISE**2 + float(np.sum(typical))) / (_NOISE_ROWS + len(usable)))
+    return TableFit(usable, single, minimum(found, noise), unit_us)
 
 
 def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
@@ -242,7 +227,7 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
             "no two device counts at a batch per device that can be compared; measure one batch per device at two counts, best "
             "on one device, too"
         )
-    if fit.single.measured and (reason := _incomparable(fit)) is not None:
+    if (reason := _incomparable(fit)) is not None:
         return reason
     errors, left_out = [], []
     for kept, held, times in _splits(fit.rows):
@@ -276,28 +261,28 @@ def _incomparable(fit: TableFit) -> str | None:
 
     Each device count is judged by its median relative to the noise among rows of one count.
     """
-    groups: dict[tuple[int, int], list[float]] = {}
+    groups: dict[tuple[int, int], list[float]] = defaultdict(list)
     for row in fit.rows:
         if row.ranks > 1 and (alone := fit.single.at(row.batch_size)):
-            groups.setdefault((row.link, row.ranks), []).append(math.log(row.step_us / alone))
+            groups[row.link, row.ranks].append(math.log(row.step_us / alone))
     apart = [one for group in groups.values() for one in sorted(abs(np.array(group) - np.median(group)))[1:]]
     noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
     for (link, count), group in groups.items():
-        middle, what = float(np.median(group)), f"{counted(count, 'device')}{' between nodes' if link else ''}"
-        if abs(middle) > math.log(_OTHER_UNIT):
-            times = f"{math.exp(middle):,.0f}x" if middle > 0 else f"1/{math.exp(-middle):,.0f} of"
-            return f"{what} take {times} the time of one at the same batch per device: check the units"
-        if middle < min(math.log(_FASTER), -2 * noise / math.sqrt(len(group))):
-            return (
-                f"{what} take {math.exp(middle):.2f}x the time of one at the same batch per device: a step that gets faster with "
-                "more devices means that something else changed between these rows"
-            )
+        times, what = math.exp(np.median(group)), f"{counted(count, 'device')}{' between nodes' if link else ''} take "
+        if max(times, 1 / times) > _OTHER_UNIT:
+            reason = "check the units"
+        elif times < min(_FASTER, math.exp(-2 * noise / math.sqrt(len(group)))):
+            reason = "a step that gets faster with more devices means that something else changed between these rows"
+        else:
+            continue
+        shown = f"{times:,.0f}" if times > 1 else f"{times:.2g}"
+        return f"{what}{shown}x the time of one at the same batch per device: {reason}"
     return None
 
 
 def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     """The step of a row's configuration, whatever its times; a refusal carries its reason."""
-    reason = fit if isinstance(fit, str) else _refusal(fit, row)
+    reason = _refusal(fit, row)
     if isinstance(fit, str) or reason is not None or (alone := fit.single.at(row.batch_size)) is None:
         return replace(row.unanswered, reason=reason)
     (step,), (exposed,) = ([alone], [0.0]) if row.single else (one.tolist() for one in fit.predict([row]))
@@ -313,12 +298,13 @@ def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     where = "between" if batches[0] <= row.batch_size <= batches[-1] else "beyond"
     basis = {
         f"{counted(len(counts), 'row')} {LINKS[row.link]}, {span} devices": True,
-        "t_1 from the fit, as it was not measured": not fit.single.measured,
+        f"t_1 not measured, assumed to be {_ALONE:.0%} of the shortest step": not fit.single.measured,
         f"t_1 {where} measured batches": row.batch_size not in batches,
         "an assumed band, because one device count shows no error": not fit.errors,
     }
     if row.single:
-        basis = {f"t_1, measured at {', '.join(f'{one:.0f}' for one in batches)} samples per device": True}
+        where = f" at {', '.join(f'{one:.0f}' for one in batches)} samples per device" if batches.any() else ""
+        basis = {f"t_1, measured{where}": True}
     return replace(
         row.unanswered,
         step_us=step,
@@ -331,18 +317,20 @@ def predict_step(fit: TableFit | str, row: MeasuredStep) -> Prediction:
     )
 
 
-def _refusal(fit: TableFit, row: MeasuredStep) -> str | None:
-    single = fit.single
-    if single.at(row.batch_size) is None:
-        known = ", ".join(f"{batch:.0f}" for batch in single.batches)
-        measured = "one device was measured at" if single.measured else "was measured"
+def _refusal(fit: TableFit | str, row: MeasuredStep) -> str | None:
+    """Why a row's configuration cannot be predicted, apart from its distance; None where it may be."""
+    if isinstance(fit, str):
+        return fit
+    if fit.single.at(row.batch_size) is None:
+        known = ", ".join(f"{batch:.0f}" for batch in fit.single.batches)
+        measured = "one device was measured at" if fit.single.measured else "was measured"
         if known == "0":
             return f"the table has no batch_per_rank, so that it may not be of batch {row.batch_size}"
         if row.batch_size == 0:
             return f"no batch is given, and the step depends on it; {measured}: samples {known}"
         return f"batch {row.batch_size} is too far from what {measured} ({known})"
-    if row.ranks == 1:
-        return None if single.measured else "no row of one device"
-    return (
-        None if fit.largest(row.link) else f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
-    )
+    if row.ranks == 1 and not fit.single.measured:
+        return "no row of one device"
+    if row.ranks > 1 and not fit.largest(row.link):
+        return f"no row {LINKS[row.link]} was measured: the cost of that link is not known"
+    return None

@@ -80,6 +80,8 @@ def _measured(row: CsvRow, settings: Sequence[str], times: bool) -> MeasuredStep
         raise row.error("sync_ms", f"is more than step_ms {step_ms:g}, which includes it; give both in milliseconds")
     strategy = (row.text("strategy") or "").lower()
     traits = traits_of(strategy)
+    if traits.baseline and ranks > 1:
+        raise row.error("ranks", "for strategy single; single is one device, name the strategy of the others")
     other = () if not strategy or traits.baseline or traits.reducer else (("strategy", strategy),)
     return MeasuredStep(
         ranks,
@@ -95,16 +97,17 @@ def _measured(row: CsvRow, settings: Sequence[str], times: bool) -> MeasuredStep
 
 def _nodes(row: CsvRow, ranks: int) -> tuple[int, int]:
     """The number of nodes, and the largest number of ranks on one of them."""
-    digits, nodes, each = row.text("gpus_per_node") or "", row.whole("nodes"), row.whole("ranks_per_node")
-    if len(digits) > 1 and digits.isdigit() and "0" not in digits and sum(map(int, digits)) == ranks:
-        if nodes in (None, len(digits)):
-            return len(digits), max(map(int, digits))
-        if int(digits) > _MOST_PER_NODE:  # else 16 devices fit on a node that holds 7 ranks
-            raise row.error("gpus_per_node", f"names {counted(len(digits), 'node')}, but nodes is {nodes}")
-    if nodes is not None and nodes > ranks:
-        raise row.error("nodes", f"is more than the {counted(ranks, 'rank')}; every node holds at least one")
-    per_node = int(digits) if nodes is None and digits.isdigit() else 0
-    each = min(each or per_node or -(-ranks // (nodes or 1)), ranks)
+    nodes, each = row.whole("nodes"), row.whole("ranks_per_node")
+    digits = (row.text("gpus_per_node") or "").removesuffix(".0")  # a spreadsheet's column of numbers with gaps
+    by_node = [int(digit) for digit in digits] if digits.isdecimal() else []
+    if len(by_node) > 1 and 0 not in by_node and sum(by_node) == ranks and nodes in (None, len(by_node)):
+        return len(by_node), max(by_node)
+    per_node = int(digits) if digits.isdecimal() else 0
+    if digits and not 0 < per_node <= max(_MOST_PER_NODE, ranks):  # 16 devices fit on a node that holds 7 ranks
+        raise row.error("gpus_per_node", "does not match ranks and nodes; give a digit per node, or one number for all")
+    each = min(each or (0 if nodes else per_node) or -(-ranks // (nodes or 1)), ranks)
+    if nodes is not None and not nodes <= ranks <= nodes * each:
+        raise row.error("nodes", f"cannot hold {counted(ranks, 'rank')}: each node has at least one, at most {each}")
     return nodes or -(-ranks // each), each
 
 
@@ -136,6 +139,8 @@ def comparable(
     here, there = _settings(rows), _settings(others)
     constant = {name for name in here.keys() ^ there.keys() if len({*(here | there)[name]}) == 1}
     dropped = constant | _results(rows) | (_results(others) - here.keys())
+    places = {name: place for place, name in enumerate(here)}  # columns may be arranged in another order
+    others = [replace(row, identity=(*sorted(row.identity, key=lambda one: places.get(one[0], 0)),)) for row in others]
     if len(batches := {row.batch_size for row in rows}) == 1:
         others = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in others]
     return _without(rows, dropped), _without(others, dropped)

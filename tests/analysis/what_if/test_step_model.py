@@ -90,7 +90,8 @@ def test_tables_that_cannot_be_used_are_refused() -> None:
     assert str(fit_table([row(2, 104), row(2, 105)])).startswith("no two device counts at a batch per device")
     assert "something else changed" in str(fit_table([row(1, 100), row(2, 80), row(4, 81)]))
     assert str(fit_table([row(1, 0.1), row(2, 104)])).startswith("2 devices take 1,040x the time of one")
-    assert "2 devices take 1/1,000 of the time of one" in str(fit_table([row(1, 1e5), row(2, 100)]))
+    assert "2 devices take 0.001x the time of one" in str(fit_table([row(1, 1e5), row(2, 100)]))
+    assert str(fit_table([row(2, 0.1), row(4, 104)])).endswith("check the units")
 
 
 def test_without_one_device_there_is_no_efficiency() -> None:
@@ -100,7 +101,7 @@ def test_without_one_device_there_is_no_efficiency() -> None:
     fit = fitted(row(2, 240, nodes=2), row(4, 340, nodes=4))
     prediction = predict_step(fit, at(8, 8))
     assert prediction.efficiency is None
-    assert "t_1 from the fit, as it was not measured" in str(prediction.rests_on)
+    assert "t_1 not measured, assumed to be 95% of the shortest step" in str(prediction.rests_on)
     assert predict_step(fit, at(1)).reason == "no row of one device"
 
 
@@ -158,6 +159,18 @@ def test_one_device_is_what_was_measured_and_ddp_on_it_is_more() -> None:
 def test_the_slowest_of_several() -> None:
     # Expected maxima of 2 and 8 standard normal numbers: 0.564 and 1.424 (Harter, Biometrika 48, 1961); Blom's is near.
     assert expected_maximum(np.array([1.0, 2.0, 8.0])) == pytest.approx([0.0, 0.564, 1.424], abs=0.03)
+    assert np.isfinite(expected_maximum(np.array([2.0**53])))
+
+
+@pytest.mark.long
+def test_a_public_series_without_one_device_is_predicted_as_well() -> None:
+    rows = read_step_table(SERIES / "ddp_t4_imagenet.csv")
+    fit = fitted(*(one for one in rows if 1 < one.ranks <= 4))
+    held = [one for one in rows if 5 <= one.ranks <= 8]
+    result = score(fit, [(one, predict_step(fit, one)) for one in held])
+    assert (result.rows, result.declined) == (len(held), 0)
+    assert known(result.step_error) <= 0.05
+    assert known(result.exposed_error) <= 0.3
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ def test_placements(tmp_path: Path) -> None:
         "3,8,134,,32,120\n"  # 1 + 3 + 4
         "2,8,,,32,120\n"  # two nodes of four
         ",16,,8,32,130\n"  # two nodes of eight
-        ",6,4,,32,130\n"  # nodes of four: two of them
+        ",6,4.0,,32,130\n"  # nodes of four: two of them
         ",4,,,32,110\n",  # one node
     )
     assert [(row.ranks, row.nodes, row.most_per_node) for row in read_step_table(path)] == [
@@ -56,8 +56,18 @@ def test_units_and_settings(tmp_path: Path) -> None:
         ("ranks,step_ms\n1,5\n2,-3\n", "row 3, column step_ms: '-3' is not milliseconds above 0"),
         ("ranks,step_ms\n2,nan\n", "row 2, column step_ms: 'nan' is empty"),
         ("ranks,step_ms\n2,fast\n", "row 2, column step_ms: 'fast' is not a number"),
-        ("ranks,step_ms,nodes\n2,5,3\n", "row 2, column nodes: '3' is more than the 2 ranks"),
-        ("ranks,step_ms,nodes,gpus_per_node\n8,5,2,134\n", "column gpus_per_node: '134' names 3 nodes, but nodes is 2"),
+        ("ranks,step_ms,nodes\n2,5,3\n", "row 2, column nodes: '3' cannot hold 2 ranks: each node has at least one"),
+        (
+            "ranks,step_ms,nodes,ranks_per_node\n8,5,2,2\n",
+            "nodes: '2' cannot hold 8 ranks: each node has at least one, at most 2",
+        ),
+        (
+            "ranks,step_ms,nodes,gpus_per_node\n8,5,2,134\n",
+            "column gpus_per_node: '134' does not match ranks and nodes",
+        ),
+        ("ranks,step_ms,gpus_per_node\n9,5,134\n", "column gpus_per_node: '134' does not match ranks and nodes"),
+        ("ranks,step_ms,gpus_per_node\n8,5,4+4\n", "'4+4' does not match ranks and nodes; give a digit per node"),
+        ("ranks,step_ms,strategy\n2,5,single\n", "row 2, column ranks: '2' for strategy single; single is one device"),
         ("ranks,step_ms,sync_ms\n2,5,4100\n", "column sync_ms: '4100' is more than step_ms 5"),
         ("", "is empty"),
         ("ranks,step_ms\n\n# two devices\n2,5,7\n", "row 4: 3 cells under 2 headings"),

@@ -86,8 +86,10 @@ def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
     first = r"16 devices: 10[456]\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 9[456]% of perfect scaling\. "
     assert re.match(first, prediction)
     assert "128 devices: between 100.0 and " in prediction
+    assert printed(tmp_path / "steps.csv", "--devices", "1").count("1 device: basis: t_1, measured") == 1
+    assert "measured at 0 samples" not in printed(tmp_path / "steps.csv", "--devices", "1")
     refused = printed(table_of(tmp_path, "ranks,step_ms\n1,100\n2,80\n4,81\n"), "--devices", "8")
-    assert refused.startswith("8 devices: no number: 2 devices take 0.80x the time of one")
+    assert refused.startswith("8 devices: no number: 2 devices take 0.8x the time of one")
 
 
 def test_devices_are_on_the_nodes_that_a_table_names_or_on_one(tmp_path: Path) -> None:
@@ -112,6 +114,13 @@ def test_a_column_or_a_batch_that_one_table_lacks_hinders_nothing(tmp_path: Path
     assert prediction["score"]["all series"]["step_error"] < 0.05
     other.write_text("day,ranks,step_ms\nmonday,8,110\nmonday,16,112\ntuesday,8,111\n")  # a setting
     assert "has no rows of monday" in printed(known, "--measured", other)
+
+
+def test_columns_of_two_tables_may_be_arranged_differently(tmp_path: Path) -> None:
+    known = table_of(tmp_path, "model,net,ranks,step_ms\na,x,1,100\na,x,2,104\na,y,2,105\nb,x,1,50\nb,x,2,52\n")
+    other = table_of(tmp_path, "net,model,ranks,step_ms\nx,a,4,106\nx,b,4,53\n", "other.csv")
+    prediction = answer(known, "--measured", other)
+    assert [(one["series"], one["reason"]) for one in prediction["predictions"]] == [("a, x", None), ("b, x", None)]
 
 
 def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
