@@ -185,7 +185,9 @@ class Command(TyperCommand):
         """
         before_files = args[: args.index("--")] if "--" in args else args
         if "" in args and not self.takes_empty:
-            raise DpscopeError("an argument is empty: is a variable in it not set? Omit it, or write . for the current folder")
+            raise DpscopeError(
+                "an argument is empty: is a variable in it not set? Omit it, or write . for the current folder"
+            )
         for name in (one.partition("=")[0] for one in before_files):
             if name in _REPLACED:
                 raise DpscopeError(f"{name}: {_REPLACED[name]}")

@@ -34,6 +34,11 @@ IDLE = (
         "a table of step times does not show its effect; give a run or a trace",
     ),
     Idle("measured", lambda values: not _reads_table(values), "it is for a table, and a run or a trace was named"),
+    Idle(
+        "gradient_bytes",
+        lambda values: _reads_table(values) and values["output_format"] == "csv",
+        "CSV has a row for each prediction and none for the rates of links",
+    ),
     Idle("cell", lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
     Idle("base_devices base_batch_size base_bucket_mb gradient_bytes", _reads_run, "a run contains it"),
     Idle(

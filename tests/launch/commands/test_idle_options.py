@@ -58,6 +58,7 @@ SITUATIONS = {
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",
     "whatif TABLE --measured TABLE": "--per-node 8 --batch-size 32",
     "whatif TABLE --devices 8": OF_TRACES,
+    "whatif TABLE --devices 8 --format csv": "--gradient-bytes 8",
     "whatif TRACE": "--measured TABLE --cell ddp-d2-b8 --need efficiency=0.9",
     "whatif TRACE --solve strategy": "--need efficiency=0.9",
     "whatif RUN": "--base-devices 2 --base-batch-size 8 --gradient-bytes 8",
