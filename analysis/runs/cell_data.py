@@ -3,6 +3,7 @@
 How far the repeats of a run's cells lie apart, pooled over the cells, and each cell's ledger with intervals from it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -238,7 +239,10 @@ def step_spread(cells: Sequence[CellData]) -> stats.Spread:
 
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
-    """The pooled spreads of measured cells. One device exposes 0 by definition, which is no sample of a spread."""
+    """The pooled spreads of measured cells.
+
+    What is 0 in every window, by the strategy, is no sample of a spread, and neither is what one device exposes.
+    """
     timed = [data for data in cells if len(data.samples)]
     shares = [(one, one.parts_by_repeat / float(np.median(np.concatenate(one.step_samples())))) for one in timed]
     parts = {}
@@ -246,12 +250,15 @@ def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
         values = (
             own[part].dropna().to_numpy() for data, own in shares if data.cell.devices > 1 or "exposed" not in part
         )
-        parts[part] = sum(map(stats.spread_of, values), stats.ALONE)
+        parts[part] = sum((stats.spread_of(one) for one in values if one.any()), stats.ALONE)
     return RunSpreads(step_spread(cells), parts)
 
 
 def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
-    """Its intervals come from the values of each repeat as shares of the untraced step; none with too few steps."""
+    """Its intervals come from the values of each repeat as shares of the untraced step; none with too few steps.
+
+    They end at 0, but for the tracer's. A part that is 0 in every window has none: other cells' spread is not its own.
+    """
     if (ledger := data.traced_ledger) is None:
         return None
     if data.cell.devices == 1 or not data.communication_known:
@@ -270,6 +277,8 @@ def _ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
     for part in PARTS:
         share = stats.half_width((data.parts_by_repeat[part].dropna() / step_us).to_numpy(), spreads.parts[part])
         value = getattr(ledger, f"{part}_us")
-        if share is not None and share < 1 and value is not None:  # wider than the step itself it says nothing
-            intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
+        if share is not None and share < 1 and value is not None and (value or part == "tracer"):
+            # an interval wider than the step itself is left out: it says nothing
+            least = -math.inf if part == "tracer" else 0.0
+            intervals[part] = stats.Interval(max(least, value - share * step_us), value + share * step_us)
     return replace(ledger, intervals=intervals)

@@ -65,9 +65,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
+    def half_width(self, value: float) -> float:
+        """How far it reaches from its value, on the wider side: the lower end may be cut at 0."""
+        return max(value - self.low, self.high - value)
 
 
 UNKNOWN = Estimate(None, None, None, 0)
