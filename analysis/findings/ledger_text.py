@@ -91,6 +91,8 @@ def cost_text(strategy: str, ledger: Ledger, late: LateRank | None) -> str:
     traits = traits_of(strategy)
     who, what = traits.label if traits.identified else "The job", traits.communication
     share = f"{exposed / step:.0%}"
+    if ledger.steps:
+        share += "; one step" if ledger.steps == 1 else f"; mean of {ledger.steps} steps"
     if (bounds := ledger.intervals.get("exposed")) is not None:
         ends = f"{show(bounds.low, unit)} to {_time(bounds.high, unit)}"
         share += f"; {CONFIDENCE:.0%} interval {ends}"
