@@ -203,7 +203,7 @@ class Costs:
         """As `dpscope calibrate --predict` has it."""
         found = level.forecast(nodes, devices, round(size))
         layouts = ", ".join(_layout(*one) for one in level.counts)
-        if found.time_us is None or found.high_us is None:
+        if found.time_us is None:
             raise NotKnown(f"{level.kind} calibrated on {layouts} devices: {found.source}")
         exact = (nodes, devices) in level.times
         beyond = ", beyond its sizes" if exact and "extended" in found.source else ""
@@ -211,7 +211,7 @@ class Costs:
         if not exact:
             how = f"calibrated on {layouts} devices and carried to {_layout(nodes, devices)}"
         latency = min(level.latency_us(nodes, devices), found.time_us)
-        spread = max(_CALIBRATED, math.log(found.high_us / found.time_us))
+        spread = max(_CALIBRATED, math.log(found.high_us / found.time_us) if found.high_us is not None else 0.0)
         return Cost(latency, found.time_us - latency, how, spread)
 
     def _by_rate_between(self, one: _Collective) -> Cost:
