@@ -18,6 +18,7 @@ _VALUES = (
     *(f"added_{part}_us" for part in _CHANGES),
 )  # fmt: skip
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
+_ZERO = "0 in every traced step: no interval"
 _NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or too few repeats: no interval"
 
 
@@ -46,11 +47,16 @@ def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads
     _put(row, "contention_ratio", ledger.contention_ratio, not_hidden, ledger.contention_ratio_interval, few_kernels)
     other_us = minus(slowdown_us, ledger.contention_us)
     why = not_hidden if slowdown_us is not None else _reason("slowdown", data)
-    around = _around(other_us, *(intervals.get(part) for part in ("slowdown", "contention")))
+    around = _around(
+        other_us, *((getattr(ledger, f"{part}_us"), intervals.get(part)) for part in ("slowdown", "contention"))
+    )
     _put(row, "other_slowdown_us", other_us, why, around)
     for name in LEDGER:
-        _put(row, f"{name}_us", getattr(ledger, f"{name}_us"), _reason(name, data), intervals.get(name))
-    no_ends = _reason("exposed", data) if ledger.exposed_us is None else _NO_INTERVAL
+        value = getattr(ledger, f"{name}_us")
+        zero = value == 0.0 and name in STEP_PARTS
+        _put(row, f"{name}_us", value, _reason(name, data), intervals.get(name), _ZERO if zero else _NO_INTERVAL)
+    exposed_us = ledger.exposed_us
+    no_ends = _reason("exposed", data) if exposed_us is None else _NO_INTERVAL if exposed_us else _ZERO
     row.put_interval(no_ends, "exposed_us", intervals.get("exposed"))
     for part in _CHANGES:
         change, around = changes[part] if ledger.exposed_us is not None else (None, None)
@@ -70,11 +76,12 @@ def _put(
     row.put_interval(why if value is None else no_interval, column, bounds)
 
 
-def _around(value: float | None, *parts: Interval | None) -> Interval | None:
+def _around(value: float | None, *parts: tuple[float | None, Interval | None]) -> Interval | None:
     """The interval of a sum or difference of parts, whose half widths add up as squares do; None if one is unknown."""
-    if value is None or None in parts:
+    known = [bounds.half_width(part) for part, bounds in parts if part is not None and bounds is not None]
+    if value is None or len(known) < len(parts):
         return None
-    half = math.hypot(*(one.half_width for one in parts if one is not None))
+    half = math.hypot(*known)
     return Interval(value - half, value + half)
 
 
@@ -89,8 +96,9 @@ def _change(more: Ledger | None, less: Ledger | None, part: str) -> tuple[float 
     """One part of N devices minus that of one; half widths add up as squares do."""
     if more is None or less is None:
         return None, None
-    change = minus(getattr(more, f"{part}_us"), getattr(less, f"{part}_us"))
-    return change, _around(change, *(one.intervals.get(part) for one in (more, less)))
+    sides = [(getattr(one, f"{part}_us"), one.intervals.get(part)) for one in (more, less)]
+    change = minus(*(value for value, _ in sides))
+    return change, _around(change, *sides)
 
 
 def _reason(name: str, data: CellData) -> str:

@@ -281,6 +281,12 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> FittedTime:
     return FittedTime(time_us, time_us / (1 + error), time_us / (1 - error) if error < 1 else None, None)
 
 
+def latency_share(fit: CollectiveFit, size_bytes: float) -> float:
+    """The share of one call of `size_bytes` that an empty message takes, 0 to 1."""
+    time_us = predict_us(fit, size_bytes).time_us
+    return min(1.0, max(0.0, fit.pieces[0].alpha_us / time_us)) if time_us > 0 else 0.0
+
+
 def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:
     """The piece of a fit that a size lies in."""
     return next(part for part in fit.pieces if part.to_bytes is None or size_bytes <= part.to_bytes)

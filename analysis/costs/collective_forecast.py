@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from dpscope.profiling.records.run_codes import RunCode
 
 WIDEST = 3.0  # times shorter or longer; beyond, the answer is "not known"
 INSIDE = 0.94  # share of the errors of left-out counts within a band
+MEASURED = "measured"  # the source of a time of a measured count and size
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
 _CLIFF = math.log(2.0)  # least difference from the neighbours' times
 _LOCAL_COUNTS = 3  # the largest, over which a size's own residual is taken
@@ -45,7 +47,10 @@ Times = Mapping[tuple[int, int], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class CollectiveForecast:
-    """One collective, count and size; `time_us` is None if unknown, with the reason in `source`."""
+    """One collective, count and size; `time_us` is None if unknown, with the reason in `source`.
+
+    A measured time has no band: `low_us` and `high_us` are those of a prediction.
+    """
 
     collective: str
     devices: int
@@ -55,6 +60,11 @@ class CollectiveForecast:
     low_us: float | None
     high_us: float | None
     source: str
+
+    @property
+    def basis(self) -> Literal["measured", "predicted", "not known"]:
+        """What the time is."""
+        return "not known" if self.time_us is None else "measured" if self.source == MEASURED else "predicted"
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,7 @@ class CollectiveLevel:
         """Measured, interpolated or by the law; unknown where nothing was measured, or the band would be too wide."""
         own, place = self.times.get((nodes, devices)), (self.kind, devices, nodes, size)
         if own is not None and size in own:
-            return CollectiveForecast(*place, own[size], own[size], own[size], "measured")
+            return CollectiveForecast(*place, own[size], None, None, MEASURED)
         log_us: float | None = None
         half = 0.0
         if not self.times:

@@ -91,8 +91,10 @@ def cost_text(strategy: str, ledger: Ledger, late: LateRank | None) -> str:
     traits = traits_of(strategy)
     who, what = traits.label if traits.identified else "The job", traits.communication
     share = f"{exposed / step:.0%}"
+    if ledger.steps:
+        share += "; one step" if ledger.steps == 1 else f"; mean of {ledger.steps} steps"
     if (bounds := ledger.intervals.get("exposed")) is not None:
-        ends = f"{show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
+        ends = f"{show(bounds.low, unit)} to {_time(bounds.high, unit)}"
         share += f"; {CONFIDENCE:.0%} interval {ends}"
     text = f"{who} exposes {_time(exposed, unit)} of {what} in {with_article(_time(step, unit))} traced step ({share})"
     text += _split(ledger, late, unit)

@@ -119,12 +119,13 @@ def identity_table(comparison: Comparison) -> TextTable | None:
     unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name, _ in _IDENTITY.values()])
 
     def with_half_width(column: str, row: CellRow) -> str:
-        bounds = row.interval(column)
-        return f"{show(row.number(column), unit)} ±{NA if bounds is None else show(bounds.half_width, unit)}"
+        value, bounds = row.number(column), row.interval(column)
+        half = None if value is None or bounds is None else bounds.half_width(value)
+        return f"{show(value, unit)} ±{show(half, unit)}"
 
     notes = [
-        "±: half the 95% interval; compute and idle: change compared with one device; tracer: the part of the untraced "
-        "difference that the traced steps do not explain"
+        "±: half the 95% interval, on the wider side; compute and idle: change compared with one device; tracer: the part of the "
+        "untraced difference that the traced steps do not explain"
     ]
     if any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us")):
         notes.append(f"±{NA}: fewer than 5 steps, or too few repeats")

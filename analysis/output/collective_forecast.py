@@ -18,8 +18,9 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 _NOTES = (
-    "band: nine of ten times lie within it by the measured counts that the smaller ones predict; it grows with the distance",
-    "of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
+    "low, high: nine of ten times lie within this band by the measured counts that the smaller ones predict; it grows with the "
+    "distance",
+    "predictions are of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
 )
 
 
@@ -45,7 +46,8 @@ def print_forecasts(
     for collective in dict.fromkeys(one.collective for one in predictions):
         own = [one for one in predictions if one.collective == collective]
         sources = dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in own)
-        print_table(console, table_of(f"{collective} on other counts, predicted", _FIELDS, own, (*sources, *_NOTES)))
+        notes = _NOTES if any(one.basis == "predicted" for one in own) else ()
+        print_table(console, table_of(f"{collective} by device count and size", _FIELDS, own, (*sources, *notes)))
     print_findings(console, cliffs)
 
 
@@ -54,6 +56,7 @@ _FIELDS = (
     Field("nodes", "nodes"),
     Field("size", lambda one: show_bytes(one.size_bytes)),
     Field("time", lambda one: show_time(one.time_us)),
+    Field("basis", "basis"),
     Field("low", lambda one: show_time(one.low_us)),
     Field("high", lambda one: show_time(one.high_us)),
 )

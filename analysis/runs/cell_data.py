@@ -3,6 +3,7 @@
 How far the repeats of a run's cells lie apart, pooled over the cells, and each cell's ledger with intervals from it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -285,7 +286,8 @@ class RunSpreads:
         """Means over ranks and whole traced windows, with 95% intervals over repeats; None without a traced step.
 
         `slowdown_us` is left out: it needs the cell of one device. Intervals come from the values of each repeat as shares of the
-        untraced step; none with too few steps.
+        untraced step; none with too few steps. They end at 0, but for the tracer's. A part that is 0 in every window has none:
+        other cells' spread is not its own.
         """
         if (ledger := data.traced_ledger) is None:
             return None
@@ -305,8 +307,10 @@ class RunSpreads:
         for part in PARTS:
             share = stats.half_width(data.parts_by_repeat[part] / step_us, self.parts[part])
             value = getattr(ledger, f"{part}_us")
-            if share is not None and share < 1 and value is not None:  # wider than the step itself it says nothing
-                intervals[part] = stats.Interval(value - share * step_us, value + share * step_us)
+            if share is not None and share < 1 and value is not None and (value or part == "tracer"):
+                # an interval wider than the step itself is left out: it says nothing
+                least = -math.inf if part == "tracer" else 0.0
+                intervals[part] = stats.Interval(max(least, value - share * step_us), value + share * step_us)
         return replace(ledger, intervals=intervals)
 
 
@@ -316,11 +320,14 @@ def step_spread(cells: Sequence[CellData]) -> stats.Spread:
 
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
-    """The pooled spreads of measured cells. One device exposes 0 by definition, which is no sample of a spread."""
+    """The pooled spreads of measured cells.
+
+    What is 0 in every window, by the strategy, is no sample of a spread, and neither is what one device exposes.
+    """
     timed = [(data, float(np.median(np.concatenate(steps)))) for data in cells if (steps := data.step_samples())]
     parts = {}
     for part in PARTS:
         own = (one for one in timed if one[0].cell.devices > 1 or "exposed" not in part)
         shares = (data.parts_by_repeat[part] / step_us for data, step_us in own)
-        parts[part] = sum(map(stats.spread_of, shares), stats.ALONE)
+        parts[part] = sum((stats.spread_of(one) for one in shares if one.any()), stats.ALONE)
     return RunSpreads(step_spread(cells), parts)

@@ -33,7 +33,7 @@ from dpscope.analysis.runs.traffic_check import (
     reduced_bytes,
 )
 from dpscope.analysis.stats.detection import RepeatCost
-from dpscope.analysis.stats.samples import median_noise
+from dpscope.analysis.stats.samples import centre_noise
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import Table
@@ -314,7 +314,7 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     return {
         data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))
         for data in cells
-        if (noise := median_noise(data.step_samples(), pool)) is not None
+        if (noise := centre_noise(data.step_samples(), pool)) is not None
     }
 
 

@@ -33,6 +33,7 @@ NO_INTERVAL = "fewer than 5 timed steps, or too few repeats: no interval"
 
 Floats = npt.NDArray[np.float64]
 Samples = Floats
+Centre = Callable[..., Any]  # np.median or np.mean
 Verdict = Literal["too_few_samples", "no_difference_shown", "above", "below"]
 
 UPPER = (1 + CONFIDENCE) / 2
@@ -64,9 +65,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
+    def half_width(self, value: float) -> float:
+        """How far it reaches from its value, on the wider side: the lower end may be cut at 0."""
+        return max(value - self.low, self.high - value)
 
 
 UNKNOWN = Estimate(None, None, None, 0)
@@ -110,9 +111,9 @@ def spread_of(values: Samples | Sequence[float]) -> Spread:
     return Spread(float(np.sum((np.asarray(values) - np.mean(values)) ** 2)), len(values) - 1)
 
 
-def pooled_spread(cells: Iterable[Sequence[Samples]]) -> Spread:
-    """The spread of the logarithms of repeats' medians over cells, each of them one array of samples per repeat."""
-    return sum((spread_of(logs) for repeats in cells if (logs := _log_medians(repeats)) is not None), ALONE)
+def pooled_spread(cells: Iterable[Sequence[Samples]], centre: Centre = np.median) -> Spread:
+    """The spread of the logarithms of repeats' medians or means over cells, each of them one array of samples per repeat."""
+    return sum((spread_of(logs) for repeats in cells if (logs := _log_centres(repeats, centre)) is not None), ALONE)
 
 
 def spread_in_turns(cells: Iterable[Sequence[Samples]]) -> Spread:
@@ -120,7 +121,7 @@ def spread_in_turns(cells: Iterable[Sequence[Samples]]) -> Spread:
 
     `within` is what a level for each cell and one for each turn leave unexplained, by least squares.
     """
-    known = [logs for repeats in cells if (logs := _log_medians(repeats)) is not None]
+    known = [logs for repeats in cells if (logs := _log_centres(repeats)) is not None]
     if not known:
         return Spread(within=ALONE)
     cell = np.repeat(np.arange(len(known)), [len(logs) for logs in known])
@@ -207,9 +208,9 @@ def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float
     return None if noise is None else noise.quantile(UPPER)
 
 
-def median_noise(repeats: Sequence[Samples], pool: Spread = ALONE) -> Noise | None:
-    """The noise of the logarithms of repeats' medians, on which `median_estimate` and `ratio_estimate` stand."""
-    logs = _log_medians(repeats)
+def centre_noise(repeats: Sequence[Samples], pool: Spread = ALONE, centre: Centre = np.median) -> Noise | None:
+    """The noise of the logarithms of repeats' medians or means, from which `median_estimate` and `ratio_estimate` derive."""
+    logs = _log_centres(repeats, centre)
     return noise_of(logs, pool) if logs is not None and sum(map(len, repeats)) >= FEWEST_SAMPLES else None
 
 
@@ -232,8 +233,12 @@ def missing_evidence(estimate: Estimate) -> str:
 
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
     """Median over all repeats' samples, None without any."""
+    return _pooled(repeats, np.median)
+
+
+def _pooled(repeats: Sequence[Samples], centre: Centre) -> float | None:
     kept = [repeat for repeat in repeats if len(repeat)]
-    return float(np.median(np.concatenate(kept))) if kept else None
+    return float(centre(np.concatenate(kept))) if kept else None
 
 
 def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -245,18 +250,20 @@ def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimat
     return _around(pooled_median(repeats), _half_width(repeats, pool), sum(map(len, repeats)))
 
 
-def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
-    """Ratio of two medians with its interval; `count` is the smaller side's.
+def ratio_estimate(
+    numerator: Sequence[Samples], denominator: Sequence[Samples], pool: Spread = ALONE, centre: Centre = np.median
+) -> Estimate:
+    """Ratio of two medians, or means, with its interval; `count` is the smaller side's. `pool` is of the same centres.
 
     The sides' half widths, of logarithms, add up as squares do. Source: Zou and Donner, "Construction of confidence limits
     about effect measures: a general approach", Statistics in Medicine 27(10), 2008. Cells measured in turns
     (`spread_in_turns`) are compared repeat by repeat, too, and the narrower interval is given.
     """
-    above, below = pooled_median(numerator), pooled_median(denominator)
+    above, below = _pooled(numerator, centre), _pooled(denominator, centre)
     count = min(sum(map(len, numerator)), sum(map(len, denominator)))
     if above is None or below is None:
         return UNKNOWN
-    return _around(above / below if below else None, _ratio_half_width(numerator, denominator, pool), count)
+    return _around(above / below if below else None, _ratio_half_width(numerator, denominator, pool, centre), count)
 
 
 def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -329,42 +336,49 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
 
 def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
     """Half the width of the interval of the logarithm of a median; None if there is no interval, or one beyond WIDEST."""
-    noise = median_noise(repeats, pool)
+    noise = centre_noise(repeats, pool)
     half = None if noise is None else noise.quantile(UPPER)
     return half if half is None or half <= WIDEST else None
 
 
-def _ratio_half_width(first: Sequence[Samples], second: Sequence[Samples], pool: Spread) -> float | None:
-    """Half the width of the interval of the logarithm of a ratio of medians; None if there is no interval, or one beyond WIDEST.
+def _ratio_half_width(
+    first: Sequence[Samples], second: Sequence[Samples], pool: Spread, centre: Centre = np.median
+) -> float | None:
+    """Half the width of the interval of the logarithm of a ratio of medians or means; None if there is none within WIDEST.
 
     The narrower one of both sides' half widths, added up as squares, and of the differences from repeat to repeat. The latter, if
     enough is known of it, is wide enough around the ratio of all steps' medians to hold the interval of the mean of the repeats'
     logarithms. A difference of two has twice the variance that one repeat has within a turn.
     """
-    noises = median_noise(first, pool), median_noise(second, pool)
+    noises = centre_noise(first, pool, centre), centre_noise(second, pool, centre)
     if noises[0] is None or noises[1] is None:
         return None
     half = math.hypot(noises[0].quantile(UPPER), noises[1].quantile(UPPER))
-    above, below = _log_medians(first), _log_medians(second)
+    above, below = _log_centres(first, centre), _log_centres(second, centre)
     if pool.within is not None and above is not None and below is not None and len(above) == len(below):
         noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
         if noise is not None and noise.freedom >= FEWEST_WITHIN:
-            value = math.log(np.median(np.concatenate(first)) / np.median(np.concatenate(second)))
+            value = math.log(centre(np.concatenate(first)) / centre(np.concatenate(second)))
             half = min(half, noise.quantile(UPPER) + abs(value - float(np.mean(above - below))))
     return half if half <= WIDEST else None
 
 
-def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
-    """None without samples, or where a median has no logarithm."""
-    found = medians([repeat for repeat in repeats if len(repeat)])
+def _log_centres(repeats: Sequence[Samples], centre: Centre = np.median) -> Samples | None:
+    """None without samples, or where a median or mean has no logarithm."""
+    found = _centres([repeat for repeat in repeats if len(repeat)], centre)
     return np.log(found) if len(found) and found.min() > 0 else None
 
 
 def medians(samples: Sequence[Samples]) -> Samples:
-    """The median of each: of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
+    """The median of each."""
+    return _centres(samples, np.median)
+
+
+def _centres(samples: Sequence[Samples], centre: Centre) -> Samples:
+    """Of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
     if samples and all(len(one) == len(samples[0]) for one in samples):
-        return np.asarray(np.median(np.stack(samples), axis=1))
-    return np.array([np.median(one) for one in samples])
+        return np.asarray(centre(np.stack(samples), axis=1))
+    return np.array([centre(one) for one in samples])
 
 
 def _around(value: float | None, half: float | None, count: int) -> Estimate:

@@ -48,6 +48,7 @@ class Ledger:
     unlaunched_us: float | None = None  # of idle: nothing was launched for the device
     host_copy_us: float | None = None  # of idle: copies that are no communication
     windows: int = 0  # (rank, device, step) rows behind the means
+    steps: int = 0  # of all repeats, behind the means
     critical_device: int | None = None
     devices_exposed_us: float | None = None
     tracer_us: float | None = None
@@ -136,6 +137,7 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
         other_by_kind_us={name or "unknown": us for name, us in _by(own, "other", "kind", count).items()},
         wait_by_rank_us=_by(own, "wait", "late_rank", count),
         windows=count,
+        steps=len(known.group(*(name for name in ("repeat", "step") if name in known))),
         critical_device=int(known["device"][devices.first[devices.sizes.argmax()]]) if several else None,
         devices_exposed_us=every.mean("exposed_us") if several else None,
     )

@@ -40,16 +40,21 @@ _LEAST_SHOWN_US = 50.0  # 0.1 ms, rounded
 class Saving:
     """What one change alone takes off the step, in microseconds, with its 90% band.
 
-    `is_significant`: the band's low end is more than the method's error of the step. `is_part`: the change removes a part of the
-    step, and is named as that part.
+    The band is that of the saving alone, in which errors that both steps share cancel. `step_error_us` is the method's error on
+    the whole step; `is_significant`: the band's low end exceeds it. `is_part`: the change removes a part of the step, and is
+    named as that part.
     """
 
     change: str
     saved_us: float
     low_us: float
     high_us: float
-    is_significant: bool
+    step_error_us: float
     is_part: bool
+
+    @property
+    def is_significant(self) -> bool:
+        return self.low_us > self.step_error_us
 
 
 def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
@@ -110,7 +115,7 @@ def _saving(base: Base, name: str, is_part: bool, before: _WithReplays, after: _
         math.hypot(share * saved, device, *(ends[side] - unsure_then[part][side] for part, ends in unsure.items()))
         for side in (0, 1)
     )
-    return Saving(name, saved, saved - below, saved + above, saved - below > error * step_us, is_part)
+    return Saving(name, saved, saved - below, saved + above, error * step_us, is_part)
 
 
 def _replayed_us(base: Base, replays: Sequence[Answered], name: str) -> float | None:
@@ -157,7 +162,13 @@ def savings_sentences(found: Sequence[Saving], devices: int, ledger: Ledger | No
             )
     if others:
         sentences.append(f"For comparison: {_listed(sorted(others, key=lambda one: -one.saved_us))}.")
+    if any(_WITHIN in one for one in sentences):
+        error = show_time(found[0].step_error_us)
+        sentences.append(f"Within the error: a band that reaches below the method's error on the whole step, {error}.")
     return sentences
+
+
+_WITHIN = " (within the error)"
 
 
 def _listed(found: Sequence[Saving]) -> str:
@@ -170,8 +181,7 @@ def _listed(found: Sequence[Saving]) -> str:
     visible = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
     nothing = [one.change for one in found if abs(one.saved_us) < _LEAST_SHOWN_US]
     listed = [
-        f"{saves(one.change)} {one.saved_us / 1e3:.1f} ms{'' if one.is_significant else ' (within the error)'}"
-        for one in visible
+        f"{saves(one.change)} {one.saved_us / 1e3:.1f} ms{'' if one.is_significant else _WITHIN}" for one in visible
     ]
     return "; ".join([*listed, *([f"{saves(*nothing)} nothing"] if nothing else [])])
 
@@ -216,7 +226,10 @@ class RunAnswer:
                 "replay_error": replay_error(base),
                 "lacks": list(base.lacks),
             },
-            "savings": {"devices": self.largest[1].devices, "changes": [asdict(one) for one in self.savings]},
+            "savings": {
+                "devices": self.largest[1].devices,
+                "changes": [asdict(one) | {"is_significant": one.is_significant} for one in self.savings],
+            },
             "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
             "solution": None if self.solution is None else self.solution.as_plain(),
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit, show
+from dpscope.analysis.text.units import Unit, show, show_time
 from dpscope.analysis.what_if.answers import output
 from dpscope.analysis.what_if.answers.bases import CellError, base_of_loaded, with_cell_errors
 from dpscope.analysis.what_if.answers.output import RunAnswer
@@ -228,8 +228,8 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
     return WhatIfChapter(answer, {name: one for name, one in tables.items() if one.rows})
 
 
-_BAND = "The saving plus and minus the method's error"
-_SIGNIFICANT = "Whether the saving exceeds the method's error on the whole step"
+_BAND = "90% band of the saving alone: errors that the step with and without the change share cancel"
+_ABOVE = "Whether the band's low end exceeds the method's error on the whole step"
 _PERFECT = "The error of assuming that the step takes as long as on one device"
 _SAME = "The error of assuming that the step takes as long as in the other cell"
 
@@ -239,9 +239,12 @@ def _savings_table(changes: list[output.Saving], cell: str) -> TextTable:
         Field("change", "change", meaning="The only thing changed in the replay"),
         Field("saves", "saved_us", _MS, "How much shorter the step would be"),
         Field("band [ms]", lambda one: f"{show(one.low_us, _MS)} to {show(one.high_us, _MS)}", meaning=_BAND),
-        Field("significant", lambda one: "yes" if one.is_significant else "no", meaning=_SIGNIFICANT),
+        Field("above step error", lambda one: "yes" if one.is_significant else "no", meaning=_ABOVE),
     )
-    notes = ("Parts of the step that can be removed come first, then changes for comparison",)
+    notes = ["Parts of the step that can be removed come first, then changes for comparison"]
+    if changes:
+        error = show_time(changes[0].step_error_us)
+        notes.append(f"step error: the method's error on the whole step, {error}; no: the band reaches below it")
     return table_of(f"What one change alone would take off the step of {cell}", fields, changes, notes)
 
 

@@ -16,7 +16,7 @@ def test_an_interval_is_read_as_it_was_put_and_only_whole() -> None:
     row = RowBuilder()
     row.put_interval("no interval", "step_us", Interval(2.0, 5.0))
     assert row.row().interval("step_us") == Interval(2.0, 5.0)
-    assert Interval(2.0, 5.0).half_width == 1.5
+    assert Interval(2.0, 5.0).half_width(3.0) == 2.0
     row.put_interval("one repeat", "step_us", UNKNOWN)
     assert row.row().interval("step_us") is None
     assert row.reasons["step_low_us"] == row.reasons["step_high_us"] == "one repeat"

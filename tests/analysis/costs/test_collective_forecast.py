@@ -54,11 +54,14 @@ def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated
     times[8][between] = 500.0
     predicted = by_size(forecasts(calibrated(tmp_path, times), [16]), 16)
     assert predicted[4 * MIB].time_us == pytest.approx(times[16][4 * MIB], abs=0.01)
-    assert (predicted[4 * MIB].source, predicted[4 * MIB].low_us) == ("measured", predicted[4 * MIB].time_us)
+    assert predicted[4 * MIB].basis == predicted[4 * MIB].source == "measured"
+    assert (predicted[4 * MIB].low_us, predicted[4 * MIB].high_us) == (None, None)  # a band is that of a prediction
     share = math.log(3) / math.log(4)  # between 1 and 4 MiB
     expected = math.exp((1 - share) * math.log(times[16][MIB]) + share * math.log(times[16][4 * MIB]))
     assert predicted[between].time_us == pytest.approx(expected, rel=1e-3)
     assert predicted[between].source.startswith("interpolated between sizes")
+    assert predicted[between].basis == "predicted"
+    assert predicted[between].low_us is not None
 
 
 def test_one_bad_count_and_a_cliff_change_no_slope_and_are_findings(tmp_path: Path) -> None:
@@ -142,7 +145,7 @@ def test_json_has_a_row_per_count_and_size(tmp_path: Path) -> None:
         print_forecasts(given, [64, 256], "json", Console(file=written, width=80))
         rows = json.loads(written.getvalue())["predictions"]
         print_forecasts(given, [64], "table", Console(file=written, width=80))
-        assert "all_reduce on other counts, predicted" in written.getvalue()
+        assert "all_reduce by device count and size" in written.getvalue()
     assert len(rows) == 2 * len(SIZES)
     assert set(rows[0]) == {"collective", "devices", "nodes", "size_bytes", "time_us", "low_us", "high_us", "source"}
 

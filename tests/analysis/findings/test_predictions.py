@@ -61,7 +61,7 @@ def test_the_error_table_adds_up() -> None:
     assert (cell, formula) == ("ddp-d2-b8", "t_N(b) - t_1(b)")
     assert [float(part) for part in parts] == [80, 0, 60, 30, -10]
     identity = known(identity_table(comparison(ROW)))
-    assert identity.rows[0] == ("ddp-d2-b8", "500.0 ±10.0", "420.0 ±NA", "60.0 ±25.0", "30.0 ±32.5", "-10.0 ±NA")
+    assert identity.rows[0] == ("ddp-d2-b8", "500.0 ±10.0", "420.0 ±NA", "60.0 ±30.0", "30.0 ±35.0", "-10.0 ±NA")
 
 
 def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:

@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.compare import (
+    COMPONENTS,
     STEP,
     compare_runs,
     detection_text,
@@ -25,7 +27,7 @@ from dpscope.analysis.runs.compare import (
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import DeviceState
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.examples import loaded
+from tests.helpers.examples import FIVE_REPEATS, loaded
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import samples, with_tables
 
@@ -109,6 +111,50 @@ def test_repeats_too_far_apart_for_an_interval_decide_nothing(before: RunData) -
     (finding,) = undecided_findings([step])
     assert finding.code == "nothing_compared"
     assert finding.next_step.startswith("the repeats lie too far apart for an interval: measure --repeats 5 in both")
+
+
+@pytest.mark.parametrize("folder", [EXAMPLE_RUN, FIVE_REPEATS])
+def test_traced_parts_are_those_of_the_ledger(folder: Path) -> None:
+    """On every surface the same number: the mean over windows, as `analyze` gives it; of the untraced step the median."""
+    run = loaded(folder)
+    rows = compare(run).rows
+    changes = compare_runs(run, run)
+    assert any(one.quantity == "exposed comm." for one in changes)
+    for change in changes:
+        value_us = rows[change.cell].number({STEP: "step_us", **COMPONENTS}[change.quantity])
+        assert value_us is not None
+        assert change.before_us == change.after_us == pytest.approx(value_us, rel=1e-12)
+
+
+def with_compute(run: RunData, *repeats: Sequence[float]) -> RunData:
+    """The run's first cell with a traced step of one rank for each time of compute, microseconds, by repeat."""
+    windows = pd.DataFrame(
+        [
+            {"repeat": repeat, "rank": 0, "device": pd.NA, "step": step, "partial_window": False}
+            | {"step_us": compute_us + 100, "compute_us": compute_us, "exposed_us": 0.0, "idle_us": 100.0}
+            | dict.fromkeys(("exposed_wait_us", "exposed_transfer_us", "exposed_other_us"), 0.0)
+            | dict.fromkeys(("communication_us", "unlaunched_us", "host_copy_us"), 0.0)
+            for repeat, times in enumerate(repeats)
+            for step, compute_us in enumerate(times)
+        ]
+    )
+    name = next(iter(run.cells))
+    return replace(run, cells={name: replace(run.cells[name], steps=windows, exposed_parts=pd.DataFrame())})
+
+
+def test_the_interval_of_a_part_is_that_of_the_repeats_means(before: RunData) -> None:
+    """Means of repeats 400 and 600 us (medians 300 and 450), twice that in the second run: the ratio of means is 2.
+
+    Variance of logarithms on either side ln(1.5)^2 / 2, 2 degrees of freedom, t = 4.303: half
+    width 4.303 x sqrt(2 x 0.4055^2 / 2 / 2) = 1.2337.
+    """
+    first = with_compute(before, (300, 300, 600), (450, 450, 900))
+    second = with_compute(before, (600, 600, 1200), (900, 900, 1800))
+    (compute,) = [change for change in compare_runs(first, second) if change.quantity == "compute"]
+    assert (compute.before_us, compute.after_us) == (500.0, 1000.0)
+    assert (compute.ratio.value, compute.ratio.count) == (2.0, 6)
+    assert compute.ratio.low == pytest.approx(2 * np.exp(-1.2337), rel=1e-3)
+    assert compute.ratio.high == pytest.approx(2 * np.exp(1.2337), rel=1e-3)
 
 
 @pytest.mark.process

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.stats.detection import RepeatCost, choose_repeats, detectable_change, with_repeats
-from dpscope.analysis.stats.samples import Noise, median_noise, pooled_spread, ratio_estimate, verdict
+from dpscope.analysis.stats.samples import Noise, centre_noise, pooled_spread, ratio_estimate, verdict
 from tests.helpers.known import known
 from tests.helpers.step_samples import ALIKE, STEP_US, drawn_cell
 
@@ -38,7 +38,7 @@ def pairs_of_runs(repeats: int, slower: float) -> tuple[float, float]:
         pool = pooled_spread([*before, *after])
         for first, second in zip(before, after, strict=True):
             found += verdict(ratio_estimate(second, first, pool)) == "above"
-            sides = [noise for side in (first, second) if (noise := median_noise(side, pool)) is not None]
+            sides = [noise for side in (first, second) if (noise := centre_noise(side, pool)) is not None]
             detectable.append(detectable_change(sides[0], sides[1]))
     return found / 600, float(np.median(detectable))
 
@@ -58,7 +58,7 @@ def test_more_repeats_detect_what_was_promised() -> None:
     promised = []
     for _ in range(100):
         run = [drawn_cell(spread, 2, generator) for spread in ALIKE]
-        noise = known(median_noise(run[0], pooled_spread(run)))
+        noise = known(centre_noise(run[0], pooled_spread(run)))
         promised.append(detectable_change(with_repeats(noise, 5), with_repeats(noise, 5)))
     assert float(np.median(promised)) == pytest.approx(pairs_of_runs(5, slower=1.0)[1], rel=0.25)
 

@@ -11,13 +11,13 @@ from dpscope.analysis.runs.cell_findings import spread_findings
 from dpscope.analysis.stats.samples import (
     Estimate,
     Spread,
+    centre_noise,
     chance_above,
     difference_estimate,
     interval,
     joint_draws,
     mean_range,
     median_estimate,
-    median_noise,
     median_slope,
     missing_evidence,
     pooled_median,
@@ -120,7 +120,7 @@ def test_too_few_samples_have_no_interval() -> None:
     assert (found.value, found.low, found.high, found.count) == (2.0, None, None, 3)
     assert median_estimate([]).value is None
     assert median_estimate([np.array([])]).count == 0
-    assert median_noise([np.full(10, 5.0)]) is None
+    assert centre_noise([np.full(10, 5.0)]) is None
 
 
 def test_ratio() -> None:

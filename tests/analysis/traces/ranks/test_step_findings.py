@@ -143,7 +143,7 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     action = run_verdict(run, compare(run)).action.text
     assert "Read the traces of all ranks" in action
     assert "because only one process was read" in action
-    assert "Exposed communication takes 900.0 µs of a 1.00 ms traced step (90%)" in action
+    assert "Exposed communication: 900.0 µs of a 1.00 ms traced step (90%)" in action
     assert "saves" not in action  # reading traces shortens no step
 
 

@@ -92,19 +92,22 @@ def test_the_largest_saving_is_that_of_the_action_of_its_ledger() -> None:
 
 def test_a_largest_part_whose_removal_saves_less_than_another_is_named() -> None:
     found = [
-        Saving(WAITING, 2040.0, 2000.0, 2080.0, True, True),
-        Saving(TRANSFER, 500.0, 400.0, 600.0, True, True),
-        Saving(TWICE_AS_FAST, 0.0, 0.0, 0.0, False, False),
+        Saving(WAITING, 2040.0, 2000.0, 2080.0, 450.0, True),
+        Saving(TRANSFER, 500.0, 400.0, 600.0, 450.0, True),
+        Saving(TWICE_AS_FAST, 0.0, 0.0, 0.0, 450.0, False),
     ]
     prediction = savings_sentences(found, 2, Ledger(10_000.0, 4000.0, 2100.0, 3000.0, 0.0, 900.0))
     assert prediction == [
         "Largest saving on 2 devices, one part removed at a time: waiting for late ranks saves 2.0 ms; exposed transfer saves "
-        "0.5 ms.",
+        "0.5 ms (within the error).",
         "The largest of these parts is exposed transfer (3.00 ms of the step), but its removal alone saves only 500.0 µs: other "
         "parts take its place.",
         "For comparison: a device twice as fast saves nothing.",
+        "Within the error: a band that reaches below the method's error on the whole step, 450.0 µs.",
     ]
-    assert len(savings_sentences(found, 2, Ledger(10_000.0, 4000.0, 3100.0, 3000.0, 0.0, 900.0))) == 2
+    certain = [replace(one, step_error_us=399.0) for one in found]
+    assert [one.is_significant for one in certain] == [True, True, False]
+    assert len(savings_sentences(certain, 2, Ledger(10_000.0, 4000.0, 3100.0, 3000.0, 0.0, 900.0))) == 2
 
 
 def test_a_saving_is_as_unsure_as_the_costs_that_it_saves() -> None:

@@ -49,6 +49,14 @@ def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
     assert found.basis == "calibrated on 2x2 devices"
 
 
+def test_latency_at_a_calibrated_count_has_the_share_of_the_reports_fit() -> None:
+    """10 us + 1 MB / 10 GB/s on two devices and 300 us + 1.5 MB / 10 GB/s on four, where no a + b log2(n) has both latencies."""
+    several = fitted(WITHIN, timed(4, 300.0, 10.0 / 1.5, SIZES))
+    for devices, latency_us, transfer_us in ((2, 10.0, 100.0), (4, 300.0, 150.0)):
+        found = cost(costs(several, devices, devices), devices, devices)
+        assert (found.latency_us, found.transfer_us) == pytest.approx((latency_us, transfer_us), rel=0.01)
+
+
 def test_more_nodes_with_as_many_devices_are_carried() -> None:
     """Latency by 1 + 0.3 log2(nodes), assumed with one count, transfer by 2 x 7/8 over 2 x 3/4."""
     found = cost(costs(), 8, 2)
