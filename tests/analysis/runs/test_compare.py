@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.runs.compare import (
     COMPONENTS,
     STEP,
@@ -29,7 +30,7 @@ from dpscope.profiling.records.run import DeviceState
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS, loaded
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import samples, with_tables
+from tests.helpers.run_cells import samples, traced_table, with_tables
 
 
 @pytest.fixture(scope="module")
@@ -128,18 +129,20 @@ def test_traced_parts_are_those_of_the_ledger(folder: Path) -> None:
 
 def with_compute(run: RunData, *repeats: Sequence[float]) -> RunData:
     """The run's first cell with a traced step of one rank for each time of compute, microseconds, by repeat."""
-    windows = pd.DataFrame(
-        [
-            {"repeat": repeat, "rank": 0, "device": pd.NA, "step": step, "partial_window": False}
+    windows = traced_table(
+        "steps",
+        (
+            {"repeat": repeat, "rank": 0, "step": step, "partial_window": False}
             | {"step_us": compute_us + 100, "compute_us": compute_us, "exposed_us": 0.0, "idle_us": 100.0}
             | dict.fromkeys(("exposed_wait_us", "exposed_transfer_us", "exposed_other_us"), 0.0)
             | dict.fromkeys(("communication_us", "unlaunched_us", "host_copy_us"), 0.0)
             for repeat, times in enumerate(repeats)
             for step, compute_us in enumerate(times)
-        ]
+        ),
     )
     name = next(iter(run.cells))
-    return replace(run, cells={name: replace(run.cells[name], steps=windows, exposed_parts=pd.DataFrame())})
+    cell = with_tables(run.cells[name], steps=windows, exposed_parts=NO_TABLES.exposed_parts)
+    return replace(run, cells={name: cell})
 
 
 def test_the_interval_of_a_part_is_that_of_the_repeats_means(before: RunData) -> None:

@@ -119,7 +119,7 @@ def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
 def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
     ledger = known(ledger_of(data_parallel_windows(), NO_TABLES.exposed_parts))
     assert (ledger.exposed_us, ledger.critical_device, ledger.devices_exposed_us) == (500, 0, 125)
-    repeated = CellData(cell=DP, skip_reason=None, steps=data_parallel_windows(2))
+    repeated = cell_data(DP, [], data_parallel_windows(2))
     assert (ledger.steps, known(repeated.traced_ledger).steps) == (3, 6)
     text = cost_text("dp", ledger, None)
     assert "DP exposes 0.50 ms of communication in a 5.00 ms traced step (10%; mean of 3 steps)" in text
