@@ -285,29 +285,36 @@ def joint_draws(
     Log-normal, with the interval of `median_estimate` as the middle 95%, and so correlated with the first cell's that their ratio
     to it has the interval of `ratio_estimate`.
     """
-    generator = np.random.default_rng(0)
-    half, normal = _half_width(first, pool), generator.permutation(_normal_draws())
+    half, (normal, *normals) = _half_width(first, pool), _normal_draws(1 + len(others))
     if half is None:
         return None
     logs = [half * normal]
-    for other in others:
+    for other, own_normal in zip(others, normals, strict=True):
         own, of_ratio = _half_width(other, pool), _ratio_half_width(first, other, pool)
         if own is None or of_ratio is None:
             return None
         shared = (half**2 + own**2 - of_ratio**2) / (2 * half * own) if half and own else 0.0
         shared = min(1.0, max(-1.0, shared))
-        logs.append(own * (shared * normal + math.sqrt(1 - shared**2) * generator.permutation(_normal_draws())))
+        logs.append(own * (shared * normal + math.sqrt(1 - shared**2) * own_normal))
     centres = [np.median(np.concatenate(cell)) for cell in (first, *others)]
     return [centre * np.exp(drawn) for centre, drawn in zip(centres, logs, strict=True)]
 
 
 @functools.cache
-def _normal_draws() -> Samples:
-    """DRAWS evenly likely values of a normal distribution, 95% of them within 1 of 0."""
+def _normal_draws(count: int) -> Samples:
+    """`count` independent normal numbers, DRAWS of each, 95% of them within 1 of 0.
+
+    Each holds the same evenly likely values, in orders that fill the space of combinations more evenly than random ones: the
+    ends of an interval are 10 times as exact. Source of the orders: Roberts, "The Unreasonable Effectiveness of Quasirandom
+    Sequences", 2018 (multiples of the powers of 1/x, where x^count = x + 1).
+    """
     from scipy.special import ndtri
 
+    step = functools.reduce(lambda root, _: (1 + root) ** (1 / count), range(64), 2.0)
+    places = (np.arange(DRAWS) + 0.5)[:, None] * step ** -np.arange(float(count)) % 1
+    places[:, 0] = np.arange(DRAWS)
     quantiles: Samples = ndtri((np.arange(DRAWS) + 0.5) / DRAWS) / ndtri(UPPER)
-    return quantiles
+    return quantiles[places.argsort(axis=0).argsort(axis=0)].T
 
 
 def interval(drawn: Samples) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import stdtrit
+from scipy.special import ndtr, ndtri, stdtrit
 from scipy.stats import theilslopes
 
 from dpscope.analysis.runs.cell_findings import spread_findings
@@ -148,6 +148,25 @@ def test_difference() -> None:
     assert verdict(found, even=0.0) == "above"
     assert difference_estimate(more, []).value is None
     assert difference_estimate([np.array([1.0]), np.array([1.0])], less).low is None
+
+
+@pytest.mark.parametrize(("more", "less"), [(120.0, 100.0), (150.0, 20.0), (101.0, 100.0)])
+def test_each_end_of_a_difference_leaves_one_case_in_forty_beyond(more: float, less: float) -> None:
+    """By an integral over the first cell's values instead of draws: the chance of a smaller difference."""
+    first, second = [more * repeat / 100 for repeat in APART], [less * repeat / 100 for repeat in steady(97, 103, 100)]
+    pool = pooled_spread([first, second])
+    of_first, of_second, found = (
+        median_estimate(first, pool),
+        median_estimate(second, pool),
+        difference_estimate(first, second, pool),
+    )
+    halves = [math.log(known(one.high) / known(one.value)) / ndtri(0.975) for one in (of_first, of_second)]
+    normal = np.linspace(-9, 9, 20_001)
+    weights = np.exp(-(normal**2) / 2) / math.sqrt(2 * math.pi) * (normal[1] - normal[0])
+    for end, chance in ((found.low, 0.025), (found.high, 0.975)):
+        left = known(of_first.value) * np.exp(halves[0] * normal) - known(end)
+        enough = ndtr(-np.log(np.maximum(left, 1e-300) / known(of_second.value)) / halves[1])
+        assert float(weights @ enough) == pytest.approx(chance, abs=0.0005)
 
 
 def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
