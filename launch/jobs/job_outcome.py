@@ -153,7 +153,7 @@ def job_outcome(
     rank_location: Callable[[int | None], str] = lambda rank: "",
     kills_before: int | None = None,
 ) -> JobOutcome:
-    """The outcome of a job; `exit_status` is that of a torchrun that exited.
+    """The outcome of a job; `exit_status` is that of a torchrun that exited. A result counts unless a rank failed after it.
 
     `lost` names the node that was lost and the evidence. `rank_location` returns on which of several nodes a rank ran, such as
     `` on node 1 (gpu07)``. A killed rank ran out of memory if `memory_kills` has grown beyond `kills_before`, its number at the
@@ -165,7 +165,8 @@ def job_outcome(
     if how == "stopped":
         message = f"interrupted ({where}); the same command resumes the run"
         return JobOutcome("interrupted", message, _log_tail(log, None))
-    if folder.status() == "ok":
+    has_result = folder.status() == "ok"
+    if has_result and not exit_status:
         return JobOutcome("ok")
     if how == "lost":
         message = f"{lost} ({where}); the same command on all nodes resumes the run"
@@ -173,7 +174,7 @@ def job_outcome(
     if exit_status is None:
         message = f"passed its time limit of {timeout_s:g} s ({where}); raise --timeout if it was only slow"
         return JobOutcome("timed_out", message, _log_tail(log, None))
-    first = _first_failure(read_failures(folder.path), log, exit_status)
+    first = _first_failure(read_failures(folder.path), log, exit_status, has_result)
     lacked = _has_one(_OUT_OF_MEMORY_SIGNS, first.message)
     if first.signal == signal.SIGKILL and kills_before is not None:
         lacked = lacked or (memory_kills() or 0) > kills_before
@@ -188,7 +189,7 @@ class _Failure(NamedTuple):
     signal: int | None = None
 
 
-def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int) -> _Failure:
+def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int, has_result: bool) -> _Failure:
     exits = {int(rank): int(status) for rank, status in _EXIT.findall(log)}
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]
@@ -205,7 +206,8 @@ def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int)
         return _Failure(rank, f"rank {rank} {ended}")
     if torchrun_status < 0:
         return _Failure(None, f"torchrun was killed by {_signal_text(-torchrun_status)}", signal=-torchrun_status)
-    return _Failure(None, f"torchrun ended with exit status {torchrun_status} and no result")
+    without = "" if has_result else " and no result"
+    return _Failure(None, f"torchrun ended with exit status {torchrun_status}{without}")
 
 
 _HINTS = {signal.SIGKILL: ", often the kernel's out-of-memory killer", signal.SIGBUS: ", often a full /dev/shm"}

@@ -165,9 +165,9 @@ PASS = "open('{0}/" + PROGRESS_NAME + "', 'w').write('timed')"
 
 
 def test_jobs_by_their_results_and_exits(tmp_path: Path) -> None:
-    """A result is what counts; without one a job has failed, however it exits."""
-    folders = {name: tmp_path / name for name in ("done", "fails", "silent", "begun")}
-    for name in ("done", "begun"):
+    """A job without a result, or of which a rank failed after the result was stored, has failed."""
+    folders = {name: tmp_path / name for name in ("done", "fails", "silent", "begun", "late")}
+    for name in ("done", "begun", "late"):
         folders[name].mkdir()
     (folders["done"] / ".tmp-failure_0_1.json-xr17fgzj").write_text('{"rank": 1, "at_')  # of a process that was killed
     (folders["done"] / ".tmp-mine").write_text("not dpscope's")
@@ -180,6 +180,9 @@ def test_jobs_by_their_results_and_exits(tmp_path: Path) -> None:
     assert silent == "it failed: torchrun ended with exit status 0 and no result (before its first pass)"
     begun, _ = run_job(folders["begun"], f"{PASS}; {RESULT}".format(folders["begun"], "crashed"))
     assert begun == "it failed: torchrun ended with exit status 0 and no result (in its timed pass)"
+    leaves = f"{PASS}; {RESULT}; raise SystemExit(1)".format(folders["late"], "ok")
+    late, _ = run_job(folders["late"], leaves)
+    assert late == "it failed: torchrun ended with exit status 1 (in its timed pass)"
 
 
 SAVES = """
