@@ -179,7 +179,7 @@ def _answer(
 
 
 def _label(identity: Identity) -> str:
-    return ", ".join(value for _, value in identity if value) or _ALL
+    return ", ".join(value or "-" for _, value in identity) if any(dict(identity).values()) else _ALL
 
 
 def prediction_table(answer: TableAnswer) -> TextTable:

@@ -139,11 +139,12 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
 
 
 def test_series_of_one_label_stay_apart(tmp_path: Path) -> None:
-    """A setting in one column or in another reads alike, but each series has the rate of its own link."""
+    """A value in one column is another setting than the same value in another: each series has its own link and error."""
     rows = (f"a,,{n},{100 + n}\n,a,{n},{200 + n}\n" for n in (1, 2, 4))
     table = table_of(tmp_path, "".join(["model,net,ranks,step_ms\n", *rows]))
     found = answer(table, "--devices", "8", "--gradient-bytes", "100MB")
-    assert [one["series"] for one in found["link_rates"]] == ["a", "a"]
+    assert [one["series"] for one in found["link_rates"]] == ["a, -", "-, a"]
+    assert list(found["own_error"]) == ["a, -", "-, a"]
 
 
 @pytest.mark.long
