@@ -4,13 +4,17 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.analyze import runs_among
 from dpscope.launch.commands.command import Idle, argument, open_console, option
+from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
 from dpscope.profiling.store.errors import DpscopeError
 
 _REAPED_EVERY_S = 1.0
@@ -43,7 +47,7 @@ def tensorboard(
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)
 
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), _guard_of_children():
         serve(folder, host, port, announce)
 
 
@@ -69,6 +73,21 @@ def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -
     while True:
         multiprocessing.active_children()  # waits for the profiler plugin's processes that have ended
         time.sleep(_REAPED_EVERY_S)
+
+
+def _guard_of_children() -> subprocess.Popen[bytes]:
+    """A process that ends what this one starts from now on once this one has ended, however: the plugin's loaders would go on."""
+    token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
+    code = f"import sys; sys.stdin.read(); from dpscope.launch.jobs.torchrun import end_processes; end_processes({token!r})"
+    guard = subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.PIPE,  # its end is this process's
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is not for it
+    )
+    os.environ[JOB_TOKEN_VARIABLE] = token.partition("=")[2]
+    return guard
 
 
 def check_address(host: str, port: int) -> None:

@@ -122,7 +122,7 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
         if place.rank == 0:
             if result is not None:
                 write_json(folder.result_path, result)
-            if STARTED_AT_VARIABLE not in os.environ:  # else dpscope does when all ranks have ended: another may fail yet
+            if STARTED_AT_VARIABLE not in os.environ:  # dpscope does when all ranks have ended: another may fail yet
                 remove_job_files(folder.path)
         sys.stdout.writelines(conclusions)
         gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
