@@ -97,21 +97,23 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
 
 
 def steps(out: Path) -> dict[str, Any]:
-    """Three steps of 2, 3 and 4 ms on device 3, batches there after 0.5 ms, the device idle before."""
+    """Steps on device 3 whose batches come after 20 ms and are computed in 60 ms or in 5, launched without waiting."""
     from dpscope.profiling.instruments.step_timer import time_block
 
     device = torch.device("cuda", 3)
-    lengths = iter((2000.0, 3000.0, 4000.0))
 
-    def step(batch_arrived: Callable[[], None]) -> int:
-        DEVICES.synchronise(device)
-        DEVICES.host_us += 500
-        batch_arrived()
-        DEVICES.streams[3].queue(next(lengths) - 500)
-        return 4
+    def timed(computing_us: float) -> dict[str, Any]:
+        def step(batch_arrived: Callable[[], None]) -> int:
+            DEVICES.host_us += 20_000
+            batch_arrived()
+            DEVICES.streams[3].queue(computing_us)
+            return 4
 
-    _, samples = time_block(step, 3, device, lambda: DEVICES.synchronise(device))
-    return {"step_us": [one.step_us for one in samples], "wait_us": [one.data_wait_us for one in samples]}
+        block, samples = time_block(step, 3, device, lambda: DEVICES.synchronise(device))
+        times = {"step_us": [one.step_us for one in samples], "wait_us": [one.data_wait_us for one in samples]}
+        return {**times, "block_wait_s": block.data_wait_s}
+
+    return {"busy": timed(60_000.0), "idle": timed(5000.0)}
 
 
 def attached(out: Path) -> dict[str, Any]:
@@ -249,10 +251,20 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def _profile(activities: list[Any], **options: Any) -> torch.profiler.profile:
+class _Profile(torch.profiler.profile):
     """torch's own of the CPU: without a driver it would fill the log for every event of a device."""
-    DEVICES.note("profile", None, sorted(activity.name for activity in activities))
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+    def __init__(self, activities: list[Any], **options: Any) -> None:
+        DEVICES.note("profile", None, sorted(activity.name for activity in activities))
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+    def start_trace(self) -> None:
+        DEVICES.note("start_trace")
+        super().start_trace()
+
+    def stop_trace(self) -> None:
+        DEVICES.note("stop_trace")
+        super().stop_trace()
 
 
 @contextmanager
@@ -271,7 +283,7 @@ def doubles_in_place() -> Iterator[None]:
         (strategies, "NamedDataParallel", DoubleDataParallel),
         (cell, "open_nvml", TwoGpuNvml),
         (cell, "time", SimpleNamespace(monotonic=lambda: DEVICES.host_us / 1e6, time=time.time)),
-        (trace_recorder, "profile", _profile),
+        (trace_recorder, "profile", _Profile),
     ]
     for module, name, double in doubles:
         setattr(module, name, double)

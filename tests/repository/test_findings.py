@@ -38,6 +38,8 @@ def test_every_code_is_registered_once_and_described() -> None:
     # An enum drops what equals an earlier member.
     assert all(len(codes.__members__) == len(codes) for codes in REGISTERED)
     assert len({code.code for code in CODES.values()}) == len(CODES)
+    assert {trait for code in CODES.values() for trait in code.traits} <= set(get_args(Trait))
+    assert "estimates" in RunCode.with_trait("in_tables") - RunCode.with_trait("of_many_cells")
     for name, code in CODES.items():
         assert code.severity in (None, "info", "warning", "error"), name
         assert code.meaning.endswith("."), name
@@ -65,10 +67,3 @@ def test_a_code_knows_its_severity_and_next_step() -> None:
         TraceCode.FUSED_RANKS.finding("2 ranks")
     with pytest.raises(AssertionError, match="severity"):
         TraceCode.NO_STEPS.finding("t.json", severity="error")
-
-
-def test_what_is_true_of_all_findings_of_a_code_is_registered_with_it() -> None:
-    assert RunCode.with_trait("in_tables") == {"communication_measured", "estimates"}
-    assert TraceCode.with_trait("of_many_cells") == {"device_idle", "launch_bound"}
-    assert TraceCode.with_trait("in_tables") == frozenset()
-    assert {trait for code in CODES.values() for trait in code.traits} <= set(get_args(Trait))

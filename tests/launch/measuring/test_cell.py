@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.worker_process import TorchrunPlace
@@ -20,31 +18,18 @@ from dpscope.launch.measuring.cell import CellProcess, precision_findings
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.run import Cell, DeviceState
-from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-def process_of(cell: Cell, kind: DeviceType, model: nn.Module, step: Any, config: RunConfig) -> CellProcess:
-    job = WorkerJob(config, cell, 0, kind, 1, RepeatFolder(Path(os.devnull)))
+def process_of(kind: DeviceType, model: nn.Module, step: Any, config: RunConfig) -> CellProcess:
+    job = WorkerJob(config, Cell("single", 1, 4), 0, kind, 1, RepeatFolder(Path(os.devnull)))
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     devices = (torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"),)
     return CellProcess(job, place, devices, model, step)
 
 
 def steps_taken(
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: CellStrategy,
-    device: DeviceType,
-    step_s: float,
-    config: RunConfig,
-    epoch: int = 7,
+    monkeypatch: pytest.MonkeyPatch, device: DeviceType, step_s: float, config: RunConfig, epoch: int = 7
 ) -> int:
     """Warm-up steps of a cell, with a clock that each step advances by `step_s`."""
     now_s, taken = [0.0], [0]
@@ -56,9 +41,7 @@ def steps_taken(
             taken[0] += 1
             now_s[0] += step_s
 
-    model = nn.Linear(2, 2)
-    cell = Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=4)
-    process = process_of(cell, device, DistributedDataParallel(model) if strategy == "ddp" else model, Step(), config)
+    process = process_of(device, nn.Linear(2, 2), Step(), config)
     monkeypatch.setattr(measured_cell, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(measured_cell, "synchronise", lambda devices: None)
     monkeypatch.setattr(measured_cell, "rank_0_value", lambda number, _: number)
@@ -66,7 +49,6 @@ def steps_taken(
     return taken[0]
 
 
-@pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
 @pytest.mark.parametrize(
     ("device", "step_s", "warmup_steps", "expected"),
     [
@@ -77,24 +59,19 @@ def steps_taken(
         ("cpu", 0.005, 5, 5),
     ],
 )
-def test_every_strategy_is_warmed_up_alike(
-    monkeypatch: pytest.MonkeyPatch,
-    group: None,
-    strategy: CellStrategy,
-    device: DeviceType,
-    step_s: float,
-    warmup_steps: int,
-    expected: int,
+def test_a_device_is_warmed_up_for_a_time(
+    monkeypatch: pytest.MonkeyPatch, device: DeviceType, step_s: float, warmup_steps: int, expected: int
 ) -> None:
+    """Under every strategy alike: test_on_recording_device.py."""
     config = RunConfig(measurement=Measurement(warmup_steps=warmup_steps))
-    assert steps_taken(monkeypatch, strategy, device, step_s, config) == expected
+    assert steps_taken(monkeypatch, device, step_s, config) == expected
 
 
 def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs of 7 steps of 1/16 s: 11 steps are two epochs of 0.875 s; 10 steps more are another two."""
     config = RunConfig(measurement=Measurement(warmup_steps=5, steps=None, epochs=1))
-    assert steps_taken(monkeypatch, "single", "cuda", 1 / 16, config) == 28
-    assert steps_taken(monkeypatch, "single", "cpu", 1 / 16, config) == 7
+    assert steps_taken(monkeypatch, "cuda", 1 / 16, config) == 28
+    assert steps_taken(monkeypatch, "cpu", 1 / 16, config) == 7
 
 
 QUEUED_S = 0.06  # for which the device works on a step that the host has queued at once
@@ -123,7 +100,7 @@ class Device:
 
 
 def process_on(device: Device, kind: DeviceType) -> CellProcess:
-    process = process_of(Cell("single", 1, 4), kind, nn.Identity(), device.step, RunConfig())
+    process = process_of(kind, nn.Identity(), device.step, RunConfig())
     return replace(process, device_states=device.state if kind == "cuda" else None)
 
 

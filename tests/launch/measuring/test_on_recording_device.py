@@ -89,15 +89,15 @@ def test_timed_steps_lie_between_two_waits_for_all_devices_and_processes(
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
 def test_devices_finish_before_recording(results: dict[str, Any], strategy: str) -> None:
-    """Two warm-up steps under the tracer, a wait, two recorded steps, a wait."""
+    """Two warm-up steps under the tracer, a wait, two recorded steps, a wait: no work of a warm-up step is recorded."""
     first = 1 if strategy == "ddp" else 0
-    order = [
-        call for call in in_pass(results, strategy, "traced") if call[0] in ("profile", "synchronize", "barrier", "to")
-    ]
+    looked_at = ("profile", "start_trace", "stop_trace", "synchronize", "barrier", "to")
+    order = [call for call in in_pass(results, strategy, "traced") if call[0] in looked_at]
     step = [("to", first), ("to", first)]
     waited = WAITED[strategy]
     assert order == [
-        ("profile", None, ["CPU", "CUDA"]), *waited, *step, *step, *waited, *step, *step, *waited,
+        ("profile", None, ["CPU", "CUDA"]), *waited, *step, *step, *waited, ("start_trace", None), *step, *step,
+        ("stop_trace", None), *waited,
     ]  # fmt: skip
 
 
@@ -156,8 +156,13 @@ def test_contention_by_hand(results: dict[str, Any]) -> None:
 
 
 def test_steps_and_waits_are_read_after_a_wait_for_the_device(results: dict[str, Any]) -> None:
-    assert results["steps"]["step_us"] == [2000.0, 3000.0, 4000.0]
-    assert results["steps"]["wait_us"] == [500.0, 500.0, 500.0]
+    """The loader takes 20 ms: a device busy for 60 ms a step does not notice, one busy for 5 ms waits the other 15."""
+    assert results["steps"]["busy"] == {
+        "step_us": [80e3, 60e3, 60e3], "wait_us": [20e3, 0.0, 0.0], "block_wait_s": pytest.approx(0.02),
+    }  # fmt: skip
+    assert results["steps"]["idle"] == {
+        "step_us": [25e3, 20e3, 20e3], "wait_us": [20e3, 15e3, 15e3], "block_wait_s": pytest.approx(0.05),
+    }  # fmt: skip
     assert {call[1] for call in calls(results, "steps")} == {3}
     assert results["attached"]["step_us"] == [700.0, 700.0]
     assert results["attached"]["memory"] == [[2, 500]]

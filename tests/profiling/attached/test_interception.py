@@ -237,20 +237,6 @@ def test_a_measured_model_is_saved_and_copied_as_before(tmp_path: Path, look: Ca
     assert rank.blocks[0].steps == len(timed) >= TIMED - 1  # an export may call the model, which leaves that step out
 
 
-def test_calls_of_a_copy_of_the_model_are_not_counted(tmp_path: Path) -> None:
-    """Such as averaged weights, whose copy is called in each step, too."""
-    model = Net()
-    with attached(tmp_path, []):
-        optimizer = torch.optim.SGD(model.parameters())
-        train(model, optimizer, WARMUP)
-        copied = copy.deepcopy(model)
-        for _ in range(WHOLE - WARMUP):
-            copied(torch.ones(8, 3))
-            train(model, optimizer, 1)
-    _, _, _, samples = measured(tmp_path)
-    assert set(samples["samples"]) == {8}
-
-
 def test_the_scripts_optimizer_hook_is_called_at_each_step(tmp_path: Path) -> None:
     """torch iterates over its hooks while dpscope removes its hook."""
     called: list[Optimizer] = []

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -63,65 +62,6 @@ def test_a_trace_holds_one_step_more_than_requested_and_matches_its_samples(tmp_
         assert sample.step_us < STEP_S * 1e6 + 200_000
         assert WAIT_S * 1e6 <= sample.data_wait_us < sample.step_us
     assert [path.name for path in path.parent.iterdir()] == ["0_0.pt.trace.json.gz"]
-
-
-def test_warm_up_work_is_done_before_the_recording_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work of a warm-up step that is still queued on a device would run in the recorded window without belonging to a step."""
-    order: list[str] = []
-
-    def noted(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
-        def doing(*arguments: Any) -> Any:
-            order.append(name)
-            return do(*arguments)
-
-        return doing
-
-    for name in ("start_trace", "stop_trace"):
-        monkeypatch.setattr(torch.profiler.profile, name, noted(name, getattr(torch.profiler.profile, name)))
-    synchronise = noted("synchronise", lambda: None)
-    StepTrace(1, tmp_path / "0_0.pt.trace.json.gz", HOST, False, synchronise).record(noted("step", step))
-    warm_up = ["synchronise", "step", "step", "synchronise"]
-    assert order == [*warm_up, "start_trace", "step", "step", "stop_trace", "synchronise"]
-
-
-class SimulatedGpu:
-    """A clock in milliseconds for the host, and when the work queued on the device so far will be done."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ms = self.done_ms = 0.0
-        gpu = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                self.at_ms = 0.0
-
-            def record(self, stream: None) -> None:
-                self.at_ms = max(gpu.now_ms, gpu.done_ms)
-
-            def elapsed_time(self, later: "Event") -> float:
-                return later.at_ms - self.at_ms
-
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-
-    def step(self, loading_ms: float, computing_ms: float) -> Callable[[Callable[[], None]], int]:
-        def run(batch_arrived: Callable[[], None]) -> int:
-            self.now_ms += loading_ms
-            batch_arrived()
-            self.done_ms = max(self.now_ms, self.done_ms) + computing_ms
-            return 1
-
-        return run
-
-
-def test_on_cuda_a_wait_hidden_by_queued_work_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader takes 20 ms: a device busy for 60 ms a step does not notice, one busy for 5 ms waits the other 15."""
-    for computing_ms, steps_ms, waits_ms in ((60, [80, 60, 60], [20, 0, 0]), (5, [25, 20, 20], [20, 15, 15])):
-        step = SimulatedGpu(monkeypatch).step(20, computing_ms)
-        block, samples = time_block(step, 3, torch.device("cuda", 0), lambda: None)
-        assert [sample.step_us / 1000 for sample in samples] == steps_ms
-        assert [sample.data_wait_us / 1000 for sample in samples] == waits_ms
-        assert (block.data_wait_s or 0.0) * 1000 == pytest.approx(sum(waits_ms))
 
 
 def test_two_arrivals_within_a_step_are_not_attributed_to_two_steps() -> None:

@@ -10,9 +10,6 @@ import msgspec
 import pytest
 import torch
 
-from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring import cell as cell_job
-from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.machine import environment as environment_module
 from dpscope.profiling.machine.conditions import variable_differences
 from dpscope.profiling.machine.environment import (
@@ -27,10 +24,7 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, Commit, DeviceState, Environment
-from dpscope.profiling.records.strategies import CellStrategy
-from dpscope.profiling.store.folders import RepeatFolder
+from dpscope.profiling.records.run import Commit, DeviceState, Environment
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml, TwoGpuNvml
 from tests.helpers.paths import DATA
@@ -69,30 +63,6 @@ def test_states_belong_to_torchs_devices() -> None:
     assert (only.index, only.uuid) == (3, "GPU-aaaa")
     assert torch_device_states(TwoGpuNvml(UUID=(None, None)), (), {0: ""}) == ()
     assert torch_device_states(None, (), {0: "aaaa"}) == ()
-
-
-@pytest.mark.parametrize(
-    ("strategy", "devices", "local_rank", "temperatures_c"),
-    [("single", 1, 0, {0: 83}), ("dp", 2, 0, {0: 83, 1: 41}), ("ddp", 2, 1, {1: 41}), ("ddp", 2, 0, {0: 83})],
-)
-def test_a_job_records_the_states_of_its_devices(
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: CellStrategy,
-    devices: int,
-    local_rank: int,
-    temperatures_c: dict[int, int],
-) -> None:
-    """By torch's UUIDs, in the opposite order of NVML's indices, as if CUDA put the fastest first."""
-    monkeypatch.setattr(cell_job, "open_nvml", TwoGpuNvml)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=("bbbb", "aaaa")[index])
-    )
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    cell = Cell(strategy=strategy, devices=devices, batch_size=2)
-    job = WorkerJob(RunConfig(), cell, repeat=0, kind="cuda", threads=1, folder=RepeatFolder(Path("unused")))
-    place = TorchrunPlace(local_rank, local_rank, cell.processes, local_world_size=cell.processes, node=0)
-    states = cell_job._device_states(job, place, ())
-    assert {state.index: state.temperature_c for state in states} == temperatures_c
 
 
 def test_findings_of_unfair_devices() -> None:

@@ -2,33 +2,16 @@
 
 import ast
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from dpscope.profiling.records.strategies import (
-    OTHER,
     STRATEGIES,
-    CellStrategy,
-    Strategy,
-    strategy_on,
     strategy_order,
-    traits_of,
 )
 from tests.helpers.paths import ROOT
 
 FOLDERS_THAT_NAME_STRATEGIES = ("profiling/records", "launch/workload")
-
-
-def test_every_strategy_has_a_record() -> None:
-    """In the documented order; a stand-in runs where its original does not."""
-    assert tuple(STRATEGIES) == get_args(CellStrategy)
-    assert [name for name in STRATEGIES if name in get_args(Strategy)] == list(get_args(Strategy))
-    assert {strategy_on(one, "cuda") for one in get_args(Strategy)} == set(get_args(Strategy))
-    assert [strategy_on(one, "cpu") for one in get_args(Strategy)] == [
-        "single", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp",
-    ]  # fmt: skip
-    assert traits_of("pipeline") is OTHER
 
 
 def test_a_stand_in_takes_the_place_of_its_original() -> None:
