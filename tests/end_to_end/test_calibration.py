@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -152,46 +151,3 @@ def test_a_job_that_fails_reports_why_in_one_line_and_leaves_nothing(
     assert "\n" not in str(raised.value)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
-
-
-BROKEN_CONTENTION = """
-import importlib.abc, importlib.util, sys
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "dpscope.launch.calibration.collective_timing":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-
-            def time_contention(*_):
-                raise RuntimeError("no such event on this device")
-            module.time_contention = time_contention
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
-
-
-def test_contention_that_cannot_be_timed_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks' own code raises there, as that of a device may on which it never ran."""
-    (tmp_path / "sitecustomize.py").write_text(BROKEN_CONTENTION)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    settings = calibration_settings(
-        device="cpu", devices="2", collectives="all_reduce", min_bytes="4K", max_bytes="8K", iterations=2, timeout_s=90
-    )
-    calibration = run_calibration(settings, console())
-    assert [(one.collective, one.size_bytes, len(one.times_us)) for one in calibration.points] == [
-        ("all_reduce", 4096, 2),
-        ("all_reduce", 8192, 2),
-    ]
-    assert calibration.contention == ()
-    (finding,) = [one for one in calibration.findings if one.code == "contention_not_timed"]
-    assert "no such event on this device" in finding.message
-    assert "assume no slowdown" in finding.next_step

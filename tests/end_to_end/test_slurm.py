@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.profiling.records.run import Cell
-from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder
-from tests.helpers.node_commands import TINY
 from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.slurm import Cluster, slurm_cluster, why_no_slurm
 from tests.helpers.sweeps import processes_of, wait_until
@@ -67,19 +64,6 @@ def submit(cluster: Cluster, commands: Path, script: str, out: Path, *options: s
     return job, output
 
 
-def test_a_run_over_two_nodes(cluster: Cluster, commands: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    options = (*TINY, "--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x1")
-    job, output = submit(cluster, commands, "several_nodes.sbatch", out, *options)
-    assert cluster.wait(job)["JobState"] == "COMPLETED", output.read_text()
-    manifest = RunFolder(out).manifest()
-    assert [one.cell.name for one in manifest.plan] == ["single-d1-b2", "ddp-d2-n2-b2"]
-    over_both = Cell(strategy="ddp", devices=2, batch_size=2, nodes=2)
-    assert [one.node for one in RunFolder(out).repeat(over_both, 0).ranks()] == [0, 1]
-    assert [one.node for one in manifest.hosts] == [0, 1]
-    assert "2 devices over 2 nodes" in " ".join(output.read_text().split())
-
-
 def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, commands: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = (
@@ -104,6 +88,7 @@ def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, com
     ("script", "expected"),
     [
         ("one_node.sbatch", "ddp-d2-b2"),
+        ("several_nodes.sbatch", "ddp-d2-n2-b2"),
         ("container_apptainer.sbatch", "in torch.sif"),
         ("container_pyxis.sbatch", "left out: --container-image=torch.sif"),
     ],

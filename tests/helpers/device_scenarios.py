@@ -83,7 +83,7 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
         device="cuda", devices=(2,), collectives=("all_reduce",), iterations=3, warmup_iterations=1,
         chosen_sizes=(4096, 8192), timeout_s=900.0,
     )  # fmt: skip
-    timed = measure(settings, _place(1, 2))
+    timed = measure(settings, _place(1, 2), lambda found: DEVICES.note("kept", None, len(found.points)))
     torch.distributed.destroy_process_group()
     ((contention,),) = (timed.contention,)
     times = [name for name in contention.__struct_fields__ if name.endswith("_us")]

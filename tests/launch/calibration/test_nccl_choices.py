@@ -17,7 +17,7 @@ from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.nccl_tables import calibration_chapter
 from dpscope.launch.calibration import run, worker
 from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.worker import log_variables
+from dpscope.launch.calibration.worker import collectives_path, log_variables
 from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.job_queue import JobStarter
 from dpscope.launch.jobs.torchrun import Job, TorchrunJob
@@ -56,6 +56,7 @@ class Stub(JobStarter):
 
     log_ranks: Callable[[int], int] = lambda devices: devices
     exit_status: int = 0  # of the jobs in which NCCL writes its log
+    loses_contention: bool = False  # the timed job fails after its collectives
     jobs: list[CalibrationSettings] = field(default_factory=list)
 
     def start(self, job: Job) -> TorchrunJob:
@@ -65,6 +66,9 @@ class Stub(JobStarter):
         folder.log_path.write_text("")
         if settings.nccl_log and self.exit_status:
             return Ended(folder, self.exit_status)
+        if self.loses_contention and not settings.nccl_log:
+            write_json(collectives_path(folder), timed(settings))
+            return Ended(folder, 1)
         write_json(folder.result_path, TimedCollectives(backend="nccl") if settings.nccl_log else timed(settings))
         if settings.nccl_log and (ranks := self.log_ranks(settings.job.devices)):
             sizes = ((8, "TREE", "LL"), (1 << 20, "TREE", "LL"), (2 << 20, "RING", "SIMPLE"))
@@ -163,14 +167,23 @@ def test_an_unreadable_log_only_loses_the_choices(stub: Stub, reason: str, monke
     assert reason in lost[0]
 
 
+def test_contention_that_cannot_be_timed_loses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = calibrated(Stub(loses_contention=True), monkeypatch)
+    assert (len(found.points), found.contention, len(found.nccl)) == (4, (), 2)
+    (finding,) = [one for one in found.findings if one.code == "contention_not_timed"]
+    assert "torchrun ended with exit status 1" in finding.message
+    assert "assume no slowdown" in finding.next_step
+
+
 @pytest.mark.parametrize("nccl_log", [True, False])
 def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = log_variables(tmp_path)
     seen: dict[str, str | None] = {}
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in variables})
 
-    def measure(*_: object) -> TimedCollectives:
+    def measure(settings: object, place: object, keep: Callable[[TimedCollectives], None]) -> TimedCollectives:
         seen.update({name: os.environ.get(name) for name in variables})
+        keep(timed(SETTINGS))
         return timed(SETTINGS)
 
     # In place of the module that imports torch.
@@ -179,3 +192,4 @@ def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypa
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     worker._calibrate(JobFolder(tmp_path), settings, place)
     assert seen == (variables if nccl_log else dict.fromkeys(variables))
+    assert read_json(collectives_path(JobFolder(tmp_path)), TimedCollectives) == timed(SETTINGS)

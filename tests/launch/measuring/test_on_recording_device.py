@@ -149,10 +149,10 @@ def test_contention_by_hand(results: dict[str, Any]) -> None:
     }  # fmt: skip
     # Pieces of 2 us: of 20, which take 40 us, (40 - 18.192) / 2 run after the collective, the others within its 18.192 us.
     assert results["contention"]["contention"]["compute_beside_us"] == pytest.approx([2.0] * 3)
-    aside = [
-        call for call in calls(results, "calibration", "stream", "record") if "aside" in call or call[0] == "stream"
-    ]
-    assert aside == [("stream", 1), ("record", 1, "aside")] * 4  # a warm-up, three iterations
+    marks = calls(results, "calibration", "kept", "stream", "record")
+    aside = [call for call in marks if "aside" in call or call[0] != "record"]
+    # The collectives are kept before; a warm-up, three iterations.
+    assert aside == [("kept", None, 2), *[("stream", 1), ("record", 1, "aside")] * 4]
 
 
 def test_steps_and_waits_are_read_after_a_wait_for_the_device(results: dict[str, Any]) -> None:
