@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, like_names
+from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, like_names, parse_flops
 
 TITLES = {
     "NVIDIA H100 80GB HBM3": "H100 SXM5", "H100 SXM": "H100 SXM5", "NVIDIA H100 PCIe": "H100 PCIe",
@@ -30,3 +30,9 @@ def test_every_title_is_a_name_and_close_names_are_proposed() -> None:
     assert like_names("A100") == ["A100 SXM4 40GB", "A100 SXM4 80GB", "A100 PCIe 40GB", "A100 PCIe 80GB"]
     assert like_names("H100 SMX") == ["H100 SXM5", "H100 PCIe"]
     assert len(like_names("Radeon")) == len(GPU_SPEEDS)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1T", "fast", "1T:int8", "1e400", "nan"])
+def test_other_text_than_flops_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="give the FLOPs of one step on one device, such as"):
+        parse_flops(text)

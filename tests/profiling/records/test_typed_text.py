@@ -66,13 +66,9 @@ def test_the_limit_of_a_trace_is_a_size() -> None:
     ("arguments", "expected"),
     [
         (["run", "--dry-run", "--strategy", "single,ddb"], "single,ddb: unknown; did you mean ddp? Choose from"),
-        (["run", "--dry-run", "--scaling", "weka"], "did you mean weak?"),
-        (["train", "--dry-run", "--learning-rate-scaling", "liner"], "did you mean linear?"),
-        (["run", "--dry-run", "--comm-hook", "fp61"], "did you mean fp16?"),
         (["calibrate", "--device", "cpu", "--collectives", "all_redcue"], "did you mean all_reduce?"),
         (["analyze", str(EXAMPLE_RUN), "--figures", "sgv"], "did you mean svg?"),
         (["analyze", str(EXAMPLE_RUN), "--format", "jsno"], "'jsno': did you mean json? Choose from table, json"),
-        (["run", "--transforms", "per-imag"], "did you mean per-image?"),
     ],
 )
 def test_the_nearest_choice_is_proposed_for_a_mistyped_one(arguments: list[str], expected: str) -> None:

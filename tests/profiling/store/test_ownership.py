@@ -90,28 +90,23 @@ def damaged(folder: Path) -> Path:
 
 
 WEB_APP = {"name": "notes", "icons": [], "start_url": "/", "display": "standalone"}
-EXTENSION = {"manifest_version": 3, "name": "tab tidier", "version": "1.0"}
 
 FOREIGN: dict[str, Callable[[Path], Path]] = {
     "web app": lambda out: written(with_manifest(out, WEB_APP), "report/index.html", "cells/a.js", "index.html"),
-    "web app's training pages": lambda out: written(with_manifest(out, WEB_APP), "training/intro.html", "train.json"),
     "web app named like a run": lambda out: written(
         with_manifest(out, WEB_APP),
         "cells/ddp-d2-b8/repeat0/result.json",
         "report/report.html",
         "equality/settings.json",
     ),
-    "browser extension": lambda out: written(with_manifest(out, EXTENSION), "background.js"),
     "manifest that is a list": lambda out: with_manifest(out, [1, 2]),
     "manifest that is no JSON": lambda out: written(out, "manifest.json"),
-    "empty manifest": lambda out: written(out, "manifest.json", text=""),
     "manifest that is a folder": lambda out: written(out, "manifest.json/deep"),
     "damaged manifest": damaged,
     "older dpscope's": lambda out: with_changed_manifest(out, schema_version=0),
     "newer dpscope's": lambda out: with_changed_manifest(out, invented=1),
     "thesis": lambda out: written(out, "thesis.tex"),
     "own report": lambda out: written(out, "report/report.html", "report/figures/scaling.png"),
-    "own cells": lambda out: written(out, "cells/neuron.csv"),
     "own cells and lock": lambda out: written(out, ".lock", "cells/a.csv", "report/a.html", "training/b", "wandb/c"),
     "own trainings": lambda out: written(out, "training/photo.png"),
     "own events": lambda out: written(out, "tensorboard/report/events.out.tfevents.1.h.2.0", text="hparams strategy"),
