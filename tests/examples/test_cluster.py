@@ -83,9 +83,3 @@ def test_a_pytorch_job_tells_its_pods_their_place(monkeypatch: pytest.MonkeyPatc
 def test_scripts_are_sound_shell(name: str) -> None:
     checked = subprocess.run(["bash", "-n", str(CLUSTER / name)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
-
-
-def test_the_table_names_every_file() -> None:
-    table = (CLUSTER / "README.md").read_text()
-    files = {path.name for path in CLUSTER.iterdir()} - {"README.md"}
-    assert {name for name in files if f"| `{name}` |" not in table} == set()

@@ -1,12 +1,10 @@
 """Settings of `dpscope equal`: defaults and refusals."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from dpscope.launch.equality.run import equality_settings, run_equality, samples_of_two_epochs
+from dpscope.launch.equality.run import equality_settings, samples_of_two_epochs
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
@@ -56,15 +54,6 @@ def test_mistakes_are_named(flags: dict[str, object], expected: str) -> None:
         equality_settings({"device": "cpu", **flags})
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_another_folder_is_not_changed(tmp_path: Path) -> None:
-    (tmp_path / EQUALITY_FOLDER).mkdir()
-    (tmp_path / EQUALITY_FOLDER / "thesis.txt").write_text("mine")
-    settings = equality_settings({"device": "cpu"})
-    with pytest.raises(DpscopeError, match="exists and is not a run folder; name another"):
-        run_equality(settings, tmp_path, Console(file=io.StringIO()))
-    assert (tmp_path / EQUALITY_FOLDER / "thesis.txt").exists()
 
 
 def test_a_run_may_follow_into_the_same_folder(tmp_path: Path) -> None:

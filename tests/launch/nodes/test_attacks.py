@@ -1,4 +1,4 @@
-"""Attacks from the network without effect: four that an earlier protocol allowed, replayed, and forged states."""
+"""Attacks from the network without effect: a relay that forges states, strangers, and names that a terminal would act on."""
 
 import json
 import socket
@@ -63,12 +63,10 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
     ran = tmp_path / "ran"
     attack = ["touch", str(ran), "--nnodes=2"]
     nodes.plan = [Job(name="planned", program=("true",), folder=JobFolder(tmp_path), threads=1, processes=2, nodes=2)]
-    begin = {"is": "begin", "job": 1, "title": "x", "command": attack, "threads": 1, "port": 29501, "in_run": False}
     with relay(nodes.port) as between:
         nodes.start(1, address=between)
         with nodes.meeting() as team:
-            with socket.create_connection((between.host, between.port)) as asking:
-                asking.sendall(json.dumps(begin).encode() + b"\n")
+            assert team.lost is None  # a relay that only passes on changes nothing
             store = stranger(nodes.port)
             (key,) = [one for one in store.list_keys() if one.endswith("/0/state")]
             sent = bytes(store.get(key))
@@ -81,54 +79,37 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
     assert not ran.exists()
 
 
-def test_a_transparent_relay_changes_nothing(nodes: Nodes) -> None:
-    with relay(nodes.port) as between:
-        nodes.start(1, address=between)
-        with nodes.meeting() as team:
-            assert team.lost is None
-        nodes.wait()
-    assert nodes.ended == {1: 7}
-
-
 def test_strangers_without_the_secret_have_no_effect(nodes: Nodes) -> None:
-    """Messages of an earlier protocol, forged states, garbage and forty silent connections, before and while nodes meet."""
-    earlier = b'{"is":"hello","protocol":1,"version":"1","node":1,"count":2,"hostname":"h","options":{},"nonce":"n","job":null}\n'
-    lines = [earlier + b'{"is":"not_shared","looked_in":"/elsewhere"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000]
-    lines += [b"\x00" * 1000, b"[" * 100_000]
+    """Garbage, forged states and silent connections, before and while nodes meet."""
+    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b"\x00" * 1000, b"[" * 100_000)
     silent: list[socket.socket] = []
 
     def attack() -> None:
-        sent = 0
-        while sent < 60:
+        while len(silent) < 40:
+            time.sleep(0.02)
             try:
-                connection = socket.create_connection(("127.0.0.1", nodes.port), timeout=2)
-                if len(silent) < 40:
-                    silent.append(connection)
-                    connection.sendall(b"\x00" * (len(silent) % 2))  # and half of a message
-                    continue
-                with connection:
-                    connection.sendall(lines[sent % len(lines)])
-                sent += 1
+                silent.append(socket.create_connection(("127.0.0.1", nodes.port), timeout=2))
+                silent[-1].sendall(b"\x00" * (len(silent) % 2))  # and half of a message
+                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as connection:
+                    connection.sendall(garbage[len(silent) % len(garbage)])
                 store = stranger(nodes.port)
                 store.set("1/state", '{"left": "not shared"}')
                 store.set("not_shared", "1")
             except (OSError, RuntimeError):
-                time.sleep(0.02)
+                continue
 
     attacking = threading.Thread(target=attack)
     attacking.start()
-    time.sleep(0.2)
-    threading.Timer(1.0, lambda: nodes.start(1)).start()
+    threading.Timer(0.5, lambda: nodes.start(1)).start()
     began_s = time.monotonic()
     with nodes.meeting() as team:
         joined_s = time.monotonic()
         attacking.join()
-        time.sleep(1.0)
+        time.sleep(0.2)  # several looks at each other
         assert team.lost is None
     nodes.wait()
     assert joined_s - began_s < 10
     assert nodes.ended == {1: 7}
-    assert len(silent) == 40
     for one in silent:
         one.close()
 

@@ -69,13 +69,6 @@ def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(pair: Pair, monk
     assert first.lost(1) == "it was silent for 0.5 s"
 
 
-def test_a_state_that_is_not_sealed_with_the_secret_is_a_loss(pair: Pair) -> None:
-    first, second = pair.boards
-    second._secret = "another"
-    wait_until(lambda: first.lost(1) is not None, timeout_s=5)
-    assert first.lost(1) == "a message in its name was not sent by a node of this run (its seal is wrong)"
-
-
 @pytest.mark.parametrize("state", [{"command": ["touch", "x"]}, {"job": 1}, [], {"beat": 1.5}, None])
 def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> None:
     first, second = pair.boards

@@ -12,13 +12,12 @@ from dpscope.analysis.runs.traffic_check import check_counters, reduced_bytes
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
-from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import MicroBatching, by_micro_batches, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import CommHook
-from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes, cell_workload
+from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes
 from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
@@ -108,14 +107,6 @@ def test_counters_count_what_a_hook_compresses() -> None:
     assert (check.buckets_equal, check.spans_agree) == (False, False)
     short = [msgspec.structs.replace(counters[0], backward_comm_us=8_000)]  # less than what it is to hold
     assert not check_counters(short, table, rank=0, sent_share=0.5).spans_agree
-
-
-def test_the_first_precision_is_the_runs_and_the_others_are_variants() -> None:
-    config = resolve(load_config(None, {"amp": ["off", "bf16"], "batch_size": "8"}), HOST)
-    assert (config.workload.amp, config.matrix.amp_variants) == ("off", ("bf16",))
-    cells = {one.cell.name: one.cell for one in make_plan(config.matrix, config.workload.samples, "cpu")}
-    assert cell_workload(config.workload, cells["ddp-d2-b8"]).amp == "off"
-    assert cell_workload(config.workload, cells["ddp-d2-b8-amp-bf16"]).amp == "bf16"
 
 
 def test_further_arguments_of_ddp_are_read_as_json() -> None:
