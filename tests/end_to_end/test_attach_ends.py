@@ -77,10 +77,8 @@ def printed(folder: Path) -> str:
         ("trains", "dpscope", signal.SIGKILL, -9),
         ("trains", "dpscope", signal.SIGTERM, 143),
         ("trains", "torchrun", signal.SIGKILL, 137),
-        ("trains", "torchrun", signal.SIGTERM, 143),
         ("trains", "rank", signal.SIGKILL, 1),
         ("torchrun starts", "dpscope", signal.SIGKILL, -9),
-        ("torchrun starts", "dpscope", signal.SIGTERM, 143),
         ("ranks start", "dpscope", signal.SIGHUP, 129),
     ],
 )

@@ -86,11 +86,9 @@ SHARDED = "sharded (FSDP- or ZeRO-like)"
         ("fully_sharded/shapes", f"{SHARDED}; seen"),
         ("fully_sharded/plain", f"{SHARDED}; seen"),
         ("hybrid/shapes", f"{SHARDED}, with all-reduces of gradients in the backward pass; seen"),
-        ("replicated_equal/shapes", "DDP-like; seen"),
         ("replicated_unequal/shapes", "DDP-like; seen"),
         ("layers_equal/shapes", "DDP-like; seen"),
         ("layers_equal/plain", "DDP-like; seen"),
-        ("layers_unequal/shapes", "DDP-like; seen"),
         ("averaged_by_hand/shapes", "unknown: it all-reduces after the backward pass"),
     ],
 )

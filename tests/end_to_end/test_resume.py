@@ -228,13 +228,10 @@ def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
     train_here(tmp_path / "run", **{**settings, "epochs": 1})
     last = str(training(tmp_path / "run")[0].last)
-    for changes, message in (
-        ({"lr": 0.1}, r"trained with --lr 0\.05, not 0\.1"),
-        ({"epochs": 1}, "--epochs 1 leaves nothing to train; give more epochs"),
-        ({"seeds": "1"}, "--seeds 0, not 1"),
-    ):
-        with pytest.raises(DpscopeError, match=message):
-            plan(tmp_path / "other", last, **{**settings, **changes})
+    with pytest.raises(DpscopeError, match="--epochs 1 leaves nothing to train; give more epochs"):
+        plan(tmp_path / "other", last, **{**settings, "epochs": 1})
+    with pytest.raises(DpscopeError, match=r"trained with --lr 0\.05, not 0\.1"):
+        plan(tmp_path / "other", last, **{**settings, "lr": 0.1})
     with pytest.raises(DpscopeError, match="holds none before its last one; remove"):
         plan(tmp_path / "run", "previous", **settings)
     with pytest.raises(DpscopeError, match=r"--resume-from .*last\.pt: --fresh removes it"):

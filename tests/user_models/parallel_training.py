@@ -77,11 +77,10 @@ def hybrid(mesh: DeviceMesh) -> nn.Module:
 
 
 EQUAL, UNEQUAL = (64, 64, 64, 64), (64, 128, 32, 64)
+ALSO_PLAIN = ("layers_equal", "data_parallel", "tensor_parallel", "fully_sharded")  # also traced without sizes
 WAYS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
-    "replicated_equal": replicated(replicate, EQUAL),
     "replicated_unequal": replicated(replicate, UNEQUAL),
     "layers_equal": replicated(replicate_by_layer, EQUAL),
-    "layers_unequal": replicated(replicate_by_layer, UNEQUAL),
     "averaged_by_hand": lambda _: ByHand(),
     "hybrid": hybrid,
     "data_parallel": data_parallel,
@@ -120,9 +119,9 @@ def traced(step: Step, folder: Path, first: int, active: int, record_shapes: boo
 
 
 def trace_ways(folder: Path) -> None:
-    """Traces of every way in `<folder>/<way>`, with sizes recorded (`shapes`) and without (`plain`)."""
+    """Traces of every way in `<folder>/<way>`, with sizes recorded (`shapes`) and, of some, without (`plain`)."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for way, make in WAYS.items():
-        for shapes in ("shapes", "plain"):
+        for shapes in ("shapes", "plain") if way in ALSO_PLAIN else ("shapes",):
             torch.manual_seed(0)
             traced(training(make(mesh)), folder / way / shapes, 2, 2, shapes == "shapes")
