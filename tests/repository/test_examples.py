@@ -32,7 +32,7 @@ def test_the_notebook_runs_in_a_kernel_that_starts_in_its_folder() -> None:
 
 
 @pytest.mark.long
-def test_the_example_run_is_small_and_is_complete(tmp_path: Path) -> None:
+def test_the_example_run_is_small_complete_and_makes_a_report_from_five_repeats(tmp_path: Path) -> None:
     files = [path for path in (ROOT / "examples" / "run_cpu").rglob("*") if path.is_file()]
     stored = [path for path in files if not path.name.endswith(".tables.parquet")]  # kept by readers
     assert len(stored) > 30
@@ -41,12 +41,6 @@ def test_the_example_run_is_small_and_is_complete(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     assert {len(cell.results) for cell in run.cells.values()} == {5}
     assert {result.status for cell in run.cells.values() for result in cell.results} == {"ok"}
-
-
-@pytest.mark.long
-def test_the_example_run_makes_a_report_from_five_repeats(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
-    run = load_run(tmp_path / "run")
     assert {repeat for repeat, _ in run.cells["ddp-d2-b128"].ranks} == {0, 1, 2, 3, 4}
     page = write_report(make_report(run))
     assert page.stat().st_size > 10_000

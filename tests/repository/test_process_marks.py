@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import ROOT
-
 STARTS_AT_IMPORT = """
 import subprocess
 
@@ -29,14 +27,3 @@ def test_what_an_import_starts_is_not_the_tests_doing(tmp_path: Path, monkeypatc
     module = importlib.import_module("starts_at_import")
     with pytest.raises(AssertionError, match="mark it"):
         module.again()
-
-
-def test_what_an_import_of_this_repository_starts_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The same module, whose code names a file of the repository.
-    place = ROOT / "tests" / "repository" / "starts_at_import_too.py"
-    code = compile(STARTS_AT_IMPORT, str(place), "exec")
-    (tmp_path / "starts_at_import_too.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("importlib._bootstrap_external.SourceLoader.get_code", lambda *_: code)
-    with pytest.raises(AssertionError, match="mark it"):
-        importlib.import_module("starts_at_import_too")

@@ -10,6 +10,7 @@ from dpscope.profiling.records.strategies import (
     strategy_order,
 )
 from tests.helpers.paths import ROOT
+from tests.helpers.sources import SOURCES, syntax_nodes
 
 FOLDERS_THAT_NAME_STRATEGIES = ("profiling/records", "launch/workload")
 
@@ -21,21 +22,16 @@ def test_a_stand_in_takes_the_place_of_its_original() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("top", ["profiling", "launch", "analysis"])
-def test_no_other_code_compares_the_name_of_a_strategy(top: str) -> None:
+def test_no_other_code_compares_the_name_of_a_strategy() -> None:
     """Code that distinguishes strategies uses their records."""
-    found = []
-    for path in sorted((ROOT / top).rglob("*.py")):
-        relative = path.relative_to(ROOT)
-        if not relative.as_posix().startswith(FOLDERS_THAT_NAME_STRATEGIES):
-            found += [f"{relative}:{line}" for line in _comparisons(path)]
-    assert not found
+    others = [path for path in SOURCES if not str(path.relative_to(ROOT)).startswith(FOLDERS_THAT_NAME_STRATEGIES)]
+    assert [f"{path}:{line}" for path in others for line in _comparisons(path)] == []
 
 
 def _comparisons(path: Path) -> list[int]:
     """Lines that compare an expression named like a strategy with a strategy's name."""
     lines = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
             texts = [ast.unparse(one) for one in operands]
