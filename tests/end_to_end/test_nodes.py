@@ -201,23 +201,24 @@ def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_t
     assert message.startswith("interrupted")
 
 
-@pytest.mark.parametrize("victim", ["node 1", "node 0", "rank 1"])
+@pytest.mark.parametrize("victim", ["node 0", "rank 1"])
 def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(hosts: list[Host], tmp_path: Path, victim: str) -> None:
+    """An agent that is killed on node 1 is as silent as a cut network."""
     command = slow_run(hosts, tmp_path / "run")
     if victim == "rank 1":
         (worker,) = [one for one in processes_of(command.out) if "RANK=1" in environment_of(one)]
         os.kill(worker, signal.SIGKILL)
     else:
-        command.send(signal.SIGKILL, int(victim[-1]))
+        command.send(signal.SIGKILL, 0)
     statuses, message = ended(command)
-    assert statuses == {"node 1": [1, -9], "node 0": [-9, 1], "rank 1": [1, 1]}[victim]
     if victim == "node 0":  # the process that writes the result is gone
-        assert message == "no result"
+        assert (statuses, message) == ([-9, 1], "no result")
         assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)
         return
-    expected = f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)"
-    if victim == "rank 1":
-        expected = "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
+    assert statuses == [1, 1]
+    expected = (
+        "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
+    )
     assert message.startswith(expected)
 
 

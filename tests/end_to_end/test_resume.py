@@ -123,12 +123,9 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize(
-    ("strategy", "model", "amp"),
-    [("single", "stopped", "off"), ("single", "stopped", "bf16"), ("dp", "stopped_replicas", "off")],
-)
-def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy: str, model: str, amp: str) -> None:
-    settings: dict[str, Any] = {"strategy": strategy, "devices": "2", "model": f"resumed_models:{model}", "amp": amp}
+@pytest.mark.parametrize(("strategy", "model"), [("single", "stopped"), ("dp", "stopped_replicas")])
+def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy: str, model: str) -> None:
+    settings: dict[str, Any] = {"strategy": strategy, "devices": "2", "model": f"resumed_models:{model}"}
     with pytest.raises(SystemExit) as ended:
         train_here(tmp_path / "stopped", **settings)
     assert ended.value.code == 128 + signal.SIGTERM
@@ -137,6 +134,8 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
     train_here(tmp_path / "stopped", **settings)
     train_here(tmp_path / "straight", **settings)  # the model has sent its signal once
     assert_same_bits(tmp_path / "stopped", tmp_path / "straight")
+    if strategy == "dp":
+        return
     train_here(tmp_path / "extended", **{**settings, "epochs": 2})
     train_here(tmp_path / "extended", **settings)
     assert_same_bits(tmp_path / "extended", tmp_path / "straight")

@@ -46,7 +46,7 @@ def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> N
     """Before a worker can ask the kernel to end it with its parent, which takes it a part of a second."""
     flags: dict[str, object] = {"strategy": "single", "data": "synthetic", "repeats": 1, "steps": 4, "workers": None}
     flags |= {"model": "resnet8_cifar"}  # known without torch: the sweep is at its job at once
-    for after_s in (0.0, 0.05, 0.2):
+    for after_s in (0.0, 0.1):
         out = tmp_path / f"run{after_s}"
         running = start_sweep(out, **flags)
         wait_until(lambda out=out, sweep=running.pid: set(processes_of(out)) - {sweep, *torchruns_of(out)} != set())  # type: ignore[misc]
@@ -54,9 +54,6 @@ def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> N
         running.kill()
         running.wait()
         wait_until(lambda out=out: processes_of(out) == [], timeout_s=3)  # type: ignore[misc]
-    with light_jobs():
-        assert start_sweep(out, **flags).wait(timeout=120) == 0
-    assert half_written(out) == []
 
 
 def test_a_termination_is_recorded_and_ends_the_job(tmp_path: Path) -> None:
@@ -81,7 +78,6 @@ def assert_recorded(out: Path, status: str, message: str) -> None:
     [
         (["calibrate", "--devices", "2"], "nothing is saved: interrupted"),
         (["equal", "--device", "cpu", "--steps", "50"], "nothing is compared: interrupted"),
-        (["run", "--device", "cpu", "--strategy", "ddp", "--no-calibrate"], "the same command resumes the run"),
         (["train", "--device", "cpu", "--strategy", "ddp", "--data", "fake"], "interrupted"),
     ],
 )
@@ -101,5 +97,3 @@ def test_ctrl_c_is_130_everywhere(tmp_path: Path, arguments: list[str], message:
     assert message in " ".join(printed.split())
     assert "Traceback" not in printed
     assert torchruns_of(tmp_path) == []
-    if arguments[0] == "run":
-        assert_recorded(tmp_path / "run", "interrupted", "the same command resumes the run")

@@ -3,8 +3,9 @@
 Each of these processes lives for seconds and imports torch, whose 300,000 objects live as long as it does. At Python's own
 thresholds the garbage collector visits them dozens of times during the import and again at exit.
 
-Where the test's process has a server (tests/helpers/fork_server.py), a torchrun, a command of dpscope that starts jobs and
-forked_ranks.py run in forks of it, in which torch is imported already. Within `light_jobs` torchrun becomes light_torchrun.py.
+Where the test's process has a server (tests/helpers/fork_server.py), a torchrun, a command of dpscope that starts jobs,
+forked_ranks.py and modules that import torch run in forks of it, in which torch is imported already. Within `light_jobs` torchrun
+becomes light_torchrun.py.
 """
 
 import atexit
@@ -15,6 +16,10 @@ import sys
 _HELPERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FORKED_RANKS, _LIGHT_TORCHRUN = (os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py"))
 _COMMANDS = ("attach", "calibrate", "detect", "equal", "run", "train")
+_MODULES = (
+    *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
+    *("tests.helpers.data_parallel_scenario", "tests.helpers.device_scenarios"),
+)
 
 
 def _program_to_fork(arguments: list[str]) -> list[str] | None:
@@ -23,7 +28,8 @@ def _program_to_fork(arguments: list[str]) -> list[str] | None:
         light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {"--standalone", "--max-restarts=0"} <= {*arguments}
         return [_LIGHT_TORCHRUN, *arguments[2:]] if light else arguments
     command = arguments[:2] == ["-m", "dpscope.launch.cli"] and arguments[2:3] and arguments[2] in _COMMANDS
-    return arguments if command or arguments[:1] == [_FORKED_RANKS] else None
+    module = arguments[:1] == ["-m"] and arguments[1] in _MODULES
+    return arguments if command or module or arguments[:1] == [_FORKED_RANKS] else None
 
 
 def _run_in_fork(server: str, program: list[str]) -> None:

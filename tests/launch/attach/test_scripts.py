@@ -42,9 +42,8 @@ OTHERS = {
     "tensor_parallel": "tensor_parallel.py",
 }
 SINGLE = {  # of scripts that also run on one process
-    **dict.fromkeys(("plain_loop", "two_optimizers", "toggled", "own_trainer", "task_module", "joined_only"), "single-d1-b8"),
+    **dict.fromkeys(("plain_loop", "two_optimizers", "toggled", "task_module", "joined_only"), "single-d1-b8"),
     **dict.fromkeys(("accumulation", "divided"), "single-d1-b16-accumulate-4-amp-bf16"),
-    "compiled_gpt": "single-d1-b4",
 }  # fmt: skip
 # Gradients in bytes, by hand. Convolution 3 x 16 x 9 + 16, batch norm 2 x 16, three linear layers.
 PLAIN_BYTES = 4 * (448 + 32 + 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)

@@ -1,7 +1,6 @@
 """Links from replayed NVML answers, and the rate that bounds a group of GPUs."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,29 +67,6 @@ GROUPS: list[tuple[str, list[int] | None, int, tuple[str, float] | None]] = [
     ("h100_sxm5_x2", None, 2, ("NVLink 4 x18", 450.0)),
     ("h200_sxm_x2", None, 2, ("NVLink 4 x18", 450.0)),
 ]
-
-
-class Counting(ReplayedNvml):
-    """Counts the calls."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.calls: Counter[tuple[Any, ...]] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        def answer(*arguments: Any) -> Any:
-            self.calls[name, *arguments] += 1
-            return replayed(*arguments)
-
-        replayed = super().__getattr__(name)
-        return answer
-
-
-def test_each_nvlink_is_queried_once() -> None:
-    nvml = Counting(RECORDS / "a100_sxm4_x4.json")
-    assert len(interconnect(nvml).devices) == 4
-    states = {call: count for call, count in nvml.calls.items() if call[0] == "nvmlDeviceGetNvLinkState"}
-    assert set(states.values()) == {1}
 
 
 @pytest.mark.parametrize(("name", "order", "devices", "expected"), GROUPS)
