@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.fork_server import forks
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.sweeps import half_written, in_pass, parent_of, processes_of, start_sweep, torchruns_of, wait_until
 
@@ -21,10 +22,18 @@ pytestmark = pytest.mark.real_processes  # their ends are what these tests are a
 def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path) -> None:
     """A worker, then in the next attempt torchrun, then the command itself: the fourth attempt completes."""
     out = tmp_path / "run"
-    flags = {"strategy": "ddp", "repeats": 1, "model": "tiny_models:slow", "traced_steps": 10}
+    # The sweep knows the model without torch, and its steps take tens of milliseconds.
+    flags = {
+        "strategy": "ddp",
+        "repeats": 1,
+        "model": "resnet8_cifar",
+        "batch_size": "16",
+        "steps": 60,
+        "traced_steps": 10,
+    }
     for victim in ("worker", "torchrun", "sweep"):
         running = start_sweep(out, **flags)
-        wait_until(in_pass(out, "ddp-d2-b2", random.choice(["warm-up", "timed", "traced"])))
+        wait_until(in_pass(out, "ddp-d2-b16", random.choice(["warm-up", "timed", "traced"])))
         time.sleep(random.uniform(0, 0.3))
         torchruns = torchruns_of(out)
         # Not a worker's own children: the death of a data loader may come too late to matter.
@@ -36,7 +45,7 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
         wait_until(lambda: processes_of(out) == [], timeout_s=15)
         if victim != "sweep":
             assert_recorded(out, "crashed", "killed by signal 9 (SIGKILL")
-    with light_jobs():
+    with forks(), light_jobs():
         assert start_sweep(out, **flags).wait(timeout=120) == 0
     assert half_written(out) == []
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1

@@ -128,34 +128,10 @@ def test_generated_pages_are_current_and_made_by_make_docs() -> None:
     assert all(module in recipe[1] for module in generated.values())
 
 
-def test_every_command_is_described_and_every_option_has_a_meaning() -> None:
-    page = (ROOT / "docs/commands.md").read_text()
-    for name in COMMANDS:
-        assert f"\n## {name}\n" in page
-        assert {one.written for one in parameters(name)} <= set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
-        assert [one.written for one in parameters(name) if not one.meaning] == [], name
-    assert "| `--output, -o` | path | required |" in page
-    assert "| `--fail-over` | text | `5%` |" in page
+def test_every_option_has_a_meaning_and_the_list_of_commands_cuts_nothing() -> None:
+    assert [(name, one.written) for name in COMMANDS for one in parameters(name) if not one.meaning] == []
     context = COMMAND.make_context("dpscope", [], resilient_parsing=True)
-    assert "..." not in COMMAND.get_help(context).partition("Commands:")[2], "the list of commands cuts nothing"
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (
-            "run",
-            ["or several [default: none]", "on,off [default: on]", "steps per repeat [default: 50; 150 on the CPU]"],
-        ),
-        ("train", ["SGD's learning rate [default: 0.05]", "workers per process [default: 0]", "[default: 604800]"]),
-        ("equal", ["SGD's learning rate [default: 0.01]", "over all devices [default: 32; 8 on the CPU]"]),
-        ("compare", ["[default: 5%]"]),
-    ],
-)
-def test_help_shows_defaults(command: str, expected: list[str]) -> None:
-    context = COMMAND.commands[command].make_context(command, [], resilient_parsing=True)  # type: ignore[attr-defined]
-    text = " ".join(COMMAND.commands[command].get_help(context).split())  # type: ignore[attr-defined]
-    assert [part for part in expected if part not in text] == []
+    assert "..." not in COMMAND.get_help(context).partition("Commands:")[2]
 
 
 def test_versions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

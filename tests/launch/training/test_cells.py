@@ -110,16 +110,13 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_defaults_are_digits_under_strong_scaling_and_a_schedule_is_whole_or_the_users() -> None:
+def test_a_schedule_is_whole_or_the_users_and_loading_takes_workers_where_it_costs_time() -> None:
     config = load_train_config(None, {})
-    assert (config.workload.data, config.workload.model, config.matrix.scaling) == ("digits", "resnet8_cifar", "strong")
-    assert (config.workload.workers, config.seeds, config.optimizer.learning_rate) == (0, (0,), 0.05)
-    assert (config.label_smoothing, config.learning_rate_scaling) == (0, "none")
-    assert (config.epochs, config.warmup_epochs, config.milestones) == (12, 1, (7, 10))
+    assert (config.epochs, config.warmup_epochs, config.milestones, config.workload.workers) == (12, 1, (7, 10), 0)
     for field, value in (("epochs", 5), ("warmup_epochs", 0), ("milestones", "")):  # no part of another's schedule
         other = load_train_config(None, {field: value})
         assert (other.warmup_epochs, other.milestones) == (0, ())
-    assert load_train_config(None, {"data": "cifar10"}).workload.workers == Workload().workers
+    assert load_train_config(None, {"data": "cifar10"}).workload.workers == Workload().workers > 0
 
 
 def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
@@ -136,19 +133,15 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"epochs": 0}, "--epochs 0: must be 1 or more"),
-        ({"epochs": "many"}, "--epochs many: must be a whole number"),
         ({"seeds": "0,x"}, "--seeds 0,x: x is not a whole number; write it as 0,1,2"),
         ({"seeds": "-1"}, "--seeds -1: every seed must be 0 or more"),
         ({"milestones": "0,3"}, "--milestones 0,3: every milestone must be 1 epoch or more"),
         ({"gamma": 0}, r"--gamma 0\.0: must be a number above 0"),
         ({"label_smoothing": 1}, r"--label-smoothing 1\.0: must be 0 or more and below 1"),
         ({"learning_rate_scaling": "cubic"}, "cubic: unknown; choose from none, sqrt, linear"),
-        ({"lr": 0}, "--lr 0.0: must be a number above 0"),
         ({"data": "synthetic"}, "--data synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"),
         ({"scaling": "both"}, "--scaling both: a training reads its batch sizes in one way"),
         ({"batch_size": "32x4"}, "--batch-size 32x4: name each batch size"),
-        ({"steps": 5}, "--steps: no such setting"),
-        ({"overlap": "off", "bucket_mb": "5"}, "--bucket-mb 5.0 with --overlap off"),
     ],
 )
 def test_mistakes_are_named(flags: dict[str, object], message: str) -> None:
