@@ -1,6 +1,5 @@
 """Gradients of real gloo processes: variants of DDP, the stand-in for DataParallel, and testing in shards, step by step."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,7 @@ from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import run_ranks
-
-spec = importlib.util.spec_from_file_location("gradients", USER_MODELS / "gradients.py")
-assert spec is not None
-assert spec.loader is not None
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+from tests.user_models import gradients as script
 
 LAYERED, DOUBLE = "tiny_models:layered", "tiny_models:double"
 EXACT = {

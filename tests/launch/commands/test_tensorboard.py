@@ -14,7 +14,7 @@ import pytest
 from dpscope.launch.commands.tensorboard import check_address, tensorboard
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
-from tests.helpers.sweeps import wait_until
+from tests.helpers.sweeps import command_of, parent_of, wait_until
 
 
 def test_a_taken_port_and_an_unknown_host_are_named() -> None:
@@ -35,19 +35,17 @@ def test_a_taken_port_and_an_unknown_host_are_named() -> None:
 FIRST_LINE_S = 2.0
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """State of each process below one, as /proc has it: Z is defunct."""
-    above: dict[int, tuple[int, str]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            above[int(path.parent.name)] = int(parent), state
-    found: dict[int, str] = {}
-    while more := {
-        one: state for one, (parent, state) in above.items() if parent in {pid, *found} and one not in found
-    }:
+def descendants(pid: int) -> set[int]:
+    every = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    found = {pid}
+    while more := {one for one in every if parent_of(one) in found} - found:
         found |= more
-    return found
+    return found - {pid}
+
+
+def defunct(process: int) -> bool:
+    """Ended and not waited for: it is there and has no command line."""
+    return Path(f"/proc/{process}").exists() and command_of(process) == b""
 
 
 def test_a_mistake_is_refused_before_anything_is_said(tmp_path: Path) -> None:
@@ -91,11 +89,9 @@ def test_a_real_server_reports_progress_and_leaves_no_process(tmp_path: Path) ->
         assert first_s <= FIRST_LINE_S, first_s
         assert "http://127.0.0.1:" in address
         time.sleep(3.0)  # children that ended are waited for once a second
-        children = descendants(running.pid)
-        defunct = [child for child, state in children.items() if state == "Z"]
-        for child in defunct:  # one may just have ended
+        for child in filter(defunct, descendants(running.pid)):  # one may just have ended
             time.sleep(2.0)
-            assert descendants(running.pid).get(child) != "Z"
+            assert not defunct(child)
         children = descendants(running.pid)
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=30) == 0
