@@ -130,15 +130,6 @@ def test_choices_are_reported_next_to_the_times(monkeypatch: pytest.MonkeyPatch)
     assert "864" in slow.message
 
 
-def test_a_calibration_without_choices_is_reported_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = msgspec.structs.replace(calibrated(Stub(), monkeypatch), nccl=())
-    older = msgspec.to_builtins(found)
-    del older["nccl"], older["settings"]["nccl_log"]
-    assert msgspec.convert(older, Calibration) == found
-    assert calibration_tables(found)[0].headings[-1] == "shortest [µs]"
-    assert calibration_chapter(found).tables() == {}
-
-
 def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
     found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))

@@ -8,7 +8,6 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config, published_of, read_published
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.matrix import parse_batch_sizes
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import PUBLISHED, ROOT
@@ -36,12 +35,6 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
     for text in ('devices = [1, 4, "2x4"]', 'devices = "1,4,2x4"'):
         matrix = load_file(tmp_path, text).matrix
         assert (matrix.devices, matrix.layouts) == ((1, 4), ("2x4",))
-
-
-def test_batch_sizes_and_growth() -> None:
-    assert parse_batch_sizes("128,32,32") == ((32, 128), None)
-    assert parse_batch_sizes("32x4") == ((32,), 4)
-    assert load_config(None, {"batch_size": "32x4"}).matrix.batch_growth == 4
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,13 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.workload.input_pipeline import MicroBatching, by_micro_batches, open_stream
+from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
-from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes
 from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import traced_table
 
 HOST = Devices(kind="cpu", count=None)
@@ -42,15 +40,6 @@ def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pyte
         job_from_arguments([*plain, "--comm-hook", "fp16,none"], PAIR)
 
 
-def test_what_older_versions_stored_still_loads() -> None:
-    cell = msgspec.json.decode(b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell)
-    assert (cell.name, cell.options) == ("ddp-d2-b8", CellOptions())
-    assert msgspec.json.decode(b"{}", type=RunConfig) == RunConfig()
-    assert RunFolder(EXAMPLE_RUN).manifest().config.matrix.accumulate == (1,)
-    sizes = b'{"parameter_count": 1, "parameter_bytes": 4, "gradient_bytes": 4, "buffer_bytes": 0}'
-    assert msgspec.json.decode(sizes, type=ParameterSizes).gradient_elements is None
-
-
 def test_a_stored_variant_names_its_options() -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(bucket_mb=5.0, accumulate=2))
     assert cell.variant == "bucket-5mb-accumulate-2"
@@ -59,14 +48,8 @@ def test_a_stored_variant_names_its_options() -> None:
         Cell(strategy="ddp", devices=2, batch_size=8, variant="overlap-off")
 
 
-def test_shares_are_cut_part_by_part_in_rank_order() -> None:
-    assert by_micro_batches([[0, 1, 2, 3], [10, 11, 12, 13]], 2) == [[0, 1], [10, 11], [2, 3], [12, 13]]
-    assert by_micro_batches([[0, 1, 2], [10, 11, 12]], 2) == [[0, 1], [10, 11], [2], [12]]
-    assert by_micro_batches([[0], [10]], 2) == [[0], [10]]
-
-
 @pytest.mark.parametrize("data", ["synthetic", "fake"])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_dataparallels_micro_batches_are_the_ranks_micro_batches(data: str, count: int) -> None:
     built = BuiltModel(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
     config = load_config(None, {"samples": 20, "data": data, **({"workers": 0} if data == "fake" else {})})
@@ -79,6 +62,7 @@ def test_dataparallels_micro_batches_are_the_ranks_micro_batches(data: str, coun
         return [[images for images, _ in cut(*stream.next_batch())] for _ in range(4)]  # over smaller last batches
 
     whole, ranks = parts("dp-host", 0, 2), [parts("ddp", rank, 1) for rank in (0, 1)]
+    assert not torch.equal(ranks[0][0][0], ranks[1][0][0])
     for step, of_dp in enumerate(whole):
         of_ranks = [torch.cat(both) for both in zip(ranks[0][step], ranks[1][step], strict=True)]
         assert len(of_dp) == len(of_ranks) == count

@@ -14,13 +14,11 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload import image_sets
-from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.image_sets import EpochSamples, image_set
 from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.sweeps import wait_until
 
 HOST = torch.device("cpu")
@@ -38,17 +36,6 @@ def workload(**flags: object) -> Workload:
 def images(cell: Cell, rank: int, steps: int, **flags: object) -> list[torch.Tensor]:
     stream = open_stream(workload(**flags), cell, BUILT, rank, HOST)
     return [stream.next_batch()[0] for _ in range(steps)]
-
-
-@pytest.mark.parametrize("data", ["synthetic", "fake"])
-def test_ranks_batches_in_rank_order_make_up_dataparallels(data: str) -> None:
-    steps = 9  # into a third epoch, over the smaller last batches
-    whole = images(DP, 0, steps, data=data)
-    shares = [images(DDP, rank, steps, data=data) for rank in (0, 1)]
-    assert len(whole[0]) == 6
-    assert not torch.equal(shares[0][0], shares[1][0])
-    for step in range(steps):
-        assert torch.equal(whole[step], torch.cat([shares[0][step], shares[1][step]]))
 
 
 def test_a_ranks_batches_are_those_of_the_distributed_sampler() -> None:
@@ -114,13 +101,6 @@ def test_a_total_of_workers_is_shared() -> None:
     assert [loader_workers(workload(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
     assert loader_workers(workload(data="fake", workers_total=3), DP, 0) == 3
     assert loader_workers(workload(data="fake", workers=2), DDP, 1) == 2
-
-
-def test_missing_cifar_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DpscopeError, match=r"cifar-10-batches-py does not exist; pass --download"):
-        check_data(workload(data="cifar10", data_dir=str(tmp_path)))
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    check_data(workload(data="cifar10", data_dir=str(tmp_path)))
 
 
 def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,18 +88,6 @@ def test_running_statistics_are_those_of_replica_zero() -> None:
     assert torch.equal(norm.running_mean, before)
 
 
-def test_replicas_follow_the_trained_model_and_its_parameters_count_once() -> None:
-    torch.manual_seed(0)
-    linear = nn.Linear(3, 2)
-    wrapped = HostDataParallel(linear, 2)
-    assert len(list(wrapped.parameters())) == 2
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
-    wrapped(torch.ones(4, 3)).sum().backward()
-    optimizer.step()
-    assert torch.equal(wrapped(torch.ones(4, 3)), linear(torch.ones(4, 3)))
-    assert len(list(wrapped.parameters())) == 2
-
-
 def test_a_batch_is_split_as_by_dataparallel_and_in_the_callers_precision() -> None:
     wrapped = HostDataParallel(nn.Linear(3, 2), 4)
     assert [wrapped(torch.ones(samples, 3)).shape for samples in (1, 5)] == [(1, 2), (5, 2)]

@@ -13,7 +13,7 @@ from dpscope.profiling.attached.job import HeldFolder, SavedPart, finish_job, re
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-from tests.helpers.attached_scripts import measured, train_attached
+from tests.helpers.attached_scripts import train_attached
 
 
 @pytest.fixture
@@ -22,15 +22,6 @@ def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-
-
-@pytest.mark.usefixtures("_no_locks")
-def test_a_job_is_finished_on_a_file_system_without_locks(tmp_path: Path) -> None:
-    notes: list[str] = []
-    train_attached(tmp_path, notes)
-    assert notes == []
-    assert len(measured(tmp_path)[1].traces()) == 1
-    assert not list((tmp_path / "cells").glob(".tmp-*"))
 
 
 @pytest.mark.usefixtures("_no_locks")
