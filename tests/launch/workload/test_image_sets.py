@@ -150,7 +150,7 @@ def test_another_epoch_or_seed_is_another_draw() -> None:
         assert (images == first).flatten(1).all(1).sum() <= 8  # 1 of 49 shifts is the same one
 
 
-def test_144_of_each_digit_are_for_training_and_the_others_for_the_test() -> None:
+def test_digits_are_scikit_learns_four_times_as_large_and_144_of_each_are_for_training() -> None:
     digits = load_digits()
     training, test = set(digits.training.tolist()), set(digits.test.tolist())
     assert len(training) == TRAINING_SAMPLES["digits"] == 1440
@@ -161,10 +161,7 @@ def test_144_of_each_digit_are_for_training_and_the_others_for_the_test() -> Non
     brightness = digits.images[digits.training].double() / 255
     assert brightness.mean().item() == pytest.approx(DIGITS_MEAN, abs=5e-5)
     assert brightness.std().item() == pytest.approx(DIGITS_DEVIATION, abs=5e-5)
-
-
-def test_images_are_scikit_learns_four_times_as_large() -> None:
-    digits, originals = load_digits(), load_original_digits()
+    originals = load_original_digits()
     assert digits.images.shape == (1797, 3, 32, 32)
     assert digits.labels.tolist() == originals.target.tolist()
     pixels = originals.images

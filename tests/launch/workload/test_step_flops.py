@@ -111,30 +111,26 @@ class Calls(nn.Module):
         return outputs
 
 
+WITHOUT_PRODUCTS = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.LayerNorm(48))
+
+
 @pytest.mark.parametrize(
-    ("function", "compiled", "missing"),
+    ("model", "compiled", "missing"),
     [
         (
-            lambda values: doubled(values),
+            Calls(lambda values: doubled(values)),
             False,
             "operators that are not torch's are not counted: dpscope_test::doubled",
         ),
-        (lambda values: values * float(values.sum()), False, "the step does not run on shapes alone ("),
-        (torch.relu, True, "compiled graphs are not counted"),
+        (Calls(lambda values: values * float(values.sum())), False, "the step does not run on shapes alone ("),
+        (Calls(torch.relu), True, "compiled graphs are not counted"),
+        (WITHOUT_PRODUCTS, False, "the step has no matrix product, convolution or attention"),
     ],
 )
-def test_flops_that_cannot_be_counted_are_missing_with_a_reason(
-    function: Callable[[Tensor], Tensor], compiled: bool, missing: str
-) -> None:
-    counted = count_step_flops(BuiltModel(Calls(function)), BATCH, "off", compiled)
+def test_flops_that_cannot_be_counted_are_missing_with_a_reason(model: nn.Module, compiled: bool, missing: str) -> None:
+    counted = count_step_flops(BuiltModel(model, classes=48), BATCH, "off", compiled)
     assert counted.total is None
     assert counted.missing.startswith(missing)
-
-
-def test_a_step_without_products_is_missing_with_a_reason() -> None:
-    scales = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.LayerNorm(48))
-    counted = count_step_flops(BuiltModel(scales, classes=48), BATCH, "off")
-    assert (counted.total, counted.missing) == (None, "the step has no matrix product, convolution or attention")
 
 
 def test_the_precision_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

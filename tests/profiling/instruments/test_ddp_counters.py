@@ -38,9 +38,7 @@ def test_sizes_of_a_model_whose_weights_are_shared_and_partly_frozen() -> None:
     assert (sizes.parameter_count, sizes.parameter_bytes, sizes.gradient_bytes) == (12, 48, 40)
     assert (sizes.gradient_elements, sizes.gradient_shapes) == (10, ((2, 3), (2,), (2,)))
     assert (sizes.buffer_bytes, sizes.buffer_tensors[-1]) == (24, TensorSize("int64", 8))
-
-
-def test_sizes_of_tensors_of_another_type_and_layout() -> None:
+    # Of another type and layout.
     half = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16))
     sparse = torch.eye(3).to_sparse()
     sizes = tensor_sizes([half], [sparse])

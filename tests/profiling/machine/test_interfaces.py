@@ -13,14 +13,11 @@ from dpscope.profiling.machine.interfaces import (
 )
 
 
-def test_interfaces_have_names() -> None:
+def test_interfaces_have_names_and_ipv6_addresses(tmp_path: Path) -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
     assert list(interface_addresses())[-1] == "lo"
-
-
-def test_interfaces_have_ipv6_addresses(tmp_path: Path) -> None:
-    """As Linux lists them, proc(5)."""
+    # As Linux lists them, proc(5).
     (tmp_path / "listed").write_text(
         "00000000000000000000000000000001 01 80 10 80       lo\nfe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
     )

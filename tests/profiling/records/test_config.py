@@ -29,12 +29,9 @@ def test_each_default_has_the_type_of_its_setting() -> None:
         assert msgspec.convert(msgspec.to_builtins(config), type(config)) == config
 
 
-def test_a_setting_that_is_changed_is_checked() -> None:
+def test_settings_by_name_are_unique_checked_and_go_back_into_their_parts() -> None:
     with pytest.raises(SettingError, match="seed -1: must be 0 or more"):
         with_settings(RunConfig(), seed=-1)
-
-
-def test_settings_by_name_are_unique_and_go_back_into_their_parts() -> None:
     for kind, parts in ((RunConfig, 5), (TrainConfig, 3)):
         found = in_parts(dict.fromkeys(declarations(kind)), kind).values()
         counts = [len(value) for value in found if isinstance(value, dict)]
