@@ -106,26 +106,19 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
     assert 0 < float(shortest) <= float(table.rows[-1][3])
     # busbw = S / t x 2 (3 - 1) / 3
     assert float(busbw) == pytest.approx(65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006)
-
-
-def test_a_run_may_follow_into_the_same_folder_and_a_file_stands_alone(
-    all_reduces: Calibration, tmp_path: Path
-) -> None:
-    save_calibration(all_reduces, tmp_path / "run")
     config = load_config(None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5})
-    assert plan_run(config, tmp_path / "run").jobs
-    (tmp_path / "run" / "thesis.txt").write_text("mine")
-    with pytest.raises(DpscopeError, match="exists and is not a run folder"):
-        plan_run(config, tmp_path / "run")
+    assert plan_run(config, tmp_path / "run").jobs  # a run may follow in the same folder
+
+
+def test_a_calibration_in_a_file_stands_alone(all_reduces: Calibration, tmp_path: Path) -> None:
     _, path = save_calibration(all_reduces, tmp_path / "node7.json")
     assert path == tmp_path / "node7.json"
-    assert {file.name for file in tmp_path.iterdir()} == {"node7.json", "node7.png", "run"}
-    (tmp_path / "node7.json").write_text("{}")
+    assert {file.name for file in tmp_path.iterdir()} == {"node7.json", "node7.png"}
+    path.write_text("{}")
     with pytest.raises(DpscopeError, match="not a Calibration"):
-        load_calibration(tmp_path / "node7.json")
-    (tmp_path / "file").write_text("")
+        load_calibration(path)
     with pytest.raises(DpscopeError, match="cannot be written"):
-        save_calibration(all_reduces, tmp_path / "file" / "run")
+        save_calibration(all_reduces, path / "run")
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,6 @@ def test_a_repeat_that_failed_may_be_measured_again(run: RunFolder) -> None:
         ("--batch-size 2", "--strategy is missing: a worker measures one"),
         ("--strategy ddp --batch-size 2 --devices 2", "--devices does nothing here: ddp has one"),
         ("--strategy single --batch-size 2 --devices 1", "--devices does nothing here: single has one"),
-        ("--strategy single,dp,ddp --batch-size 2", "--strategy single,dp,ddp: a worker measures one"),
         ("--strategy dp --devices 1 --batch-size 2 --device cpu", "--devices 1 with"),
         ("--strategy single --batch-size 2 --model resnet19 --device cpu", "no such model"),
         ("--strategy single --batch-size 2 --data cifar10 --device cpu", "--data cifar10"),

@@ -265,7 +265,6 @@ def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts()
         (FOUR_GPUS, 1, "devices=8", "--devices 8: this machine has 4"),
         (HOST, 1, "devices=999", "--devices 999: on the CPU a device is a process"),
         (HOST, 1, "amp=fp16", "--amp fp16 on the CPU"),
-        (HOST, 1, "amp=off,fp16", "--amp fp16 on the CPU"),
         (HOST, 1, "compile=off,reduce-overhead", "--compile reduce-overhead on the CPU"),
         (HOST, 1, "compile=max-autotune-no-cudagraphs", "from max-autotune; use max-autotune"),
         (HOST, 1, "nccl_engine=legacy", "--nccl-engine legacy on the CPU"),
