@@ -1,5 +1,6 @@
 """A whole run with real torchrun jobs on a tiny model: what is stored, how failures end, how it resumes."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -82,6 +83,14 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
         sweep(out, strategy="single,ddp")
     assert sweep(out, fresh=True, strategy="single").ok
     assert result.stat().st_mtime_ns > first
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DpscopeError, match="another dpscope is writing it"):
+            sweep(tmp_path / "run")
 
 
 def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_path: Path) -> None:

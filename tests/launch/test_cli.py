@@ -121,6 +121,8 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("analyze tiny_models.py --max-bytes 0", "--max-bytes 0"),
         ("run --link-gbps 25", "--link 25GB/s (bytes) or --link 200Gb/s (bits)"),
         ("tensorboard nowhere --link-gbps=25", "--link-gbps: it is --link now"),
+        ("train --model tiny_models:tiny", "--model tiny_models:tiny: it distinguishes 4 classes and digits has 10"),
+        ("train --data cifar10 --data-dir nowhere", "cifar-10-batches-py does not exist"),
         ("train --model resnet8_cifr", "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
         ("bundle RUN -o b.tar", "b.tar does not end in .zip"),
         ("bundle nowhere", "nowhere does not exist"),

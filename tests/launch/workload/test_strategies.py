@@ -91,6 +91,7 @@ def test_running_statistics_are_those_of_replica_zero() -> None:
 def test_a_batch_is_split_as_by_dataparallel_and_in_the_callers_precision() -> None:
     wrapped = HostDataParallel(nn.Linear(3, 2), 4)
     assert [wrapped(torch.ones(samples, 3)).shape for samples in (1, 5)] == [(1, 2), (5, 2)]
+    assert len(list(wrapped.parameters())) == 2  # those of replicas do not count
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert wrapped(torch.ones(2, 3)).dtype == torch.bfloat16
 

@@ -11,6 +11,7 @@ from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.nested import batch_size, called, joined_batches, leaves, mapped
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer, Workload
@@ -159,3 +160,18 @@ def test_a_gpt_only_uses_earlier_tokens() -> None:
         before, after = built.model(tokens[:, :96]), built.model(changed[:, :96])
     assert torch.allclose(before[:, :64], after[:, :64], atol=1e-5)
     assert not torch.allclose(before[:, 64:], after[:, 64:], atol=1e-2)
+
+
+def test_nested_values() -> None:
+    value = {"a": torch.tensor([1, 2]), "b": [(torch.tensor([3, 4]), "text")]}
+    assert [one.tolist() for one in leaves(value)] == [[1, 2], [3, 4]]
+    doubled = mapped(lambda one: one * 2, value)
+    assert doubled["b"][0][0].tolist() == [6, 8]
+    assert doubled["b"][0][1] == "text"
+    both = joined_batches([value, doubled], torch.cat)
+    assert both["a"].tolist() == [1, 2, 2, 4]
+    assert batch_size(both) == 4
+    add = nn.Module()
+    add.forward = lambda one, other: one + other
+    one = torch.ones(1)
+    assert called(add, (one, one)) == called(add, {"one": one, "other": one}) == 2

@@ -15,7 +15,7 @@ from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import decoded, natural_order, read_json, write_json
-from dpscope.profiling.store.folders import is_run_folder
+from dpscope.profiling.store.folders import RepeatFolder, is_run_folder
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
@@ -23,6 +23,11 @@ def test_numbers_in_names_are_counted(tmp_path: Path) -> None:
     names = ["repeat10", "repeat2", "repeat1", "rank_1_2", "rank_1_10", "a10b2", "a10b10", "a9"]
     expected = ["a9", "a10b2", "a10b10", "rank_1_2", "rank_1_10", "repeat1", "repeat2", "repeat10"]
     assert [path.name for path in sorted(map(Path, names), key=natural_order)] == expected
+    folder = RepeatFolder(tmp_path)
+    (tmp_path / "traces").mkdir()
+    for rank in (10, 2, 0):
+        folder.trace_path(0, rank).touch()
+    assert folder.traces() == [folder.trace_path(0, rank) for rank in (0, 2, 10)]
 
 
 def test_a_calibration_of_an_earlier_dpscope_is_read_whole(tmp_path: Path) -> None:
