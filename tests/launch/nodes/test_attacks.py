@@ -13,10 +13,11 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 
 from dpscope.launch.jobs.node_place import Address
-from dpscope.launch.jobs.torchrun import Job
+from dpscope.launch.nodes.team import _digest
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.environments import environment
+from tests.helpers.programs import Program
 from tests.helpers.sweeps import wait_until
 from tests.launch.nodes.conftest import Nodes
 
@@ -58,11 +59,12 @@ def relay(port: int) -> Iterator[Address]:
         yield Address("127.0.0.2", port)
 
 
-def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) -> None:
-    """The relay knows every key, because a store lists them, and writes a state that would start its command."""
+def test_a_state_that_a_relay_forges_begins_no_job(nodes: Nodes, tmp_path: Path) -> None:
+    """The relay knows every key, because a store lists them, and writes a state that would begin a planned job."""
     ran = tmp_path / "ran"
-    attack = ["touch", str(ran), "--nnodes=2"]
-    nodes.plan = [Job(name="planned", program=("true",), folder=JobFolder(tmp_path), threads=1, processes=2, nodes=2)]
+    nodes.plan = [
+        Program(name="", program=("-c", f"open({str(ran)!r}, 'w')"), folder=JobFolder(tmp_path), threads=1, nodes=2)
+    ]
     with relay(nodes.port) as between:
         nodes.start(1, address=between)
         with nodes.meeting() as team:
@@ -70,10 +72,10 @@ def test_a_command_from_a_relay_is_not_executed(nodes: Nodes, tmp_path: Path) ->
             store = stranger(nodes.port)
             (key,) = [one for one in store.list_keys() if one.endswith("/0/state")]
             sent = bytes(store.get(key))
-            state = {**json.loads(sent[64:]), "attempt": 1, "job": "0", "command": attack, "beat": 10**6}
+            forged = {"attempt": 1, "job": _digest(nodes.plan[0].command), "beat": 10**6}
             while nodes.ended.get(1) is None:  # node 0 overwrites it several times a second
-                store.set(key, sent[:64].decode() + json.dumps(state))
-            lost = "was lost: a message in its name was not sent by a node of this run"
+                store.set(key, sent[:64].decode() + json.dumps({**json.loads(sent[64:]), **forged}))
+            lost = "was lost: a message in its name was not sent by a node of this run (its seal is wrong)"
             assert lost in str(nodes.ended[1])
             wait_until(lambda: team.lost is not None, timeout_s=5)
     assert not ran.exists()
