@@ -1,8 +1,10 @@
-"""The repository's shape: which folder may import which, and what loads without torch. test_wheel.py has the packaging."""
+"""The repository's shape: packaging, which folder may import which, and how large folders and files may grow."""
 
 import ast
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.paths import ROOT
-from tests.helpers.sources import SOURCES, syntax_nodes
+from tests.helpers.sources import SOURCES, TOPS, syntax_nodes
 
 # What each folder may import besides itself, lowest first: a folder may name only folders listed above it.
 _PERMISSIONS = """
@@ -80,6 +82,9 @@ MAY_IMPORT = {
     folder: expanded(others)
     for folder, _, others in (line.partition(":") for line in _PERMISSIONS.replace("\n  ", " ").strip().splitlines())
 }
+MOST_FILES = 40
+MOST_LINES = 450
+MOST_FUNCTION_LINES = 55  # about 50
 TORCH_FREE = (
     "profiling/records",
     "profiling/store",
@@ -123,6 +128,13 @@ def test_profiling_has_no_init() -> None:
     assert list((ROOT / "profiling").rglob("__init__.py")) == []
 
 
+def test_every_folder_with_python_is_packaged() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = {name.removeprefix("dpscope.").replace(".", "/") for name in tool["packages"]}
+    assert {f"dpscope.{top}": top for top in TOPS} == tool["package-dir"]
+    assert listed == {folder_of(path) for path in SOURCES} | set(TOPS)
+
+
 def test_no_file_or_folder_is_named_like_a_standard_module() -> None:
     assert len(SOURCES) > 200
     names = {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES if path.parent.parent != ROOT}
@@ -152,6 +164,20 @@ def test_permissions_point_one_way() -> None:
 
 def test_no_file_imports_itself_in_a_circle() -> None:
     TopologicalSorter({path: imported_files(path) - {path} for path in SOURCES}).prepare()  # raises CycleError
+
+
+def test_folders_files_and_functions_stay_small() -> None:
+    files = Counter(folder_of(path) for path in SOURCES)
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in SOURCES}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+    functions = {
+        f"{path.relative_to(ROOT)}:{node.name}": (node.end_lineno or 0) - node.body[0].lineno + 1
+        for path in SOURCES
+        for node in syntax_nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: length for name, length in functions.items() if length > MOST_FUNCTION_LINES} == {}
 
 
 @pytest.mark.process

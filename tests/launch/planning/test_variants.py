@@ -15,6 +15,7 @@ from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
+from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes
 from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements
@@ -38,6 +39,14 @@ def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pyte
     assert (manifest.config.matrix.overlap, manifest.config.matrix.accumulate) == (("on", "off"), (1, 2))
     with pytest.raises(DpscopeError, match=r"--comm-hook none,fp16: a worker measures one variant; give one$"):
         job_from_arguments([*plain, "--comm-hook", "fp16,none"], PAIR)
+
+
+def test_what_older_versions_stored_still_loads() -> None:
+    cell = msgspec.json.decode(b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell)
+    assert (cell.name, cell.options) == ("ddp-d2-b8", CellOptions())
+    assert msgspec.json.decode(b"{}", type=RunConfig) == RunConfig()
+    sizes = b'{"parameter_count": 1, "parameter_bytes": 4, "gradient_bytes": 4, "buffer_bytes": 0}'
+    assert msgspec.json.decode(sizes, type=ParameterSizes).gradient_elements is None
 
 
 def test_a_stored_variant_names_its_options() -> None:
