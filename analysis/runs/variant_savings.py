@@ -160,7 +160,7 @@ def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:
         for dp in run.measured
         if dp.cell.traits.threaded
         for ddp in run.measured
-        if ddp.cell.traits.reducer
+        if ddp.cell.traits.plain_reducer
         and (ddp.cell.devices, ddp.nodes, ddp.cell.batch_size) == (dp.cell.devices, 1, dp.cell.batch_size)
         and msgspec.structs.replace(ddp.cell.options, overlap="on") == dp.cell.options
     ]

@@ -228,6 +228,7 @@ def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
             "strategy dp on the CPU: nn.DataParallel is a silent pass-through without an accelerator; "
             "use its stand-in dp-host, or --device cuda"
         )
+    assert cell.strategy == "dp"
     wrapped: nn.Module = NamedDataParallel(model, device_ids=list(range(cell.devices)))
     return wrapped
 

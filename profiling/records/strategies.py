@@ -54,6 +54,11 @@ class StrategyTraits:
         return self.transport == "host copies"
 
     @property
+    def plain_reducer(self) -> bool:
+        """Whether it is DDP itself, with which DataParallel is compared, and no strategy that is built on DDP."""
+        return self.reducer and traits_of(self.plainer or "").baseline
+
+    @property
     def all_reduces(self) -> bool:
         """Whether it only communicates gradients, by all-reduces."""
         return self.collectives == ("all_reduce",)

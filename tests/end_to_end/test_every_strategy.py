@@ -13,6 +13,7 @@ from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.strategies import shard_groups, traits_of
 from dpscope.profiling.store.folders import RunFolder
 from tests.end_to_end.strategy_job import Job, run_job
 from tests.helpers.generated_checks import parallelism
@@ -58,15 +59,14 @@ def test_collectives_of_hsdp_are_matched_in_their_groups(job: Job) -> None:
 def test_it_moves_computed_bytes_trains_as_one_device_does_and_goes_on_from_whole_state(
     job: Job, strategy: str
 ) -> None:
-    found = job[0][strategy]
+    found, (_, shards) = job[0][strategy], shard_groups(strategy, 4)
     assert found["apart"] < 1e-14
     assert found["resumed_apart"] < 1e-14
-    assert found["composed"] == (strategy != "ddp")
+    assert found["composed"] == (not traits_of(strategy).reducer)
     assert found["units"] == ["0", "2", "4"]
     # Parameters and momentum: all of both, or a quarter or a half of the padded at most.
-    most = {"ddp": GRADIENTS, "replicate": GRADIENTS, "hsdp": OVER_TWO // 2}.get(strategy, OVER_FOUR // 4)
-    assert found["held_bytes"] <= 2 * most
-    assert found["held_bytes"] > 1.5 * GRADIENTS / {"ddp": 1, "replicate": 1, "hsdp": 2}.get(strategy, 4)
+    assert found["held_bytes"] <= 2 * {1: GRADIENTS, 2: OVER_TWO // 2, 4: OVER_FOUR // 4}[shards]
+    assert found["held_bytes"] > 1.5 * GRADIENTS / shards
     moved = job[1][strategy].collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
     assert moved.index.get_level_values("rank").nunique() == 4
     by_kind = {kind: set(sizes) for kind, sizes in moved.groupby("kind")}

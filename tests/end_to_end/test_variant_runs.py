@@ -26,6 +26,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.run_cells import traced_table, with_tables
 
@@ -213,7 +214,9 @@ def test_what_every_other_option_saves(buckets: RunData) -> None:
         assert "95% interval 30.0 ms to 30.0 ms" in finding.message
 
 
-def test_which_cells_are_compared(buckets: RunData) -> None:
+def test_which_cells_are_compared(buckets: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DataParallel with DDP itself, not with a strategy that is built on DDP."""
+    monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
     base = Cell(strategy="ddp", devices=2, batch_size=8)
     both = (CellOptions(), CellOptions(accumulate=2))
     cells = [
@@ -221,6 +224,7 @@ def test_which_cells_are_compared(buckets: RunData) -> None:
         for strategy, devices in (("single", 1), ("dp-host", 2), ("ddp", 2))
         for options in both
     ]
+    cells.append(msgspec.structs.replace(base, strategy="ddp-hooked"))
     others = [{"overlap": "off"}, {"comm_hook": "fp16"}, {"overlap": "off", "accumulate": 2}, {"bucket_mb": 5}]
     cells += [msgspec.structs.replace(base, options=CellOptions(**options)) for options in others]  # type: ignore[arg-type]
     some = buckets.cells["ddp-d2-b8"]

@@ -164,7 +164,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
-        largest=max(one.cell.devices for one in run.measured if one.cell.traits.reducer),
+        largest=max(one.cell.devices for one in run.measured if one.cell.strategy == cell.strategy),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
         interference=interference,
@@ -392,10 +392,10 @@ def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
 
 
 def errors_of_cells(question: Question, run: RunData) -> CellErrors:
-    """Every other measured DDP cell of several devices that a scenario of the base describes, predicted from it."""
+    """Every other measured cell of the base's strategy on several devices that a scenario of it describes, predicted."""
     assert question.cell is not None
-    options = _unvaried(question.cell.cell.options)
-    several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1]
+    options, strategy = _unvaried(question.cell.cell.options), question.cell.cell.strategy
+    several = [one for one in run.measured if one.cell.strategy == strategy and one.cell.devices > 1]
     others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
     return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
 

@@ -30,7 +30,7 @@ from dpscope.analysis.what_if.answers.bases import (
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
-from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.records.strategies import STRATEGIES, CellStrategy
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
@@ -121,9 +121,14 @@ def optioned(data: CellData, times: float, **options: str | int | float) -> Cell
 
 
 @pytest.mark.long
-def test_only_cells_that_a_scenario_describes_show_the_error(question: Question, cell: CellData) -> None:
-    """Another precision, a compiled model or buckets as views are other programs; buckets and hooks are scenarios."""
+def test_only_cells_that_a_scenario_describes_show_the_error(
+    question: Question, cell: CellData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another precision, a compiled model, buckets as views or another strategy are other programs; buckets and hooks are
+    scenarios."""
+    monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
     other = [optioned(cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})]
+    other.append(replace(cell, cell=msgspec.structs.replace(cell.planned, strategy="ddp-hooked")))
     alike = [optioned(cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
     found = errors_of_cells(question, run_of(*other, *alike))
     assert [one.cell for one in found.cells] == [one.cell.name for one in alike]
