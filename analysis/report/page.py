@@ -21,6 +21,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
 from dpscope.analysis.training.tables import TRAINING_TABLES
 from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.strategies import STRATEGIES
 
 FIRST_FIGURES = ("communication", "step_split")
 """Shown with the answers, in this order, rather than in a section."""
@@ -301,11 +302,8 @@ GLOSSARY: Mapping[str, str] = {
     "cell": "One measured combination of strategy, devices, batch per device and, if any, a variant. "
     "ddp-d4-b128 is DistributedDataParallel on 4 devices with 128 samples on each. dp-host is the stand-in for "
     "nn.DataParallel on a CPU.",
-    "strategy": "single is one device. DP is nn.DataParallel: one process drives all devices. DDP runs one process per device "
-    "and all-reduces gradients; replicate does the same without a wrapper module. FSDP (fully_shard) shards parameters, "
-    "gradients and optimizer state over the devices: it all-gathers parameters before use and reduce-scatters gradients. "
-    "fsdp-no-reshard keeps parameters gathered between forward and backward. hsdp shards within groups of devices and "
-    "all-reduces between the groups. ddp-d1 is DDP on one device: the cost of DDP before anything is communicated.",
+    "strategy": " ".join(one.meaning for one in STRATEGIES.values() if one.meaning)
+    + " ddp-d1 is DDP on one device: the cost of DDP before anything is communicated.",
     "step": "One batch on every device: load, forward, backward, optimizer. The step time is the median over untraced "
     "steps. Traced steps are measured separately; they are slower because of the tracer, and show where the time goes.",
     "repeat": "One of several measurements of a cell, each in new processes. Intervals are based on the differences between "

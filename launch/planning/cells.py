@@ -25,7 +25,14 @@ from dpscope.profiling.records.matrix import (
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.settings import declarations
-from dpscope.profiling.records.strategies import any_reducer, spans_nodes, strategy_on, strategy_order, traits_of
+from dpscope.profiling.records.strategies import (
+    Strategy,
+    any_reducer,
+    spans_nodes,
+    strategy_on,
+    strategy_order,
+    traits_of,
+)
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (32,)}
@@ -191,9 +198,14 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
             f"{','.join((*map(str, matrix.devices), *matrix.layouts))} and batches "
             f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
-            "single needs 1 device, dp and fsdp 2 or more, hsdp 4 or more, and a step takes no more samples than the data set has"
+            f"{', '.join(map(_needs, matrix.strategies))}, and a step takes no more samples than the data set has"
         )
     return tuple(sorted(planned, key=_plan_order))
+
+
+def _needs(strategy: Strategy) -> str:
+    traits = traits_of(strategy)
+    return f"{strategy} needs {counted(traits.least_devices, 'device')}{'' if traits.baseline else ' or more'}"
 
 
 def _plan_order(entry: PlannedCell) -> tuple[int, int, int, int]:
@@ -216,7 +228,7 @@ def _cells(matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, node
         if traits.baseline or count > 1 or max(matrix.counts) == 1:
             options = strategy_options(matrix, strategy)
         else:
-            options = alone_options(matrix, strategy) if traits.reducer and matrix.ddp_alone else ()
+            options = alone_options(matrix, strategy) if traits.plain_reducer and matrix.ddp_alone else ()
         if not (traits.baseline and count > 1) and not (traits.one_process and nodes > 1):
             for chosen in options:
                 yield Cell(strategy_on(strategy, kind), count, size, options=chosen, nodes=nodes)

@@ -27,7 +27,7 @@ def too_few_devices(cell: Cell) -> str | None:
                 "of two or more"
             )
     elif cell.devices < least:
-        return f"{cell.strategy} needs two devices or more; ddp on one device shows what wrapping costs"
+        return f"{cell.strategy} needs {least} devices or more; ddp on one device shows what wrapping costs"
     return None
 
 

@@ -23,6 +23,7 @@ class StrategyTraits:
     label: str  # in figures and series
     colour: str  # of its lines in figures
     transport: Transport  # how parameters and gradients travel between devices
+    meaning: str = ""  # a sentence for the glossary, which lists what users request
     collectives: tuple[str, ...] = ()  # kinds that a step on several GPUs runs
     baseline: bool = False  # one device, with which the others are compared
     one_process: bool = False  # drives all its devices from one process; else one process for each device
@@ -77,11 +78,12 @@ class StrategyTraits:
 _RINGS: Transport = "collectives"
 _FSDP = partial(StrategyTraits, transport=_RINGS, collectives=SHARDED_COLLECTIVES, sharded=True, plainer="ddp")
 STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
-    "single": StrategyTraits("single", "#777777", "nothing", baseline=True, one_process=True),
+    "single": StrategyTraits("single", "#777777", "nothing", "single is one device.", baseline=True, one_process=True),
     "dp": StrategyTraits(
         "DP",
         "#D55E00",
         "peer copies",
+        "DP is nn.DataParallel: one process drives all devices.",
         collectives=("broadcast", "reduce"),
         one_process=True,
         least_devices=2,
@@ -97,15 +99,44 @@ STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
         stands_for="dp",
         no_rings="dp-host runs no all-reduce",
     ),
-    "ddp": StrategyTraits("DDP", "#0072B2", _RINGS, collectives=("all_reduce",), reducer=True, plainer="single"),
-    "replicate": StrategyTraits(
-        "replicate", "#B5366F", _RINGS, collectives=("all_reduce",), least_devices=2, plainer="ddp"
+    "ddp": StrategyTraits(
+        "DDP",
+        "#0072B2",
+        _RINGS,
+        "DDP runs one process per device and all-reduces gradients.",
+        collectives=("all_reduce",),
+        reducer=True,
+        plainer="single",
     ),
-    "fsdp": _FSDP("FSDP", "#E69F00", least_devices=2, traffic=1.5),
-    "fsdp-no-reshard": _FSDP("FSDP without resharding", "#A6761D", reshards=False, least_devices=2, traffic=1.25),
+    "replicate": StrategyTraits(
+        "replicate",
+        "#B5366F",
+        _RINGS,
+        "replicate does the same as DDP without a wrapper module.",
+        collectives=("all_reduce",),
+        least_devices=2,
+        plainer="ddp",
+    ),
+    "fsdp": _FSDP(
+        "FSDP",
+        "#E69F00",
+        meaning="FSDP (fully_shard) shards parameters, gradients and optimizer state over the devices: it all-gathers parameters "
+        "before use and reduce-scatters gradients.",
+        least_devices=2,
+        traffic=1.5,
+    ),
+    "fsdp-no-reshard": _FSDP(
+        "FSDP without resharding",
+        "#A6761D",
+        meaning="fsdp-no-reshard keeps parameters gathered between forward and backward.",
+        reshards=False,
+        least_devices=2,
+        traffic=1.25,
+    ),
     "hsdp": _FSDP(
         "HSDP",
         "#117733",
+        meaning="hsdp shards within groups of devices and all-reduces between the groups.",
         collectives=(*SHARDED_COLLECTIVES, "all_reduce"),
         hybrid=True,
         least_devices=4,  # below, a group to shard over or one to replicate over would have one rank

@@ -146,7 +146,7 @@ def test_plans(machine: Devices, flags: str, expected: str) -> None:
 RECOMPILED = "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
 LEFT_OUT: list[tuple[Devices, str, dict[str, str]]] = [
     (ONE_GPU, "strategy=single,dp batch_size=8", {"dp-d1-b8": "does not replicate on one device"}),
-    (ONE_GPU, "strategy=single,fsdp batch_size=8", {"fsdp-d1-b8": "needs two devices or more"}),
+    (ONE_GPU, "strategy=single,fsdp batch_size=8", {"fsdp-d1-b8": "needs 2 devices or more"}),
     (
         FOUR_GPUS,
         "strategy=single,dp,ddp,fsdp batch_size=8 compile=default,off devices=1,2",
