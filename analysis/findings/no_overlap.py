@@ -13,7 +13,6 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.strategies import ddp_arguments
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
 NOTABLE = 0.05  # ...if at least this share of a step is exposed
@@ -165,7 +164,7 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     if waiting >= MOST * exposed > 0 and late is None:
         of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
         yield _reason("uneven_ranks", f"{of_exposed}; no single rank is significantly late")
-    if ddp_arguments(data.cell.options.ddp_args).get("find_unused_parameters"):
+    if data.cell.options.maps_used_parameters:
         # DDP then all-reduces a map with 4 bytes per parameter tensor after the last bucket.
         tensors = max((len(rank.model.gradient_shapes) for _, rank in data.ranks), default=0)
         maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0

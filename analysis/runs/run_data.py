@@ -245,7 +245,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",
             reduction_ends_us=reduction_ends_us.get(rank.rank, {}),
-            buckets_alone=rank.attached is not None,
+            buckets_alone=rank.attached is not None or cell.options.maps_used_parameters,
         )
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()

@@ -329,7 +329,7 @@ def check_counters(
     `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them, and its span
     includes the casts, so it is an upper bound then, too. Of `factored` gradients (PowerSGD) several small messages stand for a
     bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
-    other sizes are left out: a script may make some in addition to DDP's.
+    other sizes are left out: a script may make some in addition to DDP's, and DDP one of the parameters that were used.
     """
     own = collectives.take(collectives["rank"] == rank).having("kind", "all_reduce")
     sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}

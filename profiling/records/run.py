@@ -14,7 +14,7 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
+from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, ddp_arguments, traits_of
 
 SCHEMA_VERSION = 1
 
@@ -70,6 +70,11 @@ class CellOptions(Stored, frozen=True):
     ddp_args: str = "default"
     nccl_engine: NcclEngine = "default"
     compile: CompileMode = "off"
+
+    @property
+    def maps_used_parameters(self) -> bool:
+        """Whether DDP also all-reduces which parameters a step used, 4 bytes for each (torch's reducer.cpp)."""
+        return bool(ddp_arguments(self.ddp_args).get("find_unused_parameters"))
 
     @property
     def name(self) -> str:

@@ -9,13 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpscope.analysis.runs.traffic_check import CounterCheck, check_counters, counter_findings
+from dpscope.analysis.runs.traffic_check import (
+    CounterCheck,
+    check_counters,
+    counter_findings,
+)
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, DdpCounters
+from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import traced_table
 
@@ -117,6 +121,17 @@ def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> Table:
         for size, start_us in ((400, 0.0), (900, 2000.0))
     )  # fmt: skip
     return traced_table("collectives", rows)
+
+
+def test_the_map_of_used_parameters_is_no_bucket() -> None:
+    """DDP all-reduces 4 bytes for each of six parameters behind two buckets."""
+    assert CellOptions(ddp_args="find_unused_parameters=true").maps_used_parameters
+    assert not CELL.options.maps_used_parameters
+    plain = reductions(1)
+    maps = plain.take(plain["bytes"] == 400).assign(bytes=24, start_us=3_500.0, ready_us=3_500.0, duration_us=10.0)
+    counted = [DdpCounters(step, 1, 1, 3_000.0, 1, (400, 900)) for step in (3, 4)]
+    found = [check_counters(counted, joined([plain, maps]), 0, buckets_alone=alone) for alone in (True, False)]
+    assert [(one.steps, one.buckets_equal) for one in found] == [(2, True), (2, False)]
 
 
 def of_iterations(iterations: int, span_us: float) -> list[DdpCounters]:
