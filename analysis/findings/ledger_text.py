@@ -1,6 +1,7 @@
 """A ledger in words: the rank that a job waits for, what communication costs, what to do next and how long that part is."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.ledger import IDLE, STEP_PARTS, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.matrix import DDP_ARGUMENTS
 from dpscope.profiling.records.strategies import traits_of
 
 _MOST = 0.5  # of the exposed waiting (and twice an even share), from which on a rank is named without a test
@@ -356,12 +358,9 @@ def _late_and_idle(situation: Situation, ledger: Ledger) -> str:
     return f" Rank {late.rank}, which the others wait for, is itself {what} for {show_time(idle)} of a step."
 
 
-_ARGUMENTS = (
-    ("--bucket-mb ", "DDP's bucket_cap_mb="),
-    ("--bucket-mb", "DDP's bucket_cap_mb"),
-    ("--broadcast-buffers off", "DDP's broadcast_buffers=False"),
-    ("--gradient-as-bucket-view", "DDP's gradient_as_bucket_view"),
-    ("--static-graph", "DDP's static_graph"),
+_OPTION_OF_DDP = re.compile(rf"--({'|'.join(DDP_ARGUMENTS).replace('_', '-')})(?: (on|off|[\d.]+)\b(?!,))?")
+_SWITCHED = {"on": "True", "off": "False"}
+_OTHER_OPTIONS = (
     ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
     ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
 )
@@ -373,6 +372,14 @@ def in_a_script(advice: str) -> str:
     >>> in_a_script("smaller buckets let part of it be reduced earlier (--bucket-mb 9.5)")
     "smaller buckets let part of it be reduced earlier (DDP's bucket_cap_mb=9.5)"
     """
-    for option, argument in _ARGUMENTS:
-        advice = advice.replace(option, argument)
+    advice = _OPTION_OF_DDP.sub(_argument, advice)
+    for option, instead in _OTHER_OPTIONS:
+        advice = advice.replace(option, instead)
     return advice
+
+
+def _argument(found: re.Match[str]) -> str:
+    """An option of DDP, with its value where advice gives one, as an argument in Python."""
+    option, value = found.groups()
+    given = "" if value is None else f"={_SWITCHED.get(value, value)}"
+    return f"DDP's {DDP_ARGUMENTS[option.replace('-', '_')]}{given}"

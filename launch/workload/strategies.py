@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.instruments.trace_recorder import named_range
-from dpscope.profiling.records.matrix import CommHook
+from dpscope.profiling.records.matrix import DDP_SWITCHES, CommHook
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import Cell, CellOptions, Compilation, ShardedUnit
 from dpscope.profiling.records.strategies import (
@@ -234,8 +234,6 @@ def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
 
 
 def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
-    # Passed only if requested: torch 2.15 warns about the argument, and torch 2.8 has no other name for it.
-    buffers: dict[str, Any] = {} if options.broadcast_buffers == "on" else {"broadcast_buffers": False}
     bucket_mb = options.bucket_mb
     if options.overlap == "off":
         # DDP closes a bucket when it reaches its capacity: one above the size of all gradients.
@@ -245,9 +243,7 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
-        gradient_as_bucket_view=options.gradient_as_bucket_view == "on",
-        static_graph=options.static_graph == "on",
-        **buffers,
+        **_switches(options),
         **_further_arguments(options, device),
     )
     state = None
@@ -262,6 +258,13 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
     if options.comm_hook != "none":
         wrapped.register_comm_hook(state, _HOOKS[options.comm_hook])
     return wrapped
+
+
+def _switches(options: CellOptions) -> dict[str, Any]:
+    """DDP's arguments that differ from the default: torch 2.15 warns about broadcast_buffers, for which 2.8 has no other name."""
+    values = {argument: getattr(options, name) for name, argument in DDP_SWITCHES.items()}
+    defaults = {argument: getattr(CellOptions(), name) for name, argument in DDP_SWITCHES.items()}
+    return {argument: value == "on" for argument, value in values.items() if value != defaults[argument]}
 
 
 def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dpscope.profiling.attached.interception import Patch
-from dpscope.profiling.records.matrix import Amp, CommHook
+from dpscope.profiling.records.matrix import DDP_SWITCHES, Amp, CommHook
 from dpscope.profiling.records.run import CellOptions
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 
@@ -137,14 +137,17 @@ def options_of(detected: DetectedStrategy, log: WrapperLog, micro_batches: int, 
     if not detected.ddp:
         return CellOptions(accumulate=micro_batches, amp=amp)
     model = detected.ddp[0]
+    defaults = CellOptions()
+    switches: dict[str, Any] = {
+        name: "on" if getattr(model, argument, getattr(defaults, name) == "on") else "off"
+        for name, argument in DDP_SWITCHES.items()
+    }
     cap = None if getattr(model, "bucket_bytes_cap_default", True) else model.bucket_bytes_cap / _MIB
     return CellOptions(
         bucket_mb=cap,
         comm_hook=_HOOKS.get(log.hooks.get(model, ""), "none"),
-        gradient_as_bucket_view="on" if model.gradient_as_bucket_view else "off",
-        static_graph="on" if getattr(model, "static_graph", False) else "off",
-        broadcast_buffers="on" if model.broadcast_buffers else "off",
         accumulate=micro_batches,
         amp=amp,
         ddp_args="find_unused_parameters=true" if model.find_unused_parameters else "default",
+        **switches,
     )

@@ -123,9 +123,9 @@ def _readable(read: Callable[[str], object], advice: str = "") -> Check:
 
 def _other_arguments(text: str) -> None:
     """Raise ValueError for a text that names no arguments of DDP, or one that is a variant itself."""
-    for name in ddp_arguments(text):
-        if (own := {"bucket_cap_mb": "bucket_mb"}.get(name, name)) in VARIANTS:
-            raise ValueError(f"{name} has its own option; use --{own.replace('_', '-')}")
+    for name, argument in DDP_ARGUMENTS.items():
+        if argument in ddp_arguments(text):
+            raise ValueError(f"{argument} has its own option; use --{name.replace('_', '-')}")
 
 
 _layouts_fix = _readable(parse_layout, "; write it as 2x8")
@@ -148,9 +148,13 @@ class Variants(ConfigPart, frozen=True):
         check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
     )
     amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
-    broadcast_buffers: tuple[Switch, ...] = setting(("on",), "on, off, or on,off")
-    static_graph: tuple[Switch, ...] = setting(("off",), "DDP: the graph never changes", switch=True)
-    gradient_as_bucket_view: tuple[Switch, ...] = setting(("off",), "DDP: gradients live in the buckets", switch=True)
+    broadcast_buffers: tuple[Switch, ...] = setting(("on",), "on, off, or on,off", argument="broadcast_buffers")
+    static_graph: tuple[Switch, ...] = setting(
+        ("off",), "DDP: the graph never changes", switch=True, argument="static_graph"
+    )
+    gradient_as_bucket_view: tuple[Switch, ...] = setting(
+        ("off",), "DDP: gradients live in the buckets", switch=True, argument="gradient_as_bucket_view"
+    )
     comm_hook: tuple[CommHook, ...] = setting(
         ("none",), "gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"
     )
@@ -176,6 +180,7 @@ class Variants(ConfigPart, frozen=True):
         joins=lambda sizes: any(isinstance(size, str) for size in sizes),
         example="default,5",
         check=_bucket_fix,
+        argument="bucket_cap_mb",
     )  # default: 1 MiB, then 25 MiB
 
     def __post_init__(self) -> None:
@@ -189,6 +194,9 @@ class Variants(ConfigPart, frozen=True):
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
 SWITCHES = tuple(name for name, one in declarations(Variants).items() if one.choices == get_args(Switch))
+DDP_ARGUMENTS = {name: one.argument for name, one in declarations(Variants).items() if one.argument}
+"""The argument of DistributedDataParallel that a variant is."""
+DDP_SWITCHES = {name: argument for name, argument in DDP_ARGUMENTS.items() if name in SWITCHES}
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
 _NO_VARIANTS = Variants()
 

@@ -77,6 +77,8 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
         ({"ddp_args": "process_group=1"}, ["process_group", "omit it"]),
         ({"ddp_args": "batched_grad_copy"}, ["not NAME=VALUE"]),
         ({"ddp_args": "bucket_cap_mb_list=" + "[" * 100_000}, ["--ddp-args", "nested too deeply"]),
+        ({"ddp_args": "bucket_cap_mb=5"}, ["--ddp-args", "bucket_cap_mb has its own option; use --bucket-mb"]),
+        ({"ddp_args": "static_graph=true"}, ["--ddp-args", "static_graph has its own option; use --static-graph"]),
         ({"ddp_args": "mixed_precision=int8"}, ["mixed_precision is bf16 or fp16"]),
         ({"strategy": "single", "ddp_args": "batched_grad_copy=true"}, ["--ddp-args", "only DDP"]),
         ({"overlap": "maybe"}, ["--overlap maybe", "on, off"]),
