@@ -58,9 +58,17 @@ def _column(
     default: object = None,
     ends: Sequence[Ends] = (),
     begins: Group | None = None,
+    unknown: str | None = None,
 ) -> Any:
-    """A field and the columns that bound it; `begins` is the group of this and the following fields."""
-    return field(default=default, metadata={"content": (heading, quantity, meaning, ends), "begins": begins})
+    """A field and the columns that bound it; `begins` is the group of this and the following fields.
+
+    `unknown` declares a mean over whole traced steps of the column of that name in the breakdown: why a trace may lack it.
+    """
+    content = {"content": (heading, quantity, meaning, ends), "begins": begins, "unknown": unknown}
+    return field(default=default, metadata=content)
+
+
+_OF_GPUS, _NO_RANGE = "a CPU trace does not show it", "the traces hold no range of this phase"
 
 
 @dataclass(frozen=True)
@@ -137,8 +145,10 @@ class Columns:
     other_slowdown_us: Number = _column(
         "other slowdown", "slowdown_us - contention_us: clocks, caches, host", ends=(INTERVAL,)
     )
-    communication_us: Number = _column("comm.", "Union of communication (dp-host: host copies)", ends=(RANK_RANGE,))
-    hidden_us: Number = _column("hidden", "Communication while the device computes")
+    communication_us: Number = _column(
+        "comm.", "Union of communication (dp-host: host copies)", ends=(RANK_RANGE,), unknown=_OF_GPUS
+    )
+    hidden_us: Number = _column("hidden", "Communication while the device computes", unknown=_OF_GPUS)
     exposed_us: Number = _column(
         "exposed",
         "Communication while nothing computes: wait, transfer, other",
@@ -146,15 +156,18 @@ class Columns:
             INTERVAL,
             RANK_RANGE,
         ),
+        unknown=_OF_GPUS,
     )
     transfer_us: Number = _column("all transfers", "Sum over collectives of the shortest rank's duration")
     wait_us: Number = _column("all waiting", "Time in collectives spent waiting for a later rank")
     queue_us: Number = _column("queue", "Time gloo's collectives waited for a worker thread")
-    host_copy_us: Number = _column("host copies", "Host copies outside compute and communication")
+    host_copy_us: Number = _column("host copies", "Host copies outside compute and communication", unknown=_OF_GPUS)
     device_copy_us: Number = _column(
-        "device copies", "Copies within a device, and memsets, outside compute, communication and host copies"
+        "device copies",
+        "Copies within a device, and memsets, outside compute, communication and host copies",
+        unknown=_OF_GPUS,
     )
-    unlaunched_us: Number = _column("not launched", "Part of idle in which nothing had been launched")
+    unlaunched_us: Number = _column("not launched", "Part of idle in which nothing had been launched", unknown=_OF_GPUS)
     critical_device: Count = _column(
         "critical device",
         "Of a process with several devices (DataParallel): the one that is least idle, whose values the row gives",
@@ -164,11 +177,11 @@ class Columns:
     communication_device_mean_us: Number = _column("comm. (mean)", "Communication: mean over all devices")
     exposed_device_mean_us: Number = _column("exposed (mean)", "Exposed communication: mean over all devices")
     idle_device_mean_us: Number = _column("idle (mean)", "Idle time: mean over all devices")
-    data_us: Number = _column("data", "Compute of the phase that takes a batch from the loader")
-    host_to_device_us: Number = _column("to device", "Time of copying a batch to the device")
-    forward_us: Number = _column("forward", "Compute of the forward pass")
-    backward_us: Number = _column("backward", "Compute of the backward pass, without communication")
-    optimizer_us: Number = _column("optimizer", "Compute of the optimizer's step")
+    data_us: Number = _column("data", "Compute of the phase that takes a batch from the loader", unknown=_NO_RANGE)
+    host_to_device_us: Number = _column("to device", "Time of copying a batch to the device", unknown=_NO_RANGE)
+    forward_us: Number = _column("forward", "Compute of the forward pass", unknown=_NO_RANGE)
+    backward_us: Number = _column("backward", "Compute of the backward pass, without communication", unknown=_NO_RANGE)
+    optimizer_us: Number = _column("optimizer", "Compute of the optimizer's step", unknown=_NO_RANGE)
     communication_share: Number = _column("comm. share", "Communication / traced step", "share")
     exposed_share: Number = _column("exposed share", "Exposed communication / traced step", "share")
     bytes_per_step: Number = _column(
@@ -339,5 +352,9 @@ def _columns() -> Iterator[Column]:
 
 
 COLUMNS = tuple(_columns())
+STEP_MEANS: dict[str, str] = {
+    one.name: reason for one in fields(Columns) if (reason := one.metadata["unknown"]) is not None
+}
+"""The means over whole traced steps of columns of the breakdown, each with the reason for a missing value."""
 BY_NAME = {column.name: column for column in COLUMNS}
 NAMES = tuple(BY_NAME)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
-from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
+from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, STEP_MEANS, VALUE_RANGE
 from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
 from dpscope.analysis.cells.estimated import BANDWIDTH_COLUMNS, put_bandwidths, put_estimates, single_step_us
 from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder, ratio
@@ -20,8 +20,6 @@ from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import TimedBlock
 
-_MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "unlaunched_us")
-_PHASES = ("data_us", "host_to_device_us", "forward_us", "backward_us", "optimizer_us")
 _DEVICE_MEANS = tuple(f"{name}_device_mean_us" for name in ("compute", "communication", "exposed", "idle"))
 _MATCHED = ("transfer_us", "wait_us")
 _TRAFFIC = ("bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us")
@@ -165,9 +163,9 @@ def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData
 def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     every, windows = data.whole_windows, data.critical_windows
     if not len(windows):
-        row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "critical_device"), "no whole traced step")
+        row.clear((*STEP_MEANS, *_DEVICE_MEANS, "critical_device"), "no whole traced step")
         return
-    means = {column: windows.mean(column) for column in (*_MEANS, *_PHASES, "step_us", *_MATCHED)}
+    means = {column: windows.mean(column) for column in (*STEP_MEANS, "step_us", *_MATCHED)}
     several = len(windows) < len(every)
     row.put("", traced_step_count=len(windows))
     row.put(
@@ -175,8 +173,8 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
         critical_device=data.traced_ledger.critical_device if several and data.traced_ledger is not None else None,
         **{name: every.mean(name.replace("_device_mean", "")) if several else None for name in _DEVICE_MEANS},
     )
-    row.put("a CPU trace does not show it", **{column: means[column] for column in _MEANS})
-    row.put("the traces hold no range of this phase", **{column: means[column] for column in _PHASES})
+    for column, unknown in STEP_MEANS.items():
+        row.put(unknown, **{column: means[column]})
     in_process, no_match = (
         "host copies within one process: no collective to match",
         "needs matched collectives of every rank",

@@ -11,7 +11,6 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import Value
 from dpscope.analysis.output.traces import (
     COLLECTIVE_FIELDS,
-    STEP_FIELDS,
     WAIT_FIELDS,
     contention_records,
     decimals,
@@ -22,6 +21,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary
 

@@ -17,7 +17,6 @@ from dpscope.analysis.findings.ledger_text import ledger_table
 from dpscope.analysis.hosts.places import read_topology
 from dpscope.analysis.output.analyze import Targets, answer_grid
 from dpscope.analysis.output.traces import (
-    STEP_FIELDS,
     WAIT_FIELDS,
     Folded,
     few_of_each_kind,
@@ -38,6 +37,7 @@ from dpscope.analysis.traces.ranks.jobs import distinct_names
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.profiling.records.finding import Finding, listed
 from dpscope.profiling.records.run_codes import RunCode
 

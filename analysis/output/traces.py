@@ -30,17 +30,13 @@ from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table, kind_of
+from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _MEANS = ("duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
-STEP_FIELDS = (
-    "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
-    "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
-    "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
-)  # fmt: skip
 WAIT_FIELDS = ("transfer_us", "wait_us", *EXPOSED)
 COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "moved_as", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",

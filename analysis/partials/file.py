@@ -45,7 +45,7 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY, check_overwritable
 
-PARTIAL_VERSION = 7  # increase it when a column is added, removed or redefined
+PARTIAL_VERSION = 7  # increase it when a column is redefined; one that is added or removed shows in the schema
 _STAMP = {  # which trace a row is of: the same file, unchanged, and read by the same code, has the same rows
     "file": pa.string(),  # path of the trace when it was read
     "size_bytes": pa.int64(),
@@ -115,7 +115,7 @@ def read_partial(path: Path, columns: Sequence[str] = tuple(PARTIAL_SCHEMA.names
     except (OSError, pa.ArrowException, msgspec.MsgspecError) as error:
         raise DpscopeError(damaged) from error
     if not rows.schema.equals(pa.schema([PARTIAL_SCHEMA.field(name) for name in columns])):
-        raise DpscopeError(damaged)
+        raise DpscopeError(f"{path} was written by another dpscope: its columns differ; reduce its traces again")
     return Partial(rows, tuple(head.unread))
 
 
