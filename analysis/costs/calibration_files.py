@@ -235,18 +235,22 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
         return load_calibration(path)
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    for suffixes, read in _LOG_READERS:
+    for _, suffixes, read in _LOG_READERS:
         if files := [one for one in inside if one.is_file() and one.suffix in suffixes]:
             return read(files)
     if path.is_file():
         return calibration_from_logs([path])
     raise DpscopeError(
-        f"{option} {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
-        f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
+        f"{option} {path}: neither a calibration.json, a folder that holds one, nor logs of {_known_logs()}; make one with "
+        "dpscope calibrate"
     )
 
 
-_LOG_READERS: tuple[tuple[tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
-    (LOG_SUFFIXES, calibration_from_logs),
+_LOG_READERS: tuple[tuple[str, tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
+    ("nccl-tests", LOG_SUFFIXES, calibration_from_logs),
 )
-"""What reads the logs of each program, by suffix; of a folder the first that is there. Other files in it are ignored."""
+"""Programs, the suffixes of their logs and what reads these; of a folder the first that is there. Other files are ignored."""
+
+
+def _known_logs() -> str:
+    return ", ".join(f"{program} ({', '.join(suffixes)})" for program, suffixes, _ in _LOG_READERS)

@@ -230,7 +230,7 @@ class Calibration(Stored, frozen=True):
     schema_version: int
     dpscope_version: str
     created_at: str  # ISO 8601, UTC
-    source: Literal["measured", "nccl-tests"]
+    source: str  # "measured", or the program whose logs were read
     settings: CalibrationSettings | None  # None for logs
     backend: str | None
     environment: Environment | None  # None for logs
