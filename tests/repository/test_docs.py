@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -13,6 +14,8 @@ from docs._tools.pages import PAGES as GENERATED
 from dpscope.analysis.report.page import SECTIONS
 from dpscope.launch.cli import COMMANDS, app
 from dpscope.launch.measuring import worker_arguments as worker_job
+from dpscope.profiling.records.matrix import VARIANTS
+from dpscope.profiling.records.strategies import Strategy
 from tests.helpers.paths import ROOT
 
 _FOLDERS = ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*.md", "examples/*/*.md", "tests/gpu/*.md")
@@ -145,6 +148,12 @@ def test_every_section_of_the_report_is_explained() -> None:
     explained = set(_HEADING.findall((ROOT / "docs/reading-the-report.md").read_text()))
     assert {section.title for section in SECTIONS} <= explained
     assert len(SECTIONS) > 5
+
+
+def test_every_strategy_and_variant_is_explained() -> None:
+    page = (ROOT / "docs/variants.md").read_text()
+    options = {f"--{name.replace('_', '-')}" for name in VARIANTS}
+    assert {name for name in {*get_args(Strategy), *options} if f"`{name}`" not in page} == set()
 
 
 def test_contributing_names_every_folder_and_files_that_exist() -> None:
