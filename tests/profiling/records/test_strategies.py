@@ -2,12 +2,15 @@
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from dpscope.profiling.records.strategies import (
     STRATEGIES,
+    Strategy,
     strategy_order,
+    traits_of,
 )
 from tests.helpers.paths import ROOT
 from tests.helpers.sources import SOURCES, syntax_nodes
@@ -19,6 +22,10 @@ def test_a_stand_in_takes_the_place_of_its_original() -> None:
     """Unknown names come last."""
     assert strategy_order("dp-host") == strategy_order("dp") < strategy_order("ddp") < strategy_order("hsdp")
     assert strategy_order("hsdp") < strategy_order("custom") < strategy_order("pipeline")
+
+
+def test_the_glossary_explains_what_users_request() -> None:
+    assert [one for one in get_args(Strategy) if not traits_of(one).meaning] == []
 
 
 @pytest.mark.long
