@@ -11,7 +11,6 @@ training by the global batch differ from one by shares:
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -26,11 +25,10 @@ from dpscope.analysis.equality.data import (
     sample_mistakes,
 )
 from dpscope.analysis.equality.differences import output_differences, training_differences
-from dpscope.profiling.records.equality import EQUALITY_NAME, EqualitySettings
+from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import CellOptions
-from dpscope.profiling.store.files import write_json
 
 Scope = Literal["none", "batch", "share"]
 
@@ -76,12 +74,6 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
             *_recorded_settings(settings, reference, samples[reference.name]),
         ),
     )
-
-
-def save_report(report: result.EqualityReport, out: Path) -> Path:
-    """Write equality.json into the run folder; returns its path."""
-    write_json(out / EQUALITY_NAME, report)
-    return out / EQUALITY_NAME
 
 
 def _rank_result(training: RecordedTraining, data: EqualityData) -> result.RankAgreement:

@@ -43,12 +43,6 @@ class LateRank:
         """What each other rank waits for it in a step, not hidden behind compute."""
         return self.wait_us * self.ranks / max(self.ranks - 1, 1)
 
-    @property
-    def certainty(self) -> str:
-        """Empty if the rank is significant, else the number of traced steps in brackets."""
-        few = f" (of {counted(self.steps, 'traced step')}: too few to exclude chance)"
-        return "" if self.significant else few
-
 
 def late_rank(windows: Table, straggler: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
     """The rank that causes most exposed waiting; None if the waiting is spread over ranks, or unknown.
@@ -140,16 +134,14 @@ def _split(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
 
 def ledger_table(ledger: Ledger) -> TextTable:
     """A single row: a traced step and the parts that add up to it, means over ranks and steps."""
-    names = dict(zip(("traced_step", *STEP_PARTS), ("traced step", *_PART_NAMES), strict=True))
+    names = {"traced_step": "traced step", **STEP_PARTS}
     over = f"means over {counted(ledger.windows, 'window')}, one per rank and step"
     note = f"{over}; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"
     fields = [Field(name, f"{part}_us", "time") for part, name in names.items()]
-    return table_of(f"Where a step goes: {' + '.join(_PART_NAMES)} = traced step", fields, [ledger], [note])
-
-
-_PART_NAMES = ("compute", "wait", "transfer", "other", "idle")
+    title = f"Where a step goes: {' + '.join(STEP_PARTS.values())} = traced step"
+    return table_of(title, fields, [ledger], [note])
 
 
 SLOWED = 1.5  # traced over untraced step, above which no share of a step and no saving is stated
@@ -329,7 +321,8 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     )
     waiting = _Part(wait, WAITING, wait_advice)
     if late is not None:
-        cause = f"Find out why rank {late.rank} arrives late{late.certainty}; a faster link does not shorten this."
+        few = "" if late.significant else f" (of {counted(late.steps, 'traced step')}: too few to exclude chance)"
+        cause = f"Find out why rank {late.rank} arrives late{few}; a faster link does not shorten this."
         cause += _late_and_idle(situation, ledger)
         waiting = _Part(late.lateness_us, WAITING, cause, "each other rank's wait")
     smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"

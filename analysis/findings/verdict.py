@@ -31,7 +31,6 @@ from dpscope.analysis.findings.ledger_text import (
     late_rank,
     slowed_by_tracing,
 )
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, show
@@ -72,7 +71,8 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     late = None
     if slowed_by_tracing(chosen) is None:
         late = late_rank(data.whole_windows, data.straggler, chosen.ledger)
-    shown, launch_bound = None if speedup is None else verdict(speedup), is_launch_bound(data)
+    shown = None if speedup is None else verdict(speedup)
+    launch_bound = any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
     situation = Situation(
         chosen, late, run.device_type != "cpu", comparison.of_script, slower=shown == "below", launch_bound=launch_bound
     )
@@ -200,8 +200,3 @@ def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, s
     text = f"reaches {over_itself.value:.2f}x the throughput of one device under {name} ({bounds(over_itself)})"
     text = f"{text}; one device without {name} was not measured, so the gain over that is unknown."
     return text, basis_of(over_itself)
-
-
-def is_launch_bound(data: CellData) -> bool:
-    """Whether a cell has the finding `launch_bound`: the host launches work more slowly than the device runs it."""
-    return any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)

@@ -195,7 +195,7 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
             apart.print(f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False)
     else:
         print_tables(list(report.tables.values()), output_format, console)
-    return report.sound
+    return report.printed.sound
 
 
 MOST_FINDINGS = 3

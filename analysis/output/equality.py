@@ -8,22 +8,24 @@ from typing import Literal
 
 from rich.console import Console
 
-from dpscope.analysis.equality.comparison import compare_trainings, save_report
+from dpscope.analysis.equality.comparison import compare_trainings
 from dpscope.analysis.equality.data import load_equality
 from dpscope.analysis.equality.differences import LARGEST_TOLERANCE, SAFETY, WHATS
 from dpscope.analysis.equality.result import EqualityReport, PairResult, StepTolerance, TensorDifference
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, sentence
+from dpscope.profiling.records.equality import EQUALITY_NAME
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.store.files import write_json
 
 _ROWS = 6  # of the table of tolerances
 
 
 def show_equality(out: Path, output_format: Literal["table", "json"], console: Console) -> bool:
     """Compare what lies in `out`, write equality.json, print it; whether nothing differs that is not explained."""
-    report = compare_trainings(load_equality(out))
-    path = save_report(report, out)
+    report, path = compare_trainings(load_equality(out)), out / EQUALITY_NAME
+    write_json(path, report)
     if output_format == "json":
         sys.stdout.write(path.read_text())
         return report.sound

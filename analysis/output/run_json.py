@@ -51,8 +51,20 @@ def run_json(report: Report) -> str:
                 report, dp_phases.COLUMNS, lambda data: data.tables.dp_phases if data.communication_known else None
             ),
             "waits": _rows(report, exposed_parts.PAIR_COLUMNS, lambda data: data.waits_caused),
-            "contention": contention_of_cells(report),
-            "memory": memory_records(report),
+            "contention": [
+                {"cell": name, **record}
+                for name, row in report.comparison.rows.items()
+                if row.contentions is not None and row.ledger is not None
+                for record in contention_records(
+                    row.contentions, row.ledger.hidden_us, report.run.cells[name].on_device
+                )
+            ],
+            "memory": [  # peaks per (cell, repeat, rank, device), bytes; none on the CPU, whose allocator keeps none
+                {"cell": data.cell.name, "repeat": repeat, "rank": rank.rank, **msgspec.to_builtins(memory)}
+                for data in report.run.measured
+                for repeat, rank in data.ranks
+                for memory in rank.memory
+            ],
             "nccl": report.nccl.content(),
             "training": training_content(report.run.training) if report.run.training else None,
             "findings": msgspec.to_builtins(report.findings),
@@ -92,26 +104,6 @@ def _rows(
 def _steps(data: CellData) -> Table:
     steps = data.tables.steps
     return steps if data.communication_known else steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
-
-
-def memory_records(report: Report) -> list[dict[str, object]]:
-    """Peak memory per (cell, repeat, rank, device), bytes; empty on the CPU, whose allocator keeps none."""
-    return [
-        {"cell": data.cell.name, "repeat": repeat, "rank": rank.rank, **msgspec.to_builtins(memory)}
-        for data in report.run.measured
-        for repeat, rank in data.ranks
-        for memory in rank.memory
-    ]
-
-
-def contention_of_cells(report: Report) -> list[dict[str, object]]:
-    """`contention_records` of each cell whose trace shows communication."""
-    return [
-        {"cell": name, **record}
-        for name, row in report.comparison.rows.items()
-        if row.contentions is not None and row.ledger is not None
-        for record in contention_records(row.contentions, row.ledger.hidden_us, report.run.cells[name].on_device)
-    ]
 
 
 def prediction_records(comparison: Comparison) -> list[dict[str, object]]:

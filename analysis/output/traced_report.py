@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.ledger_text import ledger_table
 from dpscope.analysis.hosts.places import read_topology
@@ -21,7 +22,6 @@ from dpscope.analysis.output.traces import (
     Folded,
     few_of_each_kind,
     fold_ranks,
-    host_numbers,
     placed,
     to_tables,
     trace_content,
@@ -131,7 +131,9 @@ def print_traces(
 def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     """Each job with what is known of its hosts, and with numbers for them where names are to be hidden."""
     switches = {} if targets.topology is None else read_topology(targets.topology)
-    numbers = host_numbers(analyses.values()) if targets.hide_hosts else None
+    found = (one for read in analyses.values() for one in read.summaries)
+    hosts = dict.fromkeys(host for one in found for host in (one.host, one.read_on) if host is not None)
+    numbers = Anonymizer(hosts) if targets.hide_hosts else None
     # Two folders may be named after one host.
     names = distinct_names([name if numbers is None else numbers.text(name) for name in analyses])
     jobs: dict[str, ReadJob] = {}

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +21,14 @@ from dpscope.analysis.hosts.places import (
     spreads,
     with_host_findings,
 )
-from dpscope.analysis.report.rank_tables import contention_table, trace_phases, trace_waits, without_cell
+from dpscope.analysis.report.rank_tables import contention_table, phase_table, wait_table, without_cell
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
@@ -149,22 +150,20 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
     if len(found.collectives):
         tables.append(_collective_table(found.collectives, by_group=few is None))
         if few is None and len(found.waits_caused):
-            tables.append(trace_waits(found.waits_caused))
+            tables.append(without_cell(wait_table({"": found.waits_caused})))
     tables.append(without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))])))
     if len(found.dp_phases) and few is None:
-        tables.append(trace_phases(found.dp_phases))
+        tables.append(without_cell(phase_table({"": found.dp_phases})))
     return [table for table in tables if table.rows]
 
 
-_STEP_COLUMNS = {
-    "step_us": "step", "compute_us": "compute", "exposed_wait_us": "wait", "exposed_transfer_us": "transfer",
-    "exposed_other_us": "other", "idle_us": "idle", "hidden_us": "hidden comm.",
-}  # fmt: skip
+_STEP_COLUMNS = {"step": "step", **STEP_PARTS, "hidden": "hidden comm."}
 
 
 def _step_table(analysis: TraceAnalysis) -> TextTable:
     steps = analysis.tables.steps_with_waits
-    columns = {name: heading for name, heading in _STEP_COLUMNS.items() if steps.known(name).any()}
+    headings = {f"{part}_us": heading for part, heading in _STEP_COLUMNS.items()}
+    columns = {name: heading for name, heading in headings.items() if steps.known(name).any()}
     partial, notes = steps.truths("partial_window"), []
     if "exposed_other_us" in columns:
         parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
@@ -242,12 +241,6 @@ def _collective_notes(collectives: Table) -> Iterator[str]:
 
 _FAR_OUT = "far out: ranks more than six median absolute deviations above the median"
 _SHOWN = 10  # rows of a fold; the JSON has them all
-
-
-def host_numbers(analyses: Iterable[TraceAnalysis]) -> Anonymizer:
-    """Replaces the names of these jobs' hosts by numbers."""
-    hosts = (host for analysis in analyses for one in analysis.summaries for host in (one.host, one.read_on))
-    return Anonymizer(dict.fromkeys(host for host in hosts if host is not None))
 
 
 def placed(

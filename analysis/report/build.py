@@ -20,7 +20,7 @@ from dpscope.analysis.report import comparison_tables as compared
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
-from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits
+from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.stamp import PrintedReport, replace_stamp, write_with_figures
 from dpscope.analysis.report.timeline import timeline_views
@@ -62,11 +62,6 @@ class Report:
     missing: tuple[str, ...]
     what_if: "WhatIfChapter | None"
     nccl: NcclChapter
-
-    @property
-    def sound(self) -> bool:
-        """False if a finding is an error, such as a failed cell."""
-        return self.printed.sound
 
     @cached_property
     def printed(self) -> PrintedReport:
@@ -215,9 +210,9 @@ def report_tables(
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "contention": contention_table([(cell, one, of.hidden_us) for cell, one, of in contended if one and of]),
-        "dp_phases": run_phases({data.cell.name: data.tables.dp_phases for data in known}),
+        "dp_phases": phase_table({data.cell.name: data.tables.dp_phases for data in known}),
         "ranks": rank_table(known),
-        "waits": run_waits(known),
+        "waits": wait_table({data.cell.name: data.mean_waits for data in known}, " (means over repeats)"),
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),
         "predictions": _with_sources(views.get("predictions"), comparison, run),

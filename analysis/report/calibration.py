@@ -1,6 +1,5 @@
 """The output of a calibration: nccl-tests' tables, fits, figure, and the file."""
 
-from collections.abc import Mapping
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
@@ -10,7 +9,7 @@ from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.costs.sources import contention_ratios
-from dpscope.analysis.report.nccl_tables import calibration_chapter, ring_share
+from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention
@@ -62,10 +61,7 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     contention = [(one, what, of(ratios)) for one, ratios in timed for what, of in _SLOWED.items()]
     slowed = "predictions of buckets that overlap use them; computing is matrix products on every rank"
     tables = [
-        *(
-            _samples_table(points, backend, chapter.chosen(points[0].devices, points[0].nodes or 1))
-            for points in groups.values()
-        ),
+        *(_samples_table(points, backend, chapter) for points in groups.values()),
         *chapter.tables().values(),
         table_of("Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted),
         table_of("Errors of the fits", _ERRORS, slowest, errors),
@@ -137,14 +133,12 @@ def _median_us(point: CalibrationPoint) -> float:
     return float(median(point.times_us))
 
 
-def _samples_table(
-    points: list[CalibrationPoint], backend: str | None, chosen: Mapping[tuple[str, int], ChoiceRow]
-) -> TextTable:
+def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter: NcclChapter) -> TextTable:
     """nccl-tests' columns and, if recorded, NCCL's choice at each size with its formula and the ring formula."""
     first, factor = points[0], _factor(points[0], backend)
 
     def choice(point: CalibrationPoint) -> ChoiceRow | None:
-        return chosen.get((point.collective, point.size_bytes))
+        return chapter.choice(point.devices, point.nodes or 1, point.collective, point.size_bytes)
 
     def rate(point: CalibrationPoint, factor: float | None = 1.0) -> str:
         return NA if factor is None else _rate(point.size_bytes / _median_us(point) / 1e3 * factor)

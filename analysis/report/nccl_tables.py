@@ -46,11 +46,6 @@ class NcclChapter:
         }
         return {name: table for name, table in tables.items() if table.rows}
 
-    def chosen(self, ranks: int, nodes: int) -> dict[tuple[str, int], ChoiceRow]:
-        """The choices by kind and size on this number of ranks and hosts."""
-        rows = [row for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes) for row in job.rows]
-        return {(row.kind or "", row.size_bytes): row for row in rows}
-
     def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> ChoiceRow | None:
         """`JobChoices.at` of the job with this number of ranks and hosts."""
         found = (job.at(kind, size_bytes) for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes))

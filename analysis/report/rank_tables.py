@@ -39,28 +39,9 @@ def without_cell(table: TextTable) -> TextTable:
     return replace(table, headings=table.headings[1:], rows=rows, meanings=table.meanings[1:])
 
 
-def trace_phases(phases: Table) -> TextTable:
+def phase_table(by_cell: Mapping[str, Table]) -> TextTable:
     """Mean time per step of each phase from rows of `dp_phase_table`; a row per device, or per replica of dp-host."""
-    return without_cell(_phase_table({"": phase_means(phases)}))
-
-
-def run_phases(by_cell: Mapping[str, Table]) -> TextTable:
-    """The same for several cells, whose rows also have a `repeat`: means over repeats."""
-    return _phase_table({cell: _over_repeats(phases) for cell, phases in by_cell.items() if len(phases)})
-
-
-def _over_repeats(phases: Table) -> Table:
-    repeats = [phase_means(phases.take(rows)) for rows in phases.group("repeat").rows()]
-    names = list(dict.fromkeys(name for one in repeats for name in one.names))
-    together = joined(
-        [one.assign(**{name: None for name in names if name not in one}).select(names) for one in repeats]
-    )
-    places = together.group(*_KEYS, in_order=True)
-    times = {name: places.means(together[name]) for name in names if name not in _KEYS}
-    return together.take(places.first).select(_KEYS).assign(**times)
-
-
-def _phase_table(means: Mapping[str, Table]) -> TextTable:
+    means = {cell: _over_repeats(phases) for cell, phases in by_cell.items() if len(phases)}
     names = dict.fromkeys(name for table in means.values() for name in table.names if name not in _KEYS)
     rows = [{"cell": cell, **one} for cell, table in means.items() for one in table.records((*_KEYS, *names))]
     on_host = all(row["device"] is None for row in rows)
@@ -76,6 +57,17 @@ def _phase_table(means: Mapping[str, Table]) -> TextTable:
         rows,
         [_OF_REPLICAS if on_host else _OF_DEVICES],
     )
+
+
+def _over_repeats(phases: Table) -> Table:
+    repeats = [phase_means(phases.take(rows)) for rows in phases.group(*({"repeat"} & {*phases.names})).rows()]
+    names = list(dict.fromkeys(name for one in repeats for name in one.names))
+    together = joined(
+        [one.assign(**{name: None for name in names if name not in one}).select(names) for one in repeats]
+    )
+    places = together.group(*_KEYS, in_order=True)
+    times = {name: places.means(together[name]) for name in names if name not in _KEYS}
+    return together.take(places.first).select(_KEYS).assign(**times)
 
 
 _MOST_PAIRS = 10  # rows; the JSON output has all
@@ -102,17 +94,8 @@ _RANKS = (
 )
 
 
-def trace_waits(waits: Table) -> TextTable:
-    """The rows of `waits_by_pair`, the longest wait first."""
-    return without_cell(_wait_table("", {"": waits}))
-
-
-def run_waits(cells: Sequence["CellData"]) -> TextTable:
-    """The same for the whole steps of several cells: means over repeats. Without rows if no rank waited."""
-    return _wait_table(" (means over repeats)", {data.cell.name: data.mean_waits for data in cells})
-
-
-def _wait_table(means: str, waits: Mapping[str, Table]) -> TextTable:
+def wait_table(waits: Mapping[str, Table], means: str = "") -> TextTable:
+    """The rows of `waits_by_pair` by cell, the longest wait first; `means` states over what they are means."""
     rows, left = _first_records(waits, _MOST_PAIRS)
     notes = [f"and {left} more pairs with shorter waits"] if left else []
     times = [value for table in waits.values() if len(table) for value in table["wait_per_step_us"].tolist()]

@@ -90,4 +90,4 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
     assert (row.devices, row.step_count) == (2, 3)
     assert row.communication_us > 0
     assert row.transfer_us > 0  # of collectives matched over both nodes
-    assert report.sound
+    assert report.printed.sound

@@ -10,9 +10,11 @@ from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.reading.event_table import BoolColumn
 from dpscope.analysis.traces.reading.table import Table
 
-STEP_PARTS = ("compute", "exposed_wait", "exposed_transfer", "exposed_other", "idle")
-"""Of a traced step, in the order in which tables show them; their sum is the step."""
-EXPOSED_PARTS = STEP_PARTS[1:-1]
+STEP_PARTS = {
+    "compute": "compute", "exposed_wait": "wait", "exposed_transfer": "transfer", "exposed_other": "other", "idle": "idle",
+}  # fmt: skip
+"""Of a traced step, in the order in which tables show them, each with its heading; their sum is the step."""
+EXPOSED_PARTS = tuple(STEP_PARTS)[1:-1]
 
 WAITING, TRANSFER, IDLE = "waiting for late ranks", "exposed transfer", "idle time of the devices"
 UNSPLIT = "exposed communication"

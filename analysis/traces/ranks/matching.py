@@ -104,12 +104,6 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     return MatchedCollectives(table, unmatched + of_unknown_groups, tuple(findings))
 
 
-def without_waits(matched: MatchedCollectives) -> MatchedCollectives:
-    """The same with no transfer, wait or bandwidth, for ranks whose times cannot be compared."""
-    unknown = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
-    return replace(matched, table=matched.table.assign(**dict.fromkeys(unknown)))
-
-
 def match_windows(
     collectives: Table, trace: IntColumn, windows: Sequence[Sequence[int]], origins: Sequence[RankOrigin]
 ) -> MatchedCollectives:

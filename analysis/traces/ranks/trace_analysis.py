@@ -17,7 +17,7 @@ from dpscope.analysis.traces.ranks.exposed_parts import (
 )
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
-from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows, without_waits
+from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import TABLES, RankTables, Tables, TraceSummary, join_ranks
@@ -227,7 +227,8 @@ def _analysis(job: RankTables, findings: Sequence[Finding]) -> TraceAnalysis:
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
     matched = match_windows(job.collectives, job.collective_owner, windows, origins)
     if step_times_apart(whole_steps(job.steps)):
-        matched = without_waits(matched)
+        compared = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
+        matched = replace(matched, table=matched.table.assign(**dict.fromkeys(compared)))
     return TraceAnalysis(
         tables=TraceTables(**{name: getattr(job, name) for name in TABLES} | {"collectives": matched.table}),
         summaries=job.summaries,

@@ -7,7 +7,7 @@ import pytest
 
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
-from dpscope.analysis.report.rank_tables import contention_table, rank_table, run_phases, run_waits
+from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
@@ -36,7 +36,7 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
 
 def test_waits_are_means_over_all_repeats() -> None:
     """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3 and 10/3 us a step."""
-    table = run_waits([with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])])
+    table = wait_table({"ddp-d2-b8": with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)]).mean_waits})
     assert (table.headings[0], table.headings[4]) == ("cell", "wait per step [µs]")
     assert table.rows == (("ddp-d2-b8", "1", "0", "2", "10.0", "75.0"), ("ddp-d2-b8", "0", "1", "2", "3.3", "25.0"))
 
@@ -45,8 +45,8 @@ def test_partial_windows_and_incomplete_traces_have_no_waits() -> None:
     data = with_waits([(30.0, 0.0)])
     assert len(data.waits) == 1
     assert with_tables(data, steps=data.tables.steps.assign(partial_window=True)).waits.empty
-    assert run_waits([replace(data, communication_known=False)]).rows == ()
-    assert run_waits([with_waits([(0.0, 0.0)])]).rows == ()
+    assert wait_table({"a": replace(data, communication_known=False).mean_waits}).rows == ()
+    assert wait_table({"a": with_waits([(0.0, 0.0)]).mean_waits}).rows == ()
 
 
 def test_phases_are_means_over_repeats_without_the_first_step() -> None:
@@ -56,7 +56,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
         {"repeat": repeat, "rank": 0, "device": 1, "step": step, "phase": "gather", "time_us": time}
         for (repeat, step), time in times.items()
     )
-    table = run_phases({"dp-d2-b8": traced_table("dp_phases", rows)})
+    table = phase_table({"dp-d2-b8": traced_table("dp_phases", rows)})
     row = dict(zip(table.headings, table.rows[0], strict=True))
     assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == ("dp-d2-b8", "1", "25.0", "NA")
 
