@@ -24,6 +24,7 @@ from dpscope.analysis.costs.formulas import bus_gb_per_s
 from dpscope.analysis.stats.samples import medians
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, FitPiece
+from dpscope.profiling.records.finding import grouped
 
 Statistic = Literal["slowest", "shortest"]  # of the ranks of an iteration
 Values = npt.NDArray[np.float64]
@@ -162,10 +163,8 @@ def fit_calibration(calibration: Calibration) -> Calibration:
     """
     if calibration.fits:
         return calibration
-    groups: dict[tuple[str, int, int | None], list[CalibrationPoint]] = {}
-    for point in calibration.points:
-        if point.size_bytes > 0 and point.times_us:
-            groups.setdefault((point.collective, point.devices, point.nodes), []).append(point)
+    timed = (point for point in calibration.points if point.size_bytes > 0 and point.times_us)
+    groups = grouped(((point.collective, point.devices, point.nodes), point) for point in timed)
     several = [points for points in groups.values() if len({point.size_bytes for point in points}) > 1]
     fits = [fit_collective(points) for points in several]
     for points in several:
@@ -177,9 +176,7 @@ def fit_calibration(calibration: Calibration) -> Calibration:
 
 def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
     """Fit the points of one collective on one device count; points of equal size are merged."""
-    samples: dict[int, list[float]] = {}
-    for point in points:
-        samples.setdefault(point.size_bytes, []).extend(point.times_us)
+    samples = grouped((point.size_bytes, time_us) for point in points for time_us in point.times_us)
     sizes = np.array(sorted(samples), dtype=float)
     iterations = [np.array(samples[int(size)]) for size in sizes]
     times = medians(iterations)

@@ -7,7 +7,7 @@ from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import at, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
 from dpscope.profiling.records.estimate_codes import ClaimCode
-from dpscope.profiling.records.finding import Finding, counted, listed
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.strategies import traits_of
 
 Claims = Sequence[AuditedClaim]
@@ -18,9 +18,7 @@ _MAX_PEAK_RATIO = 1.5  # stated peak over the link's: above bus overheads and un
 
 def claim_findings(claims: Claims) -> list[Finding]:
     """Findings about audited claims; each kind once per study and run."""
-    groups: dict[str, list[AuditedClaim]] = {}
-    for one in claims:
-        groups.setdefault(place(one.claim.study, one.claim.run), []).append(one)
+    groups = grouped((place(one.claim.study, one.claim.run), one) for one in claims)
     return [finding for check in _CHECKS for where, group in groups.items() for finding in check(where, group)]
 
 

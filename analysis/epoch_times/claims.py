@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
 from dpscope.analysis.epoch_times.table import Baselines, EpochTime
+from dpscope.analysis.stats.scaling_laws import amdahl_speedup
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.finding import counted
@@ -326,12 +327,6 @@ def _quotient(_: AuditedClaim, match: re.Match[str]) -> float:
     return top / bottom
 
 
-def _amdahl(one: AuditedClaim, match: re.Match[str]) -> float:
-    """Amdahl (AFIPS 1967): 1/(s + (1 - s)/N)."""
-    serial = float(match["top"]) / float(match["bottom"])
-    return 1 / (serial + (1 - serial) / one.devices)
-
-
 METHODS: tuple[tuple[str, _Formula], ...] = (
     (r"T1/TN", lambda s, _: s.ratio),
     (r"N\*T1/TN", lambda s, _: s.devices * s.t_1() / s.t_n),
@@ -355,6 +350,9 @@ METHODS: tuple[tuple[str, _Formula], ...] = (
         lambda s, m: s.ring_bytes / (float(m["peak"]) * UNIT_SIZES[m["unit"]]),
     ),
     (rf"(?P<top>{_A_NUMBER})(?: (?P<top_unit>MB|GB))?/(?P<bottom>{_A_NUMBER})(?: (?P<bottom_unit>ms|s))?", _quotient),
-    (rf"1/\(s\+\(1-s\)/N\), s=(?P<top>{_A_NUMBER})/(?P<bottom>{_A_NUMBER})(?: \(.*\))?", _amdahl),
+    (
+        rf"1/\(s\+\(1-s\)/N\), s=(?P<top>{_A_NUMBER})/(?P<bottom>{_A_NUMBER})(?: \(.*\))?",
+        lambda s, m: amdahl_speedup(float(m["top"]) / float(m["bottom"]), s.devices),
+    ),
 )
 """Pattern of a method and its formula; values in base units."""

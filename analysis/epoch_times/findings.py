@@ -6,7 +6,7 @@ from typing import TypeVar
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
-from dpscope.profiling.records.finding import Finding, counted, listed
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
 
@@ -42,12 +42,9 @@ def table_findings(table: EpochTable, found: _Estimates) -> list[Finding]:
     ]
 
 
-def grouped(items: Iterable[_Item]) -> Iterable[tuple[str, list[_Item]]]:
+def by_run(items: Iterable[_Item]) -> Iterable[tuple[str, list[_Item]]]:
     """Items by study and run, as `place` names them, in order."""
-    groups: dict[str, list[_Item]] = {}
-    for item in items:
-        groups.setdefault(place(item.study, item.run), []).append(item)
-    return groups.items()
+    return grouped((place(item.study, item.run), item) for item in items).items()
 
 
 def _columns(table: EpochTable) -> Iterator[Finding]:
@@ -64,7 +61,7 @@ def _columns(table: EpochTable) -> Iterator[Finding]:
 
 
 def _batches(rows: Sequence[EpochTime]) -> Iterator[Finding]:
-    for where, unknown in grouped(row for row in rows if row.batch_size_is is None and row.devices > 1):
+    for where, unknown in by_run(row for row in rows if row.batch_size_is is None and row.devices > 1):
         yield EstimateCode.BATCH_MEANING_UNKNOWN.finding(
             f"{where}: whether batch_size is global or per device is unknown in {counted(len(unknown), 'row')}"
         )
@@ -74,13 +71,13 @@ def _batches(rows: Sequence[EpochTime]) -> Iterator[Finding]:
         for row, size, samples in sampled
         if row.steps_per_epoch and size and row.steps_per_epoch not in (samples // size, -(-samples // size))
     )
-    for where, group in grouped(wrong):
+    for where, group in by_run(wrong):
         cells = [f"{counted(row.steps_per_epoch or 0, 'step')} at {at(row.batch_size, row.devices)}" for row in group]
         yield EstimateCode.STEPS_CONTRADICT_BATCH.finding(
             f"{where}: {listed(cells)} do not fit a batch that is {group[0].batch_size_is} on "
             f"{counted(group[0].samples_per_epoch or 0, 'sample')}"
         )
-    for where, group in grouped(row for row, size, samples in sampled if (size or row.batch_size) > samples):
+    for where, group in by_run(row for row, size, samples in sampled if (size or row.batch_size) > samples):
         sizes = [row.global_batch or row.batch_size for row in group]
         times_s = [row.epoch_seconds for row in group if row.epoch_seconds is not None and row.devices == 1]
         spread = ""
@@ -94,7 +91,7 @@ def _batches(rows: Sequence[EpochTime]) -> Iterator[Finding]:
 
 def _negative(added: _Estimates) -> Iterator[Finding]:
     for method, formula in _SUBTRACTIONS.items():
-        for where, group in grouped(one for one in added if one.method == method and (one.value or 0.0) < 0):
+        for where, group in by_run(one for one in added if one.method == method and (one.value or 0.0) < 0):
             cells = listed([f"{one.value:.4g} s at {at(one.batch_size, one.devices)}" for one in group])
             yield EstimateCode.NEGATIVE_COMMUNICATION.finding(
                 f"{where}: {formula} is negative, so it cannot be communication: {cells}"
@@ -106,13 +103,13 @@ def _coarse_clock(timed: _Estimates, added: _Estimates) -> Iterator[Finding]:
         high = "unbounded" if one.high is None else f"{one.high:.4g}"
         return f"{one.method} {at(one.batch_size, one.devices)} {one.value:.4g} [{one.low:.4g}, {high}]"
 
-    for where, group in grouped(one for one in timed if one.uncertain):
+    for where, group in by_run(one for one in timed if one.uncertain):
         cells = listed([f"{one.quantity} {bounds(one)}" for one in group])
         yield EstimateCode.SIGN_NOT_CERTAIN.finding(
             f"{where}: at the clock's resolution these may be above or below zero added time, or a speedup of 1: {cells}"
         )
     certain = [(one, (one.high or 0.0) - (one.low or 0.0)) for one in added if not one.uncertain]
-    for where, group in grouped(one for one, width in certain if width > 2 * COARSE_SHARE * abs(one.value or 0.0)):
+    for where, group in by_run(one for one, width in certain if width > 2 * COARSE_SHARE * abs(one.value or 0.0)):
         yield EstimateCode.RESOLUTION_TOO_COARSE.finding(
             f"{where}: the clock's resolution is more than {COARSE_SHARE:.0%} of these times: "
             f"{listed([bounds(one) for one in group])}"
@@ -122,7 +119,7 @@ def _coarse_clock(timed: _Estimates, added: _Estimates) -> Iterator[Finding]:
 def _no_baseline(rows: Sequence[EpochTime], added: _Estimates) -> Iterator[Finding]:
     known = {one[:5] for one in added if one.method == "same_local_batch"}
     lacking = [row for row in rows if row.devices > 1 and row.epoch_seconds is not None and row.setting not in known]
-    for where, group in grouped(row for row in lacking if row.local_batch):
+    for where, group in by_run(row for row in lacking if row.local_batch):
         cells = listed([at(row.batch_size, row.devices) for row in group])
         batches = ", ".join(map(str, sorted({row.local_batch or 0 for row in group})))
         yield EstimateCode.NO_SAME_LOCAL_BASELINE.finding(
@@ -140,7 +137,7 @@ def _uneven_epochs(rows: Sequence[EpochTime]) -> Iterator[Finding]:
             return 0.0
         return row.devices * -(-samples // (b * row.devices)) / -(-samples // b) - 1
 
-    for where, group in grouped(row for row in rows if extra_steps(row) > UNEVEN_FROM):
+    for where, group in by_run(row for row in rows if extra_steps(row) > UNEVEN_FROM):
         cells = [f"{at(row.batch_size, row.devices)} by {extra_steps(row):.0%}" for row in group]
         yield EstimateCode.UNEVEN_EPOCH.finding(
             f"{where}: the last step of an epoch is far from full, so an epoch on N devices has more than 1/N of one "
@@ -150,11 +147,11 @@ def _uneven_epochs(rows: Sequence[EpochTime]) -> Iterator[Finding]:
 
 def _runs_differ(rows: Sequence[EpochTime]) -> Iterator[Finding]:
     """Runs of one study that repeat a setting and differ by more than their clocks' resolution."""
-    same: dict[tuple[object, ...], list[EpochTime]] = {}
-    for row in rows:
-        key = (row.study, row.hardware, row.model, row.strategy, row.batch_size, row.batch_size_is, row.devices)
-        if row.epoch_seconds is not None:
-            same.setdefault(key, []).append(row)
+    same = grouped(
+        ((row.study, row.hardware, row.model, row.strategy, row.batch_size, row.batch_size_is, row.devices), row)
+        for row in rows
+        if row.epoch_seconds is not None
+    )
     worst: dict[str | None, list[tuple[float, str]]] = {}
     for repeated in same.values():
         repeated.sort(key=lambda row: row.epoch_seconds or 0.0)
@@ -172,10 +169,10 @@ def _speedups(sound: _Estimates) -> Iterator[Finding]:
     def cells(group: _Estimates) -> str:
         return listed([f"{one.value:.2f}x on {one.devices} ({one.method}, batch {one.batch_size})" for one in group])
 
-    slow = grouped(one for one in sound if (one.value or 0.0) < LITTLE_SPEEDUP)
+    slow = by_run(one for one in sound if (one.value or 0.0) < LITTLE_SPEEDUP)
     if little := "; ".join(f"{where}: {cells(group)}" for where, group in slow):
         yield EstimateCode.LITTLE_SPEEDUP.finding(f"several devices are slower than one, or hardly faster: {little}")
-    for where, group in grouped(one for one in sound if (one.low or 0.0) > one.devices):
+    for where, group in by_run(one for one in sound if (one.low or 0.0) > one.devices):
         yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
             f"{where}: more than N times as fast on N devices: {cells(group)}"
         )
@@ -188,11 +185,11 @@ def _origins(rows: Sequence[EpochTime]) -> Iterator[Finding]:
             f"{', '.join(studies)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
             "step for any N; it runs no all-reduce, so the ring volume 2(N-1)/N S does not describe it"
         )
-    for where, group in grouped(row for row in rows if row.provenance == "typed"):
+    for where, group in by_run(row for row in rows if row.provenance == "typed"):
         yield EstimateCode.TIMES_TYPED.finding(
             f"{where}: {counted(len(group), 'time')} typed into a document, without output of the runs"
         )
-    for where, group in grouped(row for row in rows if row.epoch_seconds is None):
+    for where, group in by_run(row for row in rows if row.epoch_seconds is None):
         cells = listed([f"{row.strategy} {at(row.batch_size, row.devices)}" for row in group])
         yield EstimateCode.OUT_OF_MEMORY.finding(
             f"{where}: no time for {cells} (batch_size, devices): out of memory; its comparisons are unknown, not 0"

@@ -13,7 +13,7 @@ import msgspec
 from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
 from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
-from dpscope.analysis.epoch_times.findings import grouped, table_findings
+from dpscope.analysis.epoch_times.findings import by_run, table_findings
 from dpscope.analysis.epoch_times.table import EpochTable, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
@@ -85,7 +85,7 @@ def as_csv(report: EstimateReport) -> str:
 def as_text(report: EstimateReport) -> str:
     """Plain text of at most 80 columns: sound values per setting, laws, findings."""
     lines: list[str] = []
-    laws = dict(grouped(report.laws))
+    laws = dict(by_run(report.laws))
     for where, settings in _by_setting(report.estimates).items():
         lines += [*_wrapped(where), *map(_aligned, (_HEADINGS, *map(_overview_cells, settings)))]
         series = laws.get(where, [])
@@ -183,7 +183,7 @@ def _law_cells(law: EpochLaw) -> tuple[str, ...]:
 def as_markdown(report: EstimateReport) -> str:
     """Tables of the sound estimates, then the findings."""
     lines = ["# Estimates from epoch times", ""]
-    laws = dict(grouped(report.laws))
+    laws = dict(by_run(report.laws))
     for where, table in overview_tables(report.estimates).items():
         lines += [f"## {where}", "", *table, ""]
         lines += [*law_table(laws[where]), ""] if where in laws else []

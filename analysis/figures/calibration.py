@@ -19,7 +19,7 @@ from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, headline, li
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.links import LinkRate
 
 _CURVE_POINTS = 200
@@ -35,10 +35,8 @@ def calibration_figure(calibration: Calibration) -> Figure:
     Points are medians with the range of the iterations. The ring's bound is alpha + S f/B for the fit's latency alpha, the
     link's specified rate B and the collective's bus factor f: the link without any protocol.
     """
-    groups: dict[tuple[str, int, int | None], list[CalibrationPoint]] = {}
-    for point in calibration.points:
-        if bus_factor(point.collective, point.devices):
-            groups.setdefault((point.collective, point.devices, point.nodes), []).append(point)
+    known = (point for point in calibration.points if bus_factor(point.collective, point.devices))
+    groups = grouped(((point.collective, point.devices, point.nodes), point) for point in known)
     columns, names = min(2, len(groups)), calibration.device_names
     with mpl.rc_context(STYLE):
         figure, panels = panel_grid(len(groups), columns, 4.4 * columns, 2.7, top=0.7)

@@ -15,7 +15,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Quantity, choose_unit, show, show_bytes, show_time
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
@@ -172,9 +172,7 @@ def collective_table(
 
     `choice` returns NCCL's choice for a collective, if known, which is shown with its formula and the ring formula.
     """
-    by_cell: dict[str, list[CollectivePrediction]] = {}
-    for one in comparison.predictions:
-        by_cell.setdefault(one.cell, []).append(one)
+    by_cell = grouped((one.cell, one) for one in comparison.predictions)
     named = {one for *_, off in _cells_off(comparison) for one in (*off[:_MOST_ROWS], *sorted(off, key=_distance)[-1:])}
     shown = [one for rows in by_cell.values() for one in rows if one in rows[:_MOST_ROWS] or one in named]
     if not any(one.predicted_us is not None for one in shown):

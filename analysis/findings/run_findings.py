@@ -18,7 +18,7 @@ from dpscope.analysis.runs.run_data import RunData, repeat_findings
 from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
 from dpscope.analysis.text.units import show_change, show_time
 from dpscope.analysis.training.findings import training_findings
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.run_codes import RunCode
@@ -42,10 +42,9 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
     Those of _MERGED that many cells share are joined.
     """
     found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
-    groups: dict[object, list[Finding]] = {}
-    for finding in dict.fromkeys(found):
-        same = (finding.severity, finding.code, finding.next_step) if finding.code in _MERGED else finding
-        groups.setdefault(same, []).append(finding)
+    groups = grouped(
+        ((one.severity, one.code, one.next_step) if one.code in _MERGED else one, one) for one in dict.fromkeys(found)
+    )
     merged = (
         msgspec.structs.replace(group[0], message="; ".join(finding.message for finding in group))
         for group in groups.values()

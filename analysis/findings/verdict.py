@@ -34,6 +34,7 @@ from dpscope.analysis.findings.ledger_text import (
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, show
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -143,11 +144,9 @@ def _timed(comparison: Comparison) -> list[CellRow]:
 def _largest_case(comparison: Comparison) -> list[CellRow]:
     """The cells on the most devices at their largest compared batch; without variants if any cell has none."""
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
-    cases: dict[tuple[int, bool, int], list[CellRow]] = {}
-    for row in _timed(comparison):
-        if row.devices > 1 and row.cell not in comparison.trained_alone:
-            batch = row.batch_size or 0
-            cases.setdefault((row.devices, (row.devices, batch) in compared, batch), []).append(row)
+    several = (row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.trained_alone)
+    sizes = ((row.devices, row.batch_size or 0, row) for row in several)
+    cases = grouped(((devices, (devices, batch) in compared, batch), row) for devices, batch, row in sizes)
     case = cases[max(cases)] if cases else []
     return [row for row in case if not comparison.variants.get(row.cell)] or case
 

@@ -38,7 +38,7 @@ from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
-from dpscope.profiling.records.finding import Finding, listed
+from dpscope.profiling.records.finding import Finding, grouped, listed
 from dpscope.profiling.records.run_codes import RunCode
 
 if TYPE_CHECKING:
@@ -223,13 +223,10 @@ def _joined(title: str, tables: Mapping[str, TextTable], several: bool) -> TextT
     first = next(iter(tables.values()))
     if not several:
         return first
-    jobs_by_note: dict[str, list[str]] = {}
-    for name, table in tables.items():
-        for note in table.notes:
-            jobs_by_note.setdefault(note, []).append(name)
-    every = len(tables)
+    jobs_by_note = grouped((note, name) for name, table in tables.items() for note in table.notes)
     notes = (
-        note if len(names) == every else f"{listed(names, _NAMED)}: {note}" for note, names in jobs_by_note.items()
+        note if len(names) == len(tables) else f"{listed(names, _NAMED)}: {note}"
+        for note, names in jobs_by_note.items()
     )
     rows = tuple((name, *row) for name, table in tables.items() for row in table.rows)
     return TextTable(title, ("job", *first.headings), rows, tuple(notes))
@@ -249,10 +246,7 @@ def job_findings(jobs: ReadJobs) -> tuple[Finding, ...]:
     if len(jobs) == 1:
         (only,) = jobs.values()
         return only.analysis.findings
-    alike: dict[Finding, list[str]] = {}
-    for name, job in jobs.items():
-        for finding in job.analysis.findings:
-            alike.setdefault(finding, []).append(name)
+    alike = grouped((finding, name) for name, job in jobs.items() for finding in job.analysis.findings)
     return tuple(
         msgspec.structs.replace(
             finding, message=f"job{'s' * (len(names) > 1)} {listed(names, _NAMED)}: {finding.message}"

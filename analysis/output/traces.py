@@ -33,7 +33,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, grouped
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _MEANS = ("duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
@@ -57,9 +57,8 @@ class Folded:
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     """Errors first; of findings that differ only in what they name, the first _MOST_ALIKE and how many more there are."""
     order = {"error": 0, "warning": 1, "info": 2}
-    kinds: dict[tuple[str, str], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda one: order[one.severity]):
-        kinds.setdefault((finding.code, finding.next_step), []).append(finding)
+    in_order = sorted(findings, key=lambda one: order[one.severity])
+    kinds = grouped(((one.code, one.next_step), one) for one in in_order)
     shown = []
     for alike in kinds.values():
         more = len(alike) - _MOST_ALIKE

@@ -32,7 +32,7 @@ from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
 from dpscope.profiling.machine import link_specifications as links
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.strategies import traits_of
 
@@ -232,17 +232,11 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
     """The table of predictions with notes on what they are based on."""
     if table is None:
         return None
-    sources: dict[str, list[str]] = {}
-    ratios: dict[str, list[str]] = {}
-    idle = []
-    for row in comparison.rows.values():
-        if row.prediction_source is None:
-            continue
-        sources.setdefault(row.prediction_source, []).append(row.cell)
-        if row.prediction_contention is not None:
-            ratios.setdefault(row.prediction_contention, []).append(row.cell)
-        elif traits_of(row.strategy).reducer:
-            idle.append(row.cell)
+    rows = [row for row in comparison.rows.values() if row.prediction_source is not None]
+    sources = grouped((row.prediction_source or "", row.cell) for row in rows)
+    ratios = grouped((row.prediction_contention or "", row.cell) for row in rows)
+    alone = {row.cell for row in rows if traits_of(row.strategy).reducer}
+    idle = [cell for cell in ratios.pop("", ()) if cell in alone]
     later = "the calibration was made after the start of the run, so these are not forecasts"
     notes = (
         *(f"predicted from the {_SOURCES[source]}: {', '.join(cells)}" for source, cells in sorted(sources.items())),

@@ -13,7 +13,7 @@ from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes, write_json
@@ -42,9 +42,7 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
     """A table with nccl-tests' columns per collective and device count, the fits, and their errors."""
-    groups: dict[tuple[str, str], list[CalibrationPoint]] = {}
-    for point in calibration.points:
-        groups.setdefault((point.collective, _devices(point)), []).append(point)
+    groups = grouped(((point.collective, _devices(point)), point) for point in calibration.points)
     chapter, backend = calibration_chapter(calibration), calibration.backend
     slowest = [fit for fit in calibration.fits if fit.statistic == "slowest"]
     resampled = " and ".join(sorted({fit.interval_source for fit in slowest}))

@@ -18,6 +18,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.run import Cell
 
 _PUBLISHED = "Published values of the same cells (other hardware)"
@@ -224,12 +225,9 @@ class _Tables:
 
     def _trained_notes(self) -> Iterator[str]:
         """The global batch with which a cell was trained, if it differs from the cell's."""
-        batches: dict[int, list[str]] = {}
-        for data in self._run.measured:
-            trained = self._rows[data.cell.name].trained_global_batch_size
-            if trained is not None and trained != data.cell.global_batch_size:
-                batches.setdefault(trained, []).append(data.cell.name)
-        for batch, cells in batches.items():
+        trained = ((self._rows[data.cell.name].trained_global_batch_size, data.cell) for data in self._run.measured)
+        differing = ((batch, cell.name) for batch, cell in trained if batch not in (None, cell.global_batch_size))
+        for batch, cells in grouped(differing).items():
             yield (
                 f"test accuracy of {', '.join(cells)}: of the same strategy and devices, trained on a global batch of {batch}"
             )
@@ -274,14 +272,15 @@ class _Tables:
 
     def _why(self, missing: Iterable[StudyQuantity]) -> Iterator[str]:
         """A line per reason with the quantities that are missing because of it."""
-        by_reason: dict[str, list[str]] = {}
         cells = [data.cell for data in self._run.measured if data.cell.devices > 1]
         cells.sort(key=lambda cell: cell.traits.host_copies)  # last, since dp-host never has a link
-        for one in missing:
-            known = [self._rows[cell.name].reasons.get(one.column) for cell in cells]
-            reason = next((why for why in known if why), "no cell with several devices was measured")
-            by_reason.setdefault(reason, []).append(one.heading)
-        yield from (f"no {', '.join(headings)}: {reason}" for reason, headings in by_reason.items())
+
+        def reason(column: str) -> str:
+            known = (self._rows[cell.name].reasons.get(column) for cell in cells)
+            return next(filter(None, known), "no cell with several devices was measured")
+
+        for why, headings in grouped((reason(one.column), one.heading) for one in missing).items():
+            yield f"no {', '.join(headings)}: {why}"
 
     def published(self) -> _Drawn:
         """A row per published value of a measured cell, or the reason why there is none."""

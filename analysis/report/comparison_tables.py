@@ -9,6 +9,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit
 from dpscope.analysis.traces.steps.event_kind import ROOTED
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import traits_of
 
 MOST_ROWS, MOST_ANSWERED = 6, 9  # rows of a terminal's first table: if the verdict is about no cell, and if it is
@@ -193,9 +194,7 @@ def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
 
 def _ring_notes(comparison: Comparison) -> Iterator[str]:
     """The bandwidth of the ring formula, one line for all device counts that share it."""
-    counts: dict[str, list[str]] = {}
-    for devices, rate in comparison.ring_rates.items():
-        counts.setdefault(rate.description, []).append(str(devices))
+    counts = grouped((rate.description, str(devices)) for devices, rate in comparison.ring_rates.items())
     for description, alike in counts.items():
         yield f"ring model on {', '.join(alike)} devices: {description}"
 
@@ -204,11 +203,9 @@ def _peak_notes(comparison: Comparison) -> Iterator[str]:
     """Which step the rates are of, and why a rate is not compared with a peak."""
     if comparison.of_traces:
         yield "of the traced step: its untraced time is not known"
-    cells: dict[str, list[str]] = {}
-    for name, row in comparison.rows.items():
-        if row.flops_per_step is not None and row.mfu is None and row.cpu_peak_share is None:
-            cells.setdefault(row.reasons["used_points"], []).append(name)
-    for reason, names in cells.items():
+    counted = (row for row in comparison.rows.values() if row.flops_per_step is not None)
+    without = (row for row in counted if row.mfu is None and row.cpu_peak_share is None)
+    for reason, names in grouped((row.reasons["used_points"], row.cell) for row in without).items():
         yield f"not compared with a peak ({', '.join(names)}): {reason}"
 
 

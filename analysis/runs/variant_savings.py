@@ -93,10 +93,10 @@ def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
     assert share.value is not None
     pair, what = f"{saving.having} against {saving.without}", saving.what
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
-        message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {missing_evidence(saved)}"
+        message = f"{pair}: {what} seems to save {show_time(saved.value)} a step, but {missing_evidence(saved)}"
         return message, "time more repeats (--repeats), of five steps in all or more (--steps)"
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
-    ends = f"{_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}"
+    ends = f"{show_time(saved.low)} to {show_time(saved.high)}, {share.low:.1%} to {share.high:.1%}"
     interval = f"95% interval {ends}; {counted(saved.count, 'step')}"
     flag, where = f"--{saving.option.replace('_', '-')}", ", sharing the cores with it" if on_cpu else ""
     overlap, outcome = saving.option == "overlap", verdict(saved, even=0.0)
@@ -108,12 +108,8 @@ def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
         larger = f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)"
         advice = larger if overlap else f"omit {flag} on this machine, unless you need it for a reason other than speed"
         return f"{pair}: {what} costs {amount} (saving: {interval})", advice
-    message = f"{pair}: no difference by {what} is shown (saving {_signed(saved.value)} a step, {interval})"
+    message = f"{pair}: no difference by {what} is shown (saving {show_time(saved.value)} a step, {interval})"
     return message, "time more repeats (--repeats) if a small difference matters"
-
-
-def _signed(microseconds: float) -> str:
-    return f"{'-' if microseconds < 0 else ''}{show_time(abs(microseconds))}"
 
 
 def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.training import TrainManifest, TrainResult
@@ -139,9 +139,7 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     manifest = TrainFolder(folder).manifest() if is_train_folder(folder) else None
     counts = Counter((one.cell_name, one.seed) for one in stored.epochs)
     planned = manifest.config.epochs if manifest else max(counts.values())
-    by_cell: dict[str, list[Epoch]] = {}  # in the order in which they first appear
-    for epoch in stored.epochs:
-        by_cell.setdefault(epoch.cell_name, []).append(epoch)
+    by_cell = grouped((epoch.cell_name, epoch) for epoch in stored.epochs)
     cells = [_cell(path, name, epochs, planned) for name, epochs in by_cell.items()]
     untrained = _untrained(folder, manifest, by_cell) if manifest else []
     findings = tuple(dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings)))

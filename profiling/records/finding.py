@@ -1,8 +1,8 @@
 """Findings: observations as data, each with its meaning and a next step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Literal
+from typing import Literal, TypeVar
 
 from dpscope.profiling.records.stored import Stored
 
@@ -78,6 +78,18 @@ def listed(values: Sequence[object], most: int = 8) -> str:
     """
     left = len(values) - most
     return ", ".join(map(str, values[: most + (left == 1)])) + (f" and {left} more" if left > 1 else "")
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """The values of each key, such as the cells that share a reason; both in the order of their first pair."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def plural(noun: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
-from dpscope.profiling.records.finding import Finding, counted, listed
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order
 
@@ -121,10 +121,7 @@ def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
 
 
 def _by_key(part: _Part, key: Callable[[_Trace], Any]) -> dict[Any, _Part]:
-    found: dict[Any, _Part] = defaultdict(list)
-    for one in part:
-        found[key(one)].append(one)
-    return found
+    return grouped((key(one), one) for one in part)
 
 
 def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
