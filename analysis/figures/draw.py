@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -69,36 +69,31 @@ def figure_files(drawn: Mapping[str, Figure], formats: Sequence[str]) -> tuple[d
     for figure in drawn.values():  # laid out once for all files
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
-    svg = {name: to_svg(figure) for name, figure in drawn.items()}
-    made: dict[str, Callable[[str], bytes]] = {
-        "png": lambda name: to_png(drawn[name]),
-        "svg": lambda name: svg[name].encode(),
-        "pdf": lambda name: to_pdf(drawn[name]),
+    svg = {name: saved(figure, "svg") for name, figure in drawn.items()}
+    made = {
+        f"{name}.{one}": svg[name] if one == "svg" else saved(figure, one)
+        for name, figure in drawn.items()
+        for one in formats
     }
-    return svg, {f"{name}.{one}": made[one](name) for name in drawn for one in formats}
+    return {name: content.decode() for name, content in svg.items()}, made
 
 
-def to_png(figure: Figure) -> bytes:
-    """The figure as PNG, 150 dots per inch."""
-    return _saved(figure, format="png", dpi=150, metadata={"Software": "dpscope"})
+DOTS_PER_INCH = 150  # of PNG
+_METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": "dpscope"},
+    "svg": {"Date": None, "Creator": "dpscope"},
+    "pdf": {"CreationDate": None, "Creator": "dpscope"},
+}
 
 
-def to_pdf(figure: Figure) -> bytes:
-    """The figure as PDF, the same bytes for the same figure."""
-    return _saved(figure, format="pdf", metadata={"CreationDate": None, "Creator": "dpscope"})
-
-
-def to_svg(figure: Figure) -> str:
-    """The figure as an SVG element, without the XML prologue."""
-    with mpl.rc_context(STYLE):
-        text = _saved(figure, format="svg", metadata={"Date": None, "Creator": "dpscope"}).decode()
-    return text[text.index("<svg") :]
-
-
-def _saved(figure: Figure, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, **options)
-    return buffer.getvalue()
+def saved(figure: Figure, file_format: str) -> bytes:
+    """The figure in a format of _METADATA, the same bytes for the same figure; SVG without the XML prologue."""
+    buffer, is_svg = io.BytesIO(), file_format == "svg"
+    dpi: Any = DOTS_PER_INCH if file_format == "png" else "figure"
+    with mpl.rc_context(STYLE if is_svg else {}):
+        figure.savefig(buffer, format=file_format, dpi=dpi, metadata=_METADATA[file_format])
+    content = buffer.getvalue()
+    return content[content.index(b"<svg") :] if is_svg else content
 
 
 def for_page(name: str, svg: str) -> str:

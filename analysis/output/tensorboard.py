@@ -57,7 +57,6 @@ from dpscope.profiling.store.folders import is_run_folder, remove_empty_folders
 from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
 from dpscope.profiling.store.training_folders import TrainFolder, holds_epochs
 
-DOTS_PER_INCH = 150  # of figures.to_png
 METRICS = {  # tag -> column of the comparison and what it is divided by
     "step_ms": ("step_us", 1e3),
     "samples_per_s": ("samples_per_s", 1.0),
@@ -151,8 +150,8 @@ def _values(sessions: Sequence[Mapping[str, HyperParameter]]) -> dict[str, list[
 
 def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
     for name, figure in drawn.items():
-        width, height = (round(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
-        log.image(name, figures.to_png(figure), int(width), int(height))
+        width, height = (round(inches * figures.DOTS_PER_INCH) for inches in figure.get_size_inches())
+        log.image(name, figures.saved(figure, "png"), int(width), int(height))
 
 
 def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter]:

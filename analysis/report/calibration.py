@@ -26,14 +26,14 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
     `out` is a run folder, which need not exist, or a .json file. The .json file is written last.
     """
     from dpscope.analysis.figures.calibration import calibration_figure
-    from dpscope.analysis.figures.draw import to_png
+    from dpscope.analysis.figures.draw import saved
 
     fitted = fit_calibration(calibration)
     path = calibration_path(out)
     check_overwritable(path, is_calibration)
     check_overwritable(path.with_suffix(".png"))
     try:
-        write_bytes(path.with_suffix(".png"), to_png(calibration_figure(fitted)))
+        write_bytes(path.with_suffix(".png"), saved(calibration_figure(fitted), "png"))
         write_json(path, fitted)
     except OSError as error:
         raise DpscopeError(f"--out {out}: cannot be written: {error.strerror}; choose another path") from error

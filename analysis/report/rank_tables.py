@@ -2,17 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
 from dpscope.analysis.traces.data_parallel.phases import phase_means
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.finding import counted
-
-if TYPE_CHECKING:
-    from dpscope.analysis.runs.cell_data import CellData
 
 _KEYS = ("rank", "device", "replica")
 _PHASES = {  # column -> heading and meaning
@@ -108,7 +106,7 @@ def _first_records(tables: Mapping[str, Table], most: int) -> tuple[list[dict[st
     return rows, sum(map(len, tables.values())) - len(rows)
 
 
-def rank_table(cells: Sequence["CellData"]) -> TextTable:
+def rank_table(cells: Sequence[CellData]) -> TextTable:
     """Means of whole traced steps by rank and device, for cells with several; the parts of a row add up to its step."""
     means = {}
     for data in cells:

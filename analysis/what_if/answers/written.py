@@ -20,7 +20,7 @@ from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_bytes, write_text
+from dpscope.profiling.store.files import write_bytes
 from dpscope.profiling.store.ownership import check_overwritable, is_dpscope_trace
 
 if TYPE_CHECKING:
@@ -50,13 +50,10 @@ def write_figure(answer: RunAnswer, path: Path) -> None:
         raise DpscopeError(
             f"--figure would hold {counted(lines, 'line')}; vary at most {_MOST_LINES} configurations besides --devices"
         )
-    from dpscope.analysis.figures.draw import to_pdf, to_png, to_svg
+    from dpscope.analysis.figures.draw import saved
 
     check_overwritable(path)
-    if path.suffix == ".svg":
-        write_text(path, to_svg(drawn))
-    else:
-        write_bytes(path, to_png(drawn) if path.suffix == ".png" else to_pdf(drawn))
+    write_bytes(path, saved(drawn, path.suffix.removeprefix(".")))
 
 
 def efficiency_figure(answer: RunAnswer) -> "Figure | None":

@@ -102,7 +102,7 @@ def test_a_links_name_is_text_in_a_figure() -> None:
     ddp = with_tables(exchanging(), collectives=rates)
     sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
     figure = known(bandwidths(run_of(ddp), sources))
-    svg = figures.for_page("busbw", figures.to_svg(figure))
+    svg = figures.for_page("busbw", figures.saved(figure, "svg").decode())
     assert "<script" not in svg
     assert "&lt;script&gt;alert(1)&lt;/script&gt; $x_1$ &amp;" in svg
 

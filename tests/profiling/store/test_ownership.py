@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from dpscope.analysis.figures.draw import to_png
+from dpscope.analysis.figures.draw import saved
 from dpscope.analysis.output.tensorboard import export_tensorboard
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.report.calibration import save_calibration
@@ -269,7 +269,7 @@ def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path:
 
 def test_figures_of_an_older_version_are_recognised_by_their_png(tmp_path: Path) -> None:
     """Their SVG and PDF files had no mark."""
-    (tmp_path / "scaling.png").write_bytes(to_png(Figure()))
+    (tmp_path / "scaling.png").write_bytes(saved(Figure(), "png"))
     written(tmp_path, "scaling.svg", "scaling.pdf", "mine.svg", text="<svg/>")
     known = {path.name: bears_mark(path) for path in tmp_path.iterdir()}
     assert known == {"scaling.png": True, "scaling.svg": True, "scaling.pdf": True, "mine.svg": False}
@@ -298,7 +298,7 @@ def test_a_calibration_replaces_only_a_calibration(tmp_path: Path) -> None:
     point = CalibrationPoint("all_reduce", 2, 4096, 1024, "float32", (14.0,))
     made = msgspec.structs.replace(calibration({"all_reduce": (10.0, 1.0)}), points=(point,), device_names=("cpu",))
     path = tmp_path / "node7.json"
-    png = to_png(Figure())
+    png = saved(Figure(), "png")
     path.with_suffix(".png").write_bytes(png)
     assert save_calibration(made, path)[1] == path, "dpscope's figure is replaced"
     assert save_calibration(made, path)[1] == path
