@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.runs.traced_job import CellStraggler
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, Straggler
 from dpscope.analysis.traces.ranks.ledger import IDLE, STEP_PARTS, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
@@ -44,7 +43,7 @@ class LateRank:
         return self.wait_us * self.ranks / max(self.ranks - 1, 1)
 
 
-def late_rank(windows: Table, straggler: CellStraggler | None, ledger: Ledger | None) -> LateRank | None:
+def late_rank(windows: Table, straggler: Straggler | None, ledger: Ledger | None) -> LateRank | None:
     """The rank that causes most exposed waiting; None if the waiting is spread over ranks, or unknown.
 
     `windows` are the whole traced steps, `straggler` is their significant straggler.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpscope.analysis.runs import traced_job
-from dpscope.analysis.runs.traced_job import CellStraggler, TracedJob
+from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.runs.traffic_check import CounterCheck
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, Straggler
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
@@ -222,7 +222,7 @@ class CellData:
         return means.take(np.argsort(-wait_us, kind="stable"))
 
     @cached_property
-    def straggler(self) -> CellStraggler | None:
+    def straggler(self) -> Straggler | None:
         """The rank that most waiting is for in every repeat; None if ranks take turns, which is noise."""
         step_us = self.whole_windows.mean("step_us")
         if self.cell.traits.one_process or step_us is None:

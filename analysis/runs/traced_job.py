@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpscope.analysis.traces.ranks.exposed_parts import find_straggler, waits_by_pair
+from dpscope.analysis.traces.ranks.exposed_parts import Straggler, find_straggler, waits_by_pair
 from dpscope.analysis.traces.ranks.parallelism import traced_strategy
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Groups, Table
@@ -17,21 +17,6 @@ LEAST_STEPS = 0.9  # ...last in nearly every step...
 LEAST_LATENESS = 0.05  # ...late by this share of the step...
 MOST_CHANCE = 0.05  # ...and this improbable if all ranks were alike
 SMALL_BROADCAST = 1 << 20  # bytes: buffers of a model, whose transfer time is negligible next to a wait
-
-
-@dataclass(frozen=True)
-class CellStraggler:
-    """The straggler of every repeat; `lateness_us` per step, mean over the other ranks and steps.
-
-    `chance` is the probability that ranks which are equally often late would show some rank last in so many of the steps.
-    """
-
-    rank: int
-    lateness_us: float
-    steps: int
-    of_steps: int
-    shares: tuple[float, ...]  # of all waiting, by repeat
-    chance: float
 
 
 def with_broadcast_waits(collectives: Table) -> Table:
@@ -58,14 +43,14 @@ def _by_repeat(table: Table, *keys: str) -> Groups:
     return table.group(*(("repeat",) if "repeat" in table else ()), *keys)
 
 
-def straggler_of(collectives: Table, step_us: float) -> CellStraggler | None:
+def straggler_of(collectives: Table, step_us: float) -> Straggler | None:
     """The straggler, from the rows of `with_broadcast_waits` and the mean traced step; None if no rank stands out everywhere."""
     found = [find_straggler(collectives.take(rows)) for rows in _by_repeat(collectives).rows()]
     named = [
         one
         for one in found
         if one is not None
-        and one.share >= LEAST_SHARE
+        and one.shares[0] >= LEAST_SHARE
         and one.steps >= LEAST_STEPS * one.of_steps
         and one.lateness_us >= LEAST_LATENESS * step_us
     ]
@@ -73,8 +58,8 @@ def straggler_of(collectives: Table, step_us: float) -> CellStraggler | None:
         return None
     steps, of_steps = sum(one.steps for one in named), sum(one.of_steps for one in named)
     chance = chance_of_some_rank(len(collectives.group("rank")), steps, of_steps)
-    lateness_us, shares = sum(one.lateness_us for one in named) / len(named), tuple(one.share for one in named)
-    return CellStraggler(named[0].rank, lateness_us, steps, of_steps, shares, chance) if chance <= MOST_CHANCE else None
+    lateness_us, shares = sum(one.lateness_us for one in named) / len(named), tuple(one.shares[0] for one in named)
+    return Straggler(named[0].rank, lateness_us, shares, steps, of_steps, chance) if chance <= MOST_CHANCE else None
 
 
 def broadcast_waits_us(collectives: Table) -> float:

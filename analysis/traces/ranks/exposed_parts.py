@@ -258,13 +258,14 @@ def late_ranks(table: Table) -> IntColumn:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that most waiting was for, from the rows of `waits_by_pair` that name it late."""
+    """The rank that most waiting was for: by one table's waits, or in every repeat of a cell."""
 
     rank: int
     lateness_us: float  # what another rank waits for it in a step: mean over the other ranks and over steps
-    share: float  # of all waiting, 0..1: the sum of its rows' shares
+    shares: tuple[float, ...]  # of all waiting, 0..1, by repeat
     steps: int  # in which another rank waited for it, out of...
     of_steps: int
+    chance: float = 1.0  # that of ranks which are equally often late, some rank would be last in so many of the steps
 
 
 def find_straggler(table: Table) -> Straggler | None:
@@ -280,7 +281,7 @@ def find_straggler(table: Table) -> Straggler | None:
     return Straggler(
         rank=rank,
         lateness_us=float(own["wait_per_step_us"].sum()) / (len(in_steps.group("rank")) - 1),
-        share=float(own["share"].sum()),
+        shares=(float(own["share"].sum()),),
         steps=len(waiting.take(waiting["late_rank"] == rank).group("job_step")),
         of_steps=of_steps,
     )

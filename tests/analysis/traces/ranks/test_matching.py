@@ -124,7 +124,7 @@ def test_straggler_is_the_rank_that_most_waiting_is_for(
     ]
     straggler = known(find_straggler(Table.from_frame(matched(*rows).table)))
     assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, steps, 2)
-    assert (straggler.lateness_us, straggler.share) == pytest.approx((lateness_us, share))
+    assert (straggler.lateness_us, straggler.shares[0]) == pytest.approx((lateness_us, share))
 
 
 def test_nobody_waits_for_nobody() -> None:
