@@ -173,7 +173,9 @@ def collective_table(
     `choice` returns NCCL's choice for a collective, if known, which is shown with its formula and the ring formula.
     """
     by_cell = grouped((one.cell, one) for one in comparison.predictions)
-    named = {one for *_, off in _cells_off(comparison) for one in (*off[:_MOST_ROWS], *sorted(off, key=_distance)[-1:])}
+    named = set()
+    for *_, off in _cells_off(comparison):
+        named |= {*off[:_MOST_ROWS], *sorted(off, key=lambda one: abs(one.relative_error or 0.0))[-1:]}
     shown = [one for rows in by_cell.values() for one in rows if one in rows[:_MOST_ROWS] or one in named]
     if not any(one.predicted_us is not None for one in shown):
         return None
@@ -260,10 +262,6 @@ def _cells_off(comparison: Comparison) -> Iterator[tuple[CellRow, list[str], lis
         single = [one for one in own if one.per_step * (one.measured_us or 0.0) > least_us]
         if off or single:
             yield row, off, single
-
-
-def _distance(one: CollectivePrediction) -> float:
-    return abs(one.relative_error or 0.0)
 
 
 def _errors(row: CellRow, names: Iterable[str]) -> list[float]:

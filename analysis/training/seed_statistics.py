@@ -91,7 +91,7 @@ class CellDifference:
 
 
 def cell_difference(cell: TrainedCell, against: TrainedCell, pool: samples.Spread) -> CellDifference:
-    """The difference in accuracy and training time; `pool` is `epoch_spread` of all cells.
+    """The difference in accuracy and training time; `pool` is the spread of median epochs over the seeds of all cells.
 
     Accuracies differ if their medians are farther apart than the seeds of either cell. For equal cells with normally
     distributed seeds this happens by chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (simulated).
@@ -109,11 +109,6 @@ def cell_difference(cell: TrainedCell, against: TrainedCell, pool: samples.Sprea
     return CellDifference(cell.name, against.name, mine.value, points, spread, seeds, verdict, speedup)
 
 
-def epoch_spread(cells: Sequence[TrainedCell]) -> samples.Spread:
-    """The spread between the seeds of a cell in their median epoch, pooled over cells."""
-    return samples.pooled_spread(_epoch_times(cell) for cell in cells)
-
-
 def _epoch_times(cell: TrainedCell) -> list[samples.Samples]:
     return [np.array(training.train_s) for training in cell.trainings]
 
@@ -122,7 +117,7 @@ def _epoch_times(cell: TrainedCell) -> list[samples.Samples]:
 def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every cell on several devices versus the single-device cell with the most similar training."""
     pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if not cell.traits.baseline]
-    spread = epoch_spread(data.trained)
+    spread = samples.pooled_spread(map(_epoch_times, data.trained))
     return tuple(cell_difference(cell, single, spread) for cell, single in pairs if single is not None)
 
 
@@ -149,13 +144,13 @@ def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
     shape = attrgetter("strategy", "devices", "batch_size")
     plain = {shape(cell): cell for cell in data.trained if not cell.variant}
     pairs = [(cell, plain.get(shape(cell))) for cell in data.trained if cell.variant]
-    spread = epoch_spread(data.trained)
+    spread = samples.pooled_spread(map(_epoch_times, data.trained))
     return tuple(cell_difference(cell, default, spread) for cell, default in pairs if default is not None)
 
 
 def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[CellDifference]:
     """Every cell that both folders trained: after versus before."""
-    spread = epoch_spread([*before.trained, *after.trained])
+    spread = samples.pooled_spread(map(_epoch_times, [*before.trained, *after.trained]))
     earlier = {cell.name: cell for cell in before.trained}
     return [
         replace(cell_difference(cell, earlier[cell.name], spread), against=str(before.folder))

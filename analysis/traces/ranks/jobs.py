@@ -116,17 +116,13 @@ def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
     if all(one.start_ns is not None for one in every):
         windows = _stretches_joined([[one] for one in every], 0)
     else:
-        windows = [own for _, own in sorted(_by_key(every, lambda one: one.first_step or 0).items())]
+        windows = [own for _, own in sorted(grouped((one.first_step or 0, one) for one in every).items())]
     return [[one.index for one in window] for window in windows]
-
-
-def _by_key(part: _Part, key: Callable[[_Trace], Any]) -> dict[Any, _Part]:
-    return grouped((key(one), one) for one in part)
 
 
 def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
     """By a recorded value; traces that record none go with the others where there is one value, else by themselves."""
-    found = _by_key(part, key)
+    found = grouped((key(one), one) for one in part)
     return [part] if len(found.keys() - {None}) <= 1 else list(found.values())
 
 
@@ -151,7 +147,7 @@ def _by_groups(part: _Part) -> list[_Part]:
 def _by_time(part: _Part) -> list[_Part]:
     """By times that overlap, host by host; hosts that each have one stretch of time are one job's, however far their clocks."""
     undated = [one for one in part if one.start_ns is None]
-    by_host = _by_key([one for one in part if one.start_ns is not None], lambda one: one.host)
+    by_host = grouped((one.host, one) for one in part if one.start_ns is not None)
     stretches: list[_Part] = []
     for own in by_host.values():
         found: list[_Part] = []
@@ -217,13 +213,13 @@ def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
 def _is_one_job(part: _Part) -> bool:
     """Whether each rank is there once, or several times as windows of one process with steps of different numbers."""
     by_time = sorted(part, key=lambda one: (one.start_ns or 0, one.first_step or 0))
-    by_rank = _by_key(by_time, lambda one: one.rank).values()
+    by_rank = grouped((one.rank, one) for one in by_time).values()
     return all(_are_later_windows([one], [other]) for own in by_rank for one, other in pairwise(own))
 
 
 def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
     """By the folders that hold them, as few levels deep as make ranks differ."""
-    inside = _by_key(part, lambda one: Path(one.folder).parts[: depth + 1])
+    inside = grouped((Path(one.folder).parts[: depth + 1], one) for one in part)
     if _is_one_job(part) or all(len(folder) == depth for folder in inside):
         return [part]
     return [
