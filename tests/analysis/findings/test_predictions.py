@@ -17,7 +17,7 @@ from tests.helpers.known import known
 
 ROW = CellRow(
     cell="ddp-d2-b8", strategy="ddp", devices=2, step_us=1500.0, compute_us=1000.0, communication_us=700.0,
-    hidden_us=280.0, exposed_us=420.0, wait_us=70.0, exposed_wait_us=70.0, transfer_us=600.0, same_local_batch_us=500.0,
+    hidden_us=280.0, exposed_us=420.0, wait_us=90.0, exposed_wait_us=70.0, transfer_us=600.0, same_local_batch_us=500.0,
     same_local_batch_low_us=490.0, same_local_batch_high_us=510.0, same_local_batch_error_exposed_us=80.0,
     slowdown_us=60.0, bounds={"slowdown_low_us": 40.0, "slowdown_high_us": 90.0}, added_idle_us=30.0, added_idle_low_us=-5.0,
     added_idle_high_us=60.0, added_tracer_us=-10.0, prediction_source="calibration", predicted_transfer_us=300.0,

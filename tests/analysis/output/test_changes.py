@@ -41,7 +41,7 @@ VISIBLE = 7.0  # a slowdown by that share shows in the example, whose cells have
 QUIET = Console(file=io.StringIO())
 
 
-@pytest.mark.parametrize("output_format", ["table", "csv", "markdown", "latex"])
+@pytest.mark.parametrize("output_format", ["table", "csv"])
 def test_a_gate_that_cannot_judge_does_not_pass(
     tmp_path: Path, output_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ import html
 import re
 from io import StringIO
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from matplotlib.text import Text
@@ -42,14 +41,6 @@ def disagreements(text: str) -> list[str]:
     return [plain[max(0, one.start() - 30) : one.end() + 20] for one in _ONE_OF_MANY.finditer(plain)]
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("1 steps", 1), ("of 1  devices", 1), ("<b>1</b> ranks", 1), ("1 step, 1 process, 0.1 s, 21 steps", 0)],
-)
-def test_what_counts_as_a_disagreement(text: str, count: int) -> None:
-    assert len(disagreements(text)) == count
-
-
 def one_of_each() -> list[Event]:
     """One step with one kernel and one all-reduce; of each damage one event."""
     negative, nowhere = on_device("k", 400, -5, 3), on_device("k", 500, 5, 4)
@@ -68,8 +59,7 @@ def one_of_each() -> list[Event]:
     ]
 
 
-@pytest.mark.parametrize("output_format", ["table", "markdown", "csv", "json"])
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize(("output_format", "damaged"), [("table", False), ("table", True), ("json", True)])
 def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_format: str, damaged: bool) -> None:
     if damaged:
         path = write(tmp_path, one_of_each())
@@ -110,8 +100,7 @@ def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -
     assert "conclusion and remark" not in page
 
 
-@pytest.mark.parametrize("output_format", ["table", "json", "csv", "markdown"])
-def test_of_epoch_times(tmp_path: Path, output_format: Literal["table", "json", "csv", "markdown"]) -> None:
+def test_of_epoch_times(tmp_path: Path) -> None:
     """One sample, one step, one time that was typed, one row of unknown meaning, one that ended out of memory."""
     table = tmp_path / "times.csv"
     table.write_text(
@@ -123,7 +112,7 @@ def test_of_epoch_times(tmp_path: Path, output_format: Literal["table", "json", 
         + "s,r,4x NVIDIA L4,1000000,1,ddp,8,global,2,,,output,\n",
         encoding="utf-8",
     )
-    assert disagreements(run_estimate(table, output_format, None)) == []
+    assert disagreements(run_estimate(table, "table", None)) == []
 
 
 def test_of_plans_and_choices() -> None:

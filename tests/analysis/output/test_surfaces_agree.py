@@ -1,4 +1,4 @@
-"""Every surface prints one verdict: terminal, page, JSON, Markdown (TensorBoard's text) and CSV of ten runs and trace sets."""
+"""Every surface shows one verdict: terminal, page, JSON, Markdown (TensorBoard's text), CSV; only DDP jobs get advice on DDP."""
 
 import html
 import json
@@ -14,39 +14,58 @@ from rich.console import Console
 from dpscope.analysis.findings.answers import Verdict
 from dpscope.analysis.output.analyze import Targets, print_summary
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces, traces_json
+from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
 from dpscope.analysis.report.build import Report, make_page, render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
+from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.run_codes import RunCode
 from tests.generated_traces.ddp import DdpOptions
-from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
-from tests.generated_traces.model import GeneratedTrace
+from tests.generated_traces.generator import Trace, ddp_trace, dp_trace, parallel_trace, write_trace
 from tests.helpers.examples import reported
+from tests.helpers.made_traces import event, launch, on_device, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 RUNS = (EXAMPLE_RUN, ROOT / "examples" / "run_cpu")
-REAL = (DATA / "v100x8_ddp_dlrm", DATA / "compiled_ddp", DATA / "a100x2_ddp_resnet50_rank0.json.gz")
+REAL = (DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz")
+# DDP's arguments, dpscope's options for them, and buckets of gradients.
+DDP_ADVICE = re.compile(
+    r"bucket|no_sync|static.graph|broadcast.buffers|DDP's|DDP without|use DDP|gradient accumulation|fp16 gradients",
+    re.IGNORECASE,
+)
 
 
-def late(rank: int) -> GeneratedTrace:
-    return ddp_trace(rank, 2, DdpOptions(straggler=1))
+def late(rank: int) -> Trace:
+    return ddp_trace(rank, 2, DdpOptions(straggler=1)).trace
 
 
-def hybrid(rank: int) -> GeneratedTrace:
-    return ddp_trace(rank, 4, DdpOptions(extra_groups=True))
-
-
-MADE: dict[str, tuple[int, Callable[[int], GeneratedTrace]]] = {
-    "even": (2, lambda rank: ddp_trace(rank, 2)),
+MADE: dict[str, tuple[int, Callable[[int], Trace]]] = {
     "late": (2, late),
     "one of two": (1, late),
-    "groups": (4, hybrid),
-    "data parallel": (1, lambda rank: dp_trace()),
-    "sharded": (4, lambda rank: parallel_trace("fully_sharded", rank)),
+    "data parallel": (1, lambda rank: dp_trace().trace),
+    "sharded": (4, lambda rank: parallel_trace("fully_sharded", rank).trace),
+    "tensor parallel": (2, lambda rank: parallel_trace("tensor_parallel", rank).trace),
+    "pipeline": (2, lambda rank: parallel_trace("pipeline", rank).trace),
 }
+DDP_JOBS = ("late", "one of two", "data parallel")
+
+
+def write_megatron_like(folder: Path) -> None:
+    """Two ranks whose all-reduces carry no sizes and no autograd nodes: rank 1 is 300 us late, the transfer takes 200 us."""
+    for rank in range(2):
+        events = []
+        for number in range(1, 9):
+            begin, start = 1000.0 * number, 100.0 + 300.0 * rank
+            args = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "Seq": number}
+            events += [step(number, begin, 1000), event("user_annotation", "forward-backward", begin + 1, 900)]
+            events += [launch(2 * number, begin + 5), on_device("s16816gemm", begin + 20, 60, 2 * number)]
+            name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+            reduce = on_device(name, begin + start, 600 - start, 2 * number + 1, 9, **args)
+            events += [launch(2 * number + 1, begin + 8), reduce]
+        write(folder, events, rank, 2, host_name="node")
 
 
 def plain(text: str) -> str:
@@ -102,23 +121,30 @@ def test_surfaces_of_real_traces_agree(place: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", [*MADE, "unknown"])
 def test_surfaces_of_made_traces_agree(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks, make = MADE[name]
-    for rank in range(ranks):
-        write_trace(make(rank).trace, tmp_path / f"0_{rank}.pt.trace.json")
-    check_traces(tmp_path, capsys)
+    if name == "unknown":
+        write_megatron_like(tmp_path)
+    else:
+        ranks, make = MADE[name]
+        for rank in range(ranks):
+            write_trace(make(rank), tmp_path / f"0_{rank}.pt.trace.json")
+    shown = check_traces(tmp_path, capsys)
+    if name not in DDP_JOBS:
+        assert [shown[max(0, one.start() - 60) : one.end() + 30] for one in DDP_ADVICE.finditer(shown)] == []
+    assert DDP_ADVICE.search(RunCode.NO_OVERLAP.next_step)
 
 
-def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = ReadJob(analyze_traces([place]))
-    verdict = job.verdict
-    console = Console(file=StringIO(), width=80)
-    print_traces([place], "table", DEFAULT_LIMITS, console, Targets())
-    assert isinstance(console.file, StringIO)
-    report = report_of_traces(job.analysis, [place], Targets())
-    surfaces = {"terminal": console.file.getvalue(), **of_report(report)}
-    check(verdict, surfaces, json.loads(traces_json({"": job}, None))["verdict"])
+def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the terminal shows, and the findings with a link."""
+    analysis = analyze_traces([place])
+    verdict = ReadJob(analysis).verdict
+    with StringIO() as file:
+        print_traces([place], "table", DEFAULT_LIMITS, Console(file=file, width=80), Targets())
+        terminal = file.getvalue()
+    report, linked = (report_of_traces(analysis, [place], Targets(link)) for link in (None, parse_link("10GB/s")))
+    print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets())
+    record = json.loads(capsys.readouterr().out)["verdict"]
+    check(verdict, {"terminal": terminal, **of_report(report)}, record)
     check_csv(report, verdict)
-    print_traces([place], "json", DEFAULT_LIMITS, console, Targets())
-    assert json.loads(capsys.readouterr().out)["verdict"] == json.loads(json.dumps(verdict.record()))
+    return plain(" ".join([terminal, *(f"{one.message} {one.next_step}" for one in linked.findings)]))

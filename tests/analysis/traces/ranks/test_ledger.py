@@ -68,14 +68,6 @@ def test_every_step_of_real_traces_adds_up(place: Path) -> None:
     assert sum(found.other_by_kind_us.values()) == pytest.approx(found.exposed_other_us or 0.0)
 
 
-@pytest.mark.long
-def test_eight_gpus_mostly_wait_for_rank_7() -> None:
-    found = known(analyze_traces([DATA / "v100x8_ddp_dlrm"]).ledger)
-    assert found.exposed_wait_us == pytest.approx(5660)
-    assert next(iter(found.wait_by_rank_us)) == 7
-    assert found.wait_by_rank_us[7] / 5660 == pytest.approx(0.778, abs=0.001)
-
-
 DP = Cell(strategy="dp", devices=4, batch_size=8)
 DDP = Cell(strategy="ddp", devices=4, batch_size=8)
 STEP_US = 5000.0

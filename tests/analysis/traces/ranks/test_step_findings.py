@@ -16,8 +16,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
 from tests.helpers.known import known
-from tests.helpers.made_traces import ALL_REDUCE, launch, on_device, step, steps_with, write
-from tests.helpers.paths import DATA
+from tests.helpers.made_traces import launch, on_device, step, steps_with, write
 from tests.helpers.run_cells import windows
 from tests.helpers.several_jobs import lengthened, write_job
 
@@ -71,13 +70,6 @@ def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
     steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
     (found,) = idle_findings(steps)
     assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")
-
-
-def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:
-    """Steps 5 and 6 of the A100 trace: idle 170.8 of 219.8 and 167.4 of 225.0 ms, 338.2 / 444.8 = 76%."""
-    analysis = analyze_traces([DATA / "a100x2_ddp_resnet50_rank0.json.gz"])
-    (found,) = [one for one in analysis.findings if one.code == "device_idle"]
-    assert found.message.startswith("device 0 of rank 0 is idle 76% of a step (169.1 ms of 222.4 ms)")
 
 
 WAIT_US = 100.0
@@ -157,23 +149,3 @@ def test_times_in_nanoseconds_are_an_error_and_no_wait_and_a_slow_rank_is_neithe
     assert [one.code for one in analysis.findings if one.severity == "error"] == errors
     assert finding(analysis, "step_times_apart") is None or errors
     assert analysis.collectives["wait_us"].notna().any() == (not errors)
-
-
-def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Path) -> None:
-    """Ten steps of 2,000 us: rank 1 computes for 1,000 us, rank 0 for 50 us; it waits 950 us in an all-reduce."""
-    for rank, compute_us in enumerate((50.0, 1000.0)):
-        events = []
-        for index in range(10):
-            begin = 2_000.0 * index
-            recorded = RECORDED | {"Seq": index}
-            events += [step(index, begin, 2_000), launch(2 * index + 1, begin + 1), launch(2 * index + 2, begin + 2)]
-            events.append(on_device("ampere_sgemm", begin + 10, compute_us, 2 * index + 1))
-            start = begin + 10 + compute_us
-            events.append(on_device(ALL_REDUCE, start, begin + 1_110 - start, 2 * index + 2, 9, **recorded))
-        write(tmp_path, events, rank, 2, host_name="node")
-    analysis = analyze_traces([tmp_path])
-    assert not [one for one in analysis.findings if one.severity == "error"]
-    run = traced_run(analysis, [tmp_path])
-    late = known(run_verdict(run, compare(run)).late)
-    assert (late.rank, late.significant) == (1, True)
-    assert late.wait_us == 475.0  # the mean over both ranks

@@ -1,6 +1,5 @@
 """Collectives that do not look like the usual ones: copy engines, graphs, generic kernels, queues; when each was ready."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -178,18 +177,6 @@ def test_queueing_of_gloos_works(tmp_path: Path, begins: str) -> None:
     assert queue_us.isna().all() if begins == "alone" else queue_us.tolist() == [0.0, 0.0, 50.0, 60.0]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("metadata", ["kernel", "no_sequence"])
-def test_several_groups(tmp_path: Path, world_size: int, metadata: str) -> None:
-    """An all-to-all of all, and an all-gather and a reduce-scatter of pairs, as FSDP and DLRM have them."""
-    options = DdpOptions(extra_groups=True, metadata=metadata)  # type: ignore[arg-type]
-    ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
-    analysis = analyzed(tmp_path, *ranks)
-    check_job(analysis, ranks)
-    assert "sharded" in parallelism(analysis)
-    assert "process groups" in parallelism(analysis)
-
-
 def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> None:
     """Shapes alone: output and input are both recorded, and their types; the larger counts, which the kernels state as well."""
     table = analyzed(tmp_path, ddp_trace(0, 2, DdpOptions(extra_groups=True, metadata="ops"))).collectives
@@ -197,21 +184,10 @@ def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> N
         assert set(table.loc[table["kind"] == kind, "bytes"]) == {size}
 
 
-@pytest.mark.long
 def test_the_parallelism_is_reported_with_its_evidence(tmp_path: Path) -> None:
-    dp = analyzed(tmp_path, dp_trace(2))
-    assert parallelism(dp).startswith("DataParallel")
+    assert parallelism(analyzed(tmp_path, dp_trace(2))).startswith("DataParallel")
     ranks = [ddp_trace(rank, 2) for rank in range(2)]
     assert parallelism(analyzed(tmp_path, *ranks)).startswith("DDP-like; seen in 2 traces: 18 all_reduce")
-    for one in ranks:
-        one.trace["traceEvents"][:] = [
-            event
-            for event in one.trace["traceEvents"]
-            if not re.search(
-                "all_?reduce", f"{event['name']} {event.get('args', {}).get('Collective name')}", re.IGNORECASE
-            )
-        ]
-    assert parallelism(analyzed(tmp_path, *ranks)).startswith("not DDP: it all-reduces no gradients")
 
 
 def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
@@ -223,6 +199,8 @@ def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
                 found["args"]["Process Group Name"] = "1"
     analysis = analyzed(tmp_path, *ranks)
     gathered = analysis.collectives[analysis.collectives["kind"] == "all_gather"]
+    assert parallelism(analysis).startswith("sharded")
+    assert "process groups" in parallelism(analysis)
     assert set(gathered["group"]) == {"1"}
     assert set(gathered["group_ranks"]) == {"[0, 1]", "[2, 3]"}
     assert gathered["transfer_us"].notna().all()
