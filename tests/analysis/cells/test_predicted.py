@@ -11,7 +11,7 @@ from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.profiling.records.calibration import Calibration, Collective
-from tests.helpers.examples import loaded
+from tests.helpers.examples import loaded, reported
 from tests.helpers.run_cells import calibration, with_ranks
 
 REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
@@ -31,7 +31,7 @@ def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: fl
 @pytest.mark.long
 def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run: RunData) -> None:
     report = make_report(run, calibration=made(run, REDUCE))
-    assert not {"predictions", "collectives"} & set(make_report(run).tables)  # without any source
+    assert not {"predictions", "collectives"} & set(reported().tables)  # without any source
     assert {"predictions", "collectives"} <= set(report.tables)
     rows = json.loads(run_json(report))["predictions"]
     reduced, rooted = ([row for row in rows if row["kind"] == kind] for kind in ("all_reduce", "broadcast"))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,15 +50,21 @@ def shares(waits: np.ndarray) -> np.ndarray:
     return np.asarray(caused / waits.sum())
 
 
+def analyzed(folder: Path, *options: str) -> Any:
+    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "json", *options])
+    return ended.exception or json.loads(ended.output)
+
+
 @pytest.mark.long
-def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarray) -> None:
+def test_the_bad_node_its_local_rank_and_its_switch_are_named(folder: Path, tmp_path: Path, waits: np.ndarray) -> None:
     caused = shares(waits)
     node = caused.reshape(-1, PER_NODE).sum(axis=1)
     assert node.argmax() == BAD_NODE
     assert 0.6 < node[BAD_NODE] < 0.8
-    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "markdown"])
-    assert ended.exit_code == 0, ended.output
-    content = json.loads(CliRunner().invoke(app, ["analyze", str(folder), "--format", "json"]).output)
+    switches = tmp_path / "topology.conf"
+    switches.write_text("# leaves\nSwitchName=s0 Nodes=n[0000-0015]\nSwitchName=s1 Nodes=n[0016-0127] LinkSpeed=1\n"
+                        "SwitchName=top Switches=s[0-1]\n")  # fmt: skip
+    content = analyzed(folder, "--topology", str(switches))
     (finding,) = [one["message"] for one in content["findings"] if one["code"] == "waiting_for_node"]
     of_node = caused[BAD] / node[BAD_NODE]
     assert finding == (
@@ -68,9 +75,20 @@ def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarr
     assert content["by_host"][0]["caused_share"] == pytest.approx(node[BAD_NODE])
     assert content["by_local_rank"][0]["local_rank"] == BAD_LOCAL
     assert sum(row["caused_share"] for row in content["by_host"]) == pytest.approx(1.0)
-    assert "by_switch" not in content
+    rows = {row["switch"]: row for row in content["by_switch"]}
+    assert [rows["s0"]["ranks"], rows["s1"]["ranks"]] == [128, 896]
+    assert rows["s0"]["caused_share"] == pytest.approx(caused[:128].sum())
     assert "ranks_missing" not in {one["code"] for one in content["findings"]}
-    assert len(ended.output.splitlines()) < 100
+    switches.write_text("m0 s0\n")
+    assert "lists none of the hosts" in str(analyzed(folder, "--topology", str(switches)))
+
+
+@pytest.mark.long
+def test_tables_stay_short_and_hosts_are_numbered_on_request(folder: Path) -> None:
+    output = CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "markdown"]).output
+    assert "host17" in output
+    assert "n0017" not in output
+    assert len(output.splitlines()) < 100
 
 
 def test_spreads_are_over_the_means_of_ranks(analysis: TraceAnalysis, waits: np.ndarray) -> None:
@@ -113,30 +131,6 @@ def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: TraceAna
 
 
 @pytest.mark.long
-def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.ndarray) -> None:
-    switches = tmp_path / "topology.conf"
-    switches.write_text("# leaves\nSwitchName=s0 Nodes=n[0000-0015]\nSwitchName=s1 Nodes=n[0016-0127] LinkSpeed=1\n"
-                        "SwitchName=top Switches=s[0-1]\n")  # fmt: skip
-    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "json", "--topology", str(switches)])
-    rows = {row["switch"]: row for row in json.loads(ended.output)["by_switch"]}
-    assert [rows["s0"]["ranks"], rows["s1"]["ranks"]] == [128, 896]
-    assert rows["s0"]["caused_share"] == pytest.approx(shares(waits)[:128].sum())
-    switches.write_text("m0 s0\n")
-    wrong = CliRunner().invoke(app, ["analyze", str(folder), "--topology", str(switches)])
-    assert "lists none of the hosts" in str(wrong.exception)
-
-
-@pytest.mark.long
-def test_hosts_are_numbered_on_request(folder: Path) -> None:
-    outputs = [
-        CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", *more]).output
-        for more in ((), ("--format", "json"))
-    ]
-    assert "node host17 causes" in outputs[1]
-    assert all("n0017" not in one for one in outputs)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("left_out", "known"), [(5, True), (40, False)])
 def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) -> None:
     """Of 1,024, 99% are 1,014."""
@@ -145,8 +139,7 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
     found = analyze_partials(tmp_path)
     assert len(found.summaries) == RANKS - left_out
     assert bool(found.collectives["transfer_us"].notna().all()) is known
-    content = json.loads(CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"]).output)
-    (message,) = [one["message"] for one in content["findings"] if one["code"] == "ranks_missing"]
+    (message,) = [one["message"] for one in analyzed(tmp_path)["findings"] if one["code"] == "ranks_missing"]
     last = "900" if left_out == 5 else "900 to 935"
     assert message.startswith(f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; ")
     assert ("transfer is an upper bound" in message) is known

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.profiling.records.run import Cell
-from tests.helpers.examples import loaded
+from tests.helpers.examples import loaded, reported
 from tests.helpers.run_cells import cell_data, traced_table, windows, with_tables
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -63,7 +62,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
 
 @pytest.mark.long
 def test_the_example_run_has_both_in_tables_and_json() -> None:
-    report = make_report(loaded())
+    report = reported()
     assert {row[0] for row in report.tables["dp_phases"].rows} == {"dp-host-d2-b8"}
     assert {row[0] for row in report.tables["waits"].rows} == {"ddp-d2-b8"}
     content = json.loads(run_json(report))

@@ -1,19 +1,15 @@
 """Findings about a measured cell: compiled late or not at all, nothing hidden by its NCCL engine, the same inputs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.runs.cell_data import tables_of
 from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.helpers.made_traces import launch, on_device, step, write
 from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
 
 CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
@@ -73,28 +69,6 @@ def test_nothing_hidden_on_the_second_engine_is_reported(
     assert len(messages) == found
     start = "ddp-d2-b8: 4% of its communication (10.0 ms a step) is hidden behind compute, and ProcessGroupNCCL2"
     assert all(one.startswith(start) and "not confirmed on hardware" in one for one in messages)
-
-
-@pytest.mark.parametrize(("behind_us", "hidden_us", "count"), [(0.0, 0.0, 1), (50.0, 100.0, 0)])
-def test_a_trace_of_a_serialised_engine(tmp_path: Path, behind_us: float, hidden_us: float, count: int) -> None:
-    """Twice a step a kernel and an all-reduce of 100 us; where 50 us of each all-reduce overlap a kernel, 100 are hidden."""
-    events = []
-    for index in range(3):
-        begin = 1_000.0 * index
-        events.append(step(index + 1, begin, 1_000))
-        for part in range(2):
-            at, number = begin + 10 + 200 * part, 10 * index + 2 * part + 1
-            events += [launch(number, begin + 1 + 2 * part), launch(number + 1, begin + 2 + 2 * part)]
-            events.append(on_device("ampere_sgemm", at, 100, number))
-            reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-            events.append(on_device(reduce, at + 100 - behind_us, 100, number + 1, 20))
-    write(tmp_path, events)
-    tables = tables_of([(0, analyze_traces([tmp_path]))])
-    steps = tables.steps.take(tables.steps["step"] > 1)
-    assert steps["communication_us"].tolist() == [200.0, 200.0]
-    assert steps["hidden_us"].tolist() == [hidden_us, hidden_us]
-    ranks = [msgspec.structs.replace(rank_result(0, 2), nccl_engine="ProcessGroupNCCL2")]
-    assert len([*engine_findings(DDP, ranks, steps, tables.collectives)]) == count
 
 
 SAME = "2 processes trained on the same inputs in the first steps"

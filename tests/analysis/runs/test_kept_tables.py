@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -224,32 +221,3 @@ def test_commands_that_read_leave_the_folder_as_it_is(run: Path, tmp_path: Path)
     print_merge([run], tmp_path / "merged.json", None, None, DEFAULT_LIMITS, Console(quiet=True))
     base_of_run(run, None)
     assert state(run) == before
-
-
-@pytest.mark.process
-def test_a_read_only_folder_is_read_once(run: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from dpscope.analysis.runs.run_data import load_run\n"
-        "from dpscope.analysis.traces.ranks import kept_tables\n"
-        "run = Path(sys.argv[1])\n"
-        "load_run(run)  # imports what only this user can\n"
-        "os.environ['DPSCOPE_CACHE'] = str(run.with_name('cache'))\n"
-        "folders = [path for path in [run, *run.rglob('*')] if path.is_dir()]\n"
-        "for path in folders: path.chmod(0o555)\n"
-        "user = os.getuid()\n"
-        "user or os.seteuid(65534)  # a superuser may write everywhere\n"
-        "try: (run / 'cells' / 'file').touch()\n"
-        "except PermissionError: print('refused')\n"
-        "first = load_run(run)\n"
-        "read = []; kept_tables.read_files = lambda files, limits: read.extend(files) or []\n"
-        "second = load_run(run)\n"
-        "print(all(data.steps.equals(second.cells[name].steps) for name, data in first.cells.items()), len(read))\n"
-        "user or os.seteuid(0)\n"
-        "for path in folders: path.chmod(0o755)"
-    )
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
-        Path(folder).chmod(0o777)
-        shutil.copytree(run, Path(folder) / "run")
-        command = [sys.executable, "-c", code, str(Path(folder) / "run")]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["refused", "True", "0"], ended.stderr

@@ -119,35 +119,24 @@ def chapter(example: RunData) -> WhatIfChapter:
 
 
 @pytest.mark.long
-def test_the_measured_count_comes_first_and_numbers_end_at_eight_times_it(chapter: WhatIfChapter) -> None:
+def test_a_chapter_holds_counts_up_to_eight_times_the_measured_one_and_savings(chapter: WhatIfChapter) -> None:
+    """The measured count comes first; of savings the parts of the step come before other changes, each with a band."""
     table = chapter.tables["what_if"]
     assert [row[0] for row in table.rows] == ["2", "4", "8", "16"]
     base = chapter.answer.question.base
     assert table.rows[0][table.headings.index("step [ms]")] == f"{base.step_us / 1e3:.1f}"
     widths = [float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows)]
     assert widths == sorted(widths)
-
-
-def test_a_cpu_is_told_as_one_and_where_the_base_is_from(chapter: WhatIfChapter) -> None:
-    notes = " ".join(chapter.tables["what_if"].notes)
+    notes = " ".join(table.notes)
     assert "ddp-d2-b128" in notes
     assert "none of this applies to GPUs" in notes
-    assert "No other cell measures the method's error here: it is assumed (4%)." in notes
-
-
-def test_what_one_change_saves_is_sorted_and_has_a_band(chapter: WhatIfChapter) -> None:
-    """Parts of the step first, then other changes."""
     rows = chapter.tables["what_if_savings"].rows
     assert [row[0] for row in rows[:2]] == ["waiting for late ranks", "exposed transfer"]
     for of in (rows[:2], rows[2:]):
         saved = [float(row[1]) for row in of]
         assert saved == sorted(saved, reverse=True)
     assert all(re.fullmatch(r"-?[\d.]+ to -?[\d.]+", row[2]) for row in rows)
-
-
-def test_the_figure_holds_what_is_predicted_and_what_was_measured(chapter: WhatIfChapter) -> None:
-    figure = known(chapter.figure())
-    predicted, measured = (np.asarray(line.get_xydata()) for line in figure.axes[0].get_lines())
+    predicted, measured = (np.asarray(line.get_xydata()) for line in known(chapter.figure()).axes[0].get_lines())
     assert predicted[:, 0].tolist() == [2, 4, 8, 16]
     assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]
 
