@@ -58,6 +58,29 @@ def get(
         time.sleep(0.3)
 
 
+def scalars(address: str, run: str, tag: str, count: int) -> list[list[float]]:
+    """[wall time, step, value] of a tag, once so many are there."""
+    answer: list[list[float]] = get(
+        address, "data/plugin/scalars/scalars", until=lambda found: len(found) >= count, run=run, tag=tag
+    )
+    return answer
+
+
+def hparams(address: str, count: int) -> list[dict[str, Any]]:
+    """The sessions, once so many are there."""
+    body = {
+        "experimentName": "", "allowedStatuses": ["STATUS_SUCCESS", "STATUS_UNKNOWN", "STATUS_RUNNING"],
+        "colParams": [], "startIndex": 0, "sliceSize": 10,
+    }  # fmt: skip
+    groups: list[dict[str, Any]] = get(
+        address,
+        "data/plugin/hparams/session_groups",
+        body,
+        until=lambda found: len(found.get("sessionGroups", [])) >= count,
+    )["sessionGroups"]
+    return groups
+
+
 SERVE = "from pathlib import Path; import sys; from dpscope.launch.commands.tensorboard import serve; "
 SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
 

@@ -1,7 +1,6 @@
 """Curves of trainings: in TensorBoard while they run, through its own endpoints, and as figures."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,22 +12,13 @@ from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.figures.training import TRAINING_CAPTIONS, training_figures
 from dpscope.analysis.training.data import load_training
 from dpscope.profiling.mirrors.tensorboard_mirror import training_events
-from dpscope.profiling.records.run import Cell
-from tests.helpers.tensorboard_pages import get, running, serving
-from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
+from tests.helpers.tensorboard_pages import get, hparams, scalars, serving
+from tests.helpers.trainings import plain_epochs, record, write_train_json
 
 TAGS = {
     "loss/train", "loss/test", "accuracy_percent/train", "accuracy_percent/test", "learning_rate",
     "seconds/train_epoch", "seconds/evaluation", "seconds/trained",
 }  # fmt: skip
-
-
-def scalars(address: str, run: str, tag: str, count: int) -> list[list[float]]:
-    """[wall time, step, value] of a tag, once so many are there."""
-    answer: list[list[float]] = get(
-        address, "data/plugin/scalars/scalars", until=lambda found: len(found) >= count, run=run, tag=tag
-    )
-    return answer
 
 
 @pytest.mark.process
@@ -57,20 +47,7 @@ def test_epochs_appear_while_the_training_goes_on(tmp_path: Path) -> None:
     assert ddp["hparams"]["seed"] == 0
 
 
-def hparams(address: str, count: int) -> list[dict[str, Any]]:
-    body = {
-        "experimentName": "", "allowedStatuses": ["STATUS_SUCCESS", "STATUS_UNKNOWN", "STATUS_RUNNING"],
-        "colParams": [], "startIndex": 0, "sliceSize": 10,
-    }  # fmt: skip
-    groups: list[dict[str, Any]] = get(
-        address,
-        "data/plugin/hparams/session_groups",
-        body,
-        until=lambda found: len(found.get("sessionGroups", [])) >= count,
-    )["sessionGroups"]
-    return groups
-
-
+@pytest.mark.long
 def test_a_resumed_training_is_one_run_with_every_epoch_once(tmp_path: Path) -> None:
     for last in (2, 3):
         events = training_events(tmp_path, None)
@@ -89,29 +66,6 @@ def drawn(tmp_path: Path) -> dict[str, Figure]:
         epochs += plain_epochs("single", 1, seed, [80.0, 90.0 + seed], [4.0, 4.0], losses=[2.0, 0.1])
         epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0 + seed], [2.0, 3.0], losses=[2.0, 0.5])
     return training_figures(load_training(write_train_json(tmp_path, epochs)))
-
-
-@pytest.mark.process
-def test_a_folder_of_trainings_in_tensorboard(tmp_path: Path) -> None:
-    """What was not shown while it ran is written now; what was stays as it is, since it may still be written to."""
-    cells = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]
-    records = [record(cell.name, epoch=epoch, test_accuracy=50.0 + epoch) for cell in cells for epoch in (1, 2)]
-    folder = write_trained(tmp_path / "run", cells, records, epochs=2)
-    live = training_events(folder, None)
-    live.write(records[2:])
-    with running("-m", "dpscope.launch.cli", "tensorboard", folder, "--port", "0") as address:
-        runs = {"report", "training/single-d1-b32/seed0", "training/ddp-d2-b16/seed0"}
-        assert set(get(address, "data/runs", until=lambda found: len(found) >= 3)) == runs
-        for cell in cells:
-            found = scalars(address, f"training/{cell.name}/seed0", "accuracy_percent/test", 2)
-            assert [value for _, _, value in found] == [51.0, 52.0]
-        images = get(address, "data/plugin/images/tags", until=lambda found: "report" in found)
-        assert set(images["report"]) == {"training_accuracy", "training_loss"}
-        texts = get(address, "data/plugin/text/text", run="report", tag="training/text_summary")
-        assert "ddp-d2-b16" in texts[0]["text"]
-        metrics = [value["name"]["tag"] for value in hparams(address, count=2)[0]["metricValues"]]
-        assert "accuracy_percent/test" in metrics
-    live.close()
 
 
 def points(line: Line2D) -> list[list[float]]:

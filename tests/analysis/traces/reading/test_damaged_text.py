@@ -286,37 +286,3 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:brace] + "{" + text[brace:])
     assert "1 event of" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
-
-
-def test_text_given_back_is_not_searched_again_with_every_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The only place to cut lies at the end of what the decoder gives back; behind it come closing braces without end."""
-    looked_at = []
-    original = chunks._last_cut
-
-    def counting(buffer: bytearray, cuts: list[chunks._Cut], begin: int) -> int | None:
-        looked_at.append(len(buffer) - begin)
-        return original(buffer, cuts, begin)
-
-    monkeypatch.setattr(chunks, "_last_cut", counting)
-    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
-    opened = '{"ph": "X", "cat": "cpu_op", "name": "a", "args": {"of": [{'
-    text = f"[{event}, {opened}{event}, {event}, " + "}, \n" * 1_000_000 + "]"
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(text)
-    trace = read_trace(path)
-    assert len(trace.events) >= 1
-    assert sum(looked_at) < 6 * len(text)  # each of 16 blocks from the start: (1 + .. + 16) / 16 = 8.5 times the text
-
-
-@pytest.mark.parametrize("behind", [100, 30_000, 200_000])
-def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: int) -> None:
-    """Objects within an event's arguments begin with another key, and there are more of them behind the last cut."""
-    first = '{"ph": "X", "name": "a"}'
-    inner = '{"x": 0}, ' * (behind // 10)
-    text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()
-    assert chunks._last_cut(bytearray(text), chunks._cuts(text), 0) == len(first) - 1
-
-    text = b'{"": 0}, ' * 30_000  # without the first event's key: at the last object
-    assert chunks._last_cut(bytearray(text), chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6

@@ -5,12 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.verdict import run_verdict
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answers.bases import CellErrors, base_of_loaded, base_of_run, base_of_traces
+from dpscope.analysis.what_if.answers.bases import CellErrors, Question, base_of_loaded, base_of_traces
 from dpscope.analysis.what_if.answers.options import scenarios_of
 from dpscope.analysis.what_if.answers.output import (
     INFINITE_BANDWIDTH,
@@ -26,8 +23,9 @@ from dpscope.analysis.what_if.replay.step_profile import OtherCollective
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.links import REACHED_RATE
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.examples import FIVE_REPEATS, loaded, reported
 from tests.helpers.known import known
-from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
+from tests.helpers.paths import DATA
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
@@ -68,14 +66,18 @@ def test_communication_that_is_not_split_is_one_part() -> None:
     assert [one.change for one in savings(base, Scenario(), COSTS) if one.is_part] == [UNSPLIT]
 
 
+@pytest.fixture(scope="module")
+def question() -> Question:
+    """Five repeats of LeNet-5 on two processes of a CPU."""
+    return base_of_loaded(loaded(FIVE_REPEATS))
+
+
 @pytest.mark.long
-def test_the_largest_saving_is_the_part_that_the_report_advises_to_remove() -> None:
-    run = load_run(ROOT / "examples" / "run_cpu")
-    action = run_verdict(run, compare(run))
-    question = base_of_loaded(run, action.cell)
+def test_the_largest_saving_is_the_part_that_the_report_advises_to_remove(question: Question) -> None:
+    action = reported(FIVE_REPEATS).verdict.action
     largest = savings(question.base, Scenario(), question.costs)[0]
-    assert (largest.change, action.action.part) == (WAITING, WAITING)
-    assert largest.saved_us <= known(action.action.saves_us) * (1 + 1e-9)  # which is what removing it saves at most
+    assert (largest.change, action.part) == (WAITING, WAITING)
+    assert largest.saved_us <= known(action.saves_us) * (1 + 1e-9)  # which is what removing it saves at most
 
 
 def test_a_largest_part_whose_removal_saves_less_than_another_is_named() -> None:
@@ -117,17 +119,13 @@ def test_a_saving_is_as_unsure_as_the_costs_that_it_saves() -> None:
 
 
 @pytest.mark.long
-def test_the_base_s_step_and_ledger_are_the_report_s() -> None:
-    question = base_of_run(EXAMPLE_RUN, None)
-    row = compare(known(question.run)).rows[question.base.name]
+def test_the_base_s_step_and_ledger_are_the_report_s(question: Question) -> None:
+    row = reported(FIVE_REPEATS).comparison.rows[question.base.name]
     assert question.base.step_us == pytest.approx(known(row.step_us))
     assert known(question.base.ledger).parts_us == pytest.approx(known(row.ledger).parts_us)
-    prediction = run_answer(question, CellErrors(()), [({}, Scenario())])
-    assert (
-        f"{known(row.step_us) / 1e3:.1f} ms per untraced step (median over all repeats)"
-        in base_sentences(prediction)[0]
-    )
-    assert f"{known(row.traced_step_us) / 1e3:.1f} ms per traced step (mean)" in base_sentences(prediction)[0]
+    (sentence, *_) = base_sentences(run_answer(question, CellErrors(()), [({}, Scenario())]))
+    assert f"{known(row.step_us) / 1e3:.1f} ms per untraced step (median over all repeats)" in sentence
+    assert f"{known(row.traced_step_us) / 1e3:.1f} ms per traced step (mean)" in sentence
 
 
 @pytest.mark.long
@@ -140,8 +138,7 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
 
 
 @pytest.mark.long
-def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
-    question = base_of_run(ROOT / "examples" / "run_cpu", None)
+def test_the_ledgers_of_base_and_predictions_are_one_table(question: Question) -> None:
     requested = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]
     table = ledger_table(run_answer(question, CellErrors(()), requested))
     assert table.headings == ("configuration", "step", "compute", "wait", "transfer", "other", "idle", "tracer")

@@ -10,11 +10,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.what_if.answers.bases import CellErrors, Question
 from dpscope.analysis.what_if.answers.output import RunAnswer, run_answer
 from dpscope.analysis.what_if.answers.written import (
-    WhatIfChapter,
     chapter_of,
     check_figure_name,
     check_trace_name,
@@ -25,8 +23,8 @@ from dpscope.analysis.what_if.answers.written import (
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.examples import FIVE_REPEATS, loaded
 from tests.helpers.known import known
-from tests.helpers.paths import ROOT
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
@@ -107,20 +105,10 @@ def test_a_trace_that_dpscope_did_not_write_stays(tmp_path: Path, name: str) -> 
     assert (tmp_path / name).read_bytes() == b'{"traceEvents": []}'
 
 
-@pytest.fixture(scope="module")
-def example() -> RunData:
-    """Five repeats of LeNet-5 on two processes of a CPU."""
-    return load_run(ROOT / "examples" / "run_cpu")
-
-
-@pytest.fixture(scope="module")
-def chapter(example: RunData) -> WhatIfChapter:
-    return known(chapter_of(example))
-
-
 @pytest.mark.long
-def test_a_chapter_holds_counts_up_to_eight_times_the_measured_one_and_savings(chapter: WhatIfChapter) -> None:
+def test_a_chapter_holds_counts_up_to_eight_times_the_measured_one_and_savings() -> None:
     """The measured count comes first; of savings the parts of the step come before other changes, each with a band."""
+    chapter = known(chapter_of(loaded(FIVE_REPEATS)))
     table = chapter.tables["what_if"]
     assert [row[0] for row in table.rows] == ["2", "4", "8", "16"]
     base = chapter.answer.question.base
@@ -141,7 +129,8 @@ def test_a_chapter_holds_counts_up_to_eight_times_the_measured_one_and_savings(c
     assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]
 
 
-def test_a_run_without_a_ddp_cell_and_traces_alone_have_no_chapter(example: RunData) -> None:
+def test_a_run_without_a_ddp_cell_and_traces_alone_have_no_chapter() -> None:
+    example = loaded(FIVE_REPEATS)
     alone = {name: data for name, data in example.cells.items() if data.cell.strategy != "ddp"}
     assert chapter_of(replace(example, cells=alone)) is None
     assert chapter_of(replace(example, recorded=None)) is None
