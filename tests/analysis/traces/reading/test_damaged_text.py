@@ -286,3 +286,15 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:brace] + "{" + text[brace:])
     assert "1 event of" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
+
+
+@pytest.mark.parametrize("behind", [100, 30_000, 200_000])
+def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: int) -> None:
+    """Objects within an event's arguments begin with another key, and there are more of them behind the last cut."""
+    first = '{"ph": "X", "name": "a"}'
+    inner = '{"x": 0}, ' * (behind // 10)
+    text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()
+    assert chunks._last_cut(bytearray(text), chunks._cuts(text), 0) == len(first) - 1
+
+    text = b'{"": 0}, ' * 30_000  # without the first event's key: at the last object
+    assert chunks._last_cut(bytearray(text), chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6
