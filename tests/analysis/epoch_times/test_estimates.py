@@ -1,7 +1,7 @@
 """Estimates from epoch times: of the published tables, and of tables computed by hand."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -168,22 +168,6 @@ def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path:
         assert pick(estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch").value is None
 
 
-def test_a_longer_table_is_not_read_more_often() -> None:
-    """Else the time would grow with the square of its rows."""
-
-    class Read(list[EpochTime]):
-        times = 0
-
-        def __iter__(self) -> Iterator[EpochTime]:
-            self.times += 1
-            return super().__iter__()
-
-    once = Read(ROWS)
-    often = Read(row._replace(study=f"{row.study}{copy}") for copy in range(3) for row in ROWS)
-    assert 3 * len(estimates(once)) == len(estimates(often))
-    assert once.times == often.times
-
-
 _SECONDS = st.one_of(st.none(), st.floats(1e-3, 1e6))
 _ROW = st.tuples(
     st.sampled_from(["single", "dp", "ddp", "fsdp"]),
@@ -198,7 +182,7 @@ _ROW = st.tuples(
 
 
 @pytest.mark.long
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(rows=st.lists(_ROW, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1], row[3])), drop=st.booleans())
 def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[tuple[object, ...]], drop: bool) -> None:
     names = "strategy batch_size batch_size_is devices epoch_seconds resolution_s samples_per_epoch parameters"

@@ -88,7 +88,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             read_epoch_times(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.text(alphabet=st.sampled_from('strategy,batch_sizedevices\n"0123456789.eE+-naN \t'), max_size=80))
 def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> None:
     path = write(tmp_path, SMALLEST + tail)

@@ -1,4 +1,4 @@
-"""No surface writes "1 steps": traces, runs, plans and tables of epoch times that hold one of each thing."""
+"""Traces and runs that hold one of each thing are shown, and no surface writes "1 steps"."""
 
 import html
 import re
@@ -9,23 +9,15 @@ import pytest
 from matplotlib.text import Text
 from rich.console import Console
 
-from dpscope.analysis.cells.scaling import ScalingChoice
-from dpscope.analysis.epoch_times.report import run_estimate
-from dpscope.analysis.findings.comparisons import strong_or_weak
 from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.traced_report import print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.runs.cell_data import NO_TABLES
-from dpscope.analysis.stats.detection import RepeatCost
-from dpscope.analysis.stats.samples import Estimate, Noise
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
-from dpscope.launch.commands.detect import choice_text
-from dpscope.launch.planning.variants import too_few_devices, too_large
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import write_ddp_job
-from tests.helpers.epoch_tables import HEAD
 from tests.helpers.made_traces import Event, event, launch, on_device, step, write
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 
@@ -98,28 +90,3 @@ def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -
     assert disagreements(render_markdown(report)) == []
     assert disagreements(" | ".join(drawn)) == []
     assert "conclusion and remark" not in page
-
-
-def test_of_epoch_times(tmp_path: Path) -> None:
-    """One sample, one step, one time that was typed, one row of unknown meaning, one that ended out of memory."""
-    table = tmp_path / "times.csv"
-    table.write_text(
-        HEAD
-        + "s,r,4x NVIDIA L4,1000000,1,single,1,global,1,100,,typed,3\n"
-        + "s,r,4x NVIDIA L4,1000000,1,ddp,1,per_device,2,120,,output,1\n"
-        + "s,r,4x NVIDIA L4,1000000,1,ddp,3,,2,130,,output,\n"
-        + "s,q,4x NVIDIA L4,1000000,1,ddp,1,global,2,125,,output,\n"
-        + "s,r,4x NVIDIA L4,1000000,1,ddp,8,global,2,,,output,\n",
-        encoding="utf-8",
-    )
-    assert disagreements(run_estimate(table, "table", None)) == []
-
-
-def test_of_plans_and_choices() -> None:
-    one = Cell(strategy="hsdp", devices=1, batch_size=1)
-    choice = ScalingChoice("ddp", 1, 1, "weak", "strong", Estimate(1.2, 1.1, 1.3, 1))
-    repeats = choice_text({"ddp-d2-b8": RepeatCost(Noise(0.0001, 1, 20, 1), 1.0)}, {"ddp-d2-b8": 3}, 0.05, 60.0)
-    assert "with 1 repeat;" in repeats
-    said = [repeats, str(too_few_devices(one)), str(too_large(one, 0)), strong_or_weak(choice).message]
-    assert "1 device cannot make two groups" in said[1]
-    assert disagreements(" | ".join(said)) == []

@@ -37,15 +37,6 @@ def test_notes_are_told_only_where_they_are_so(tmp_path: Path) -> None:
     assert starred == any(note.startswith("*") for note in steps.notes)
 
 
-@pytest.mark.long
-def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
-    """53,248 B on one rank in 7 us: 7.607 GB/s on all ranks, of which others move 13,568 B."""
-    table = analyze_traces([V100]).collectives
-    row = table[(table["kind"] == "all_to_all") & (table["bytes"] == 13_568)].iloc[0]
-    assert row["transfer_us"] == 7.0
-    assert row["algbw_gb_per_s"] == pytest.approx(53_248 / 7 / 1e3)
-
-
 def collectives(folder: Path, *events: Event) -> TextTable:
     folder.mkdir(exist_ok=True)
     made_traces.write(folder, list(events))

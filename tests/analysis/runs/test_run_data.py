@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -96,18 +95,6 @@ def repeats_of(run: Path, name: str = "ddp-d2-b8") -> list[LoadedRepeat]:
     folder = RunFolder(run)
     (cell,) = (planned.cell for planned in folder.manifest().plan if planned.cell.name == name)
     return list(load_repeats(folder, cell))
-
-
-def test_every_file_of_a_cell_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: Counter[str] = Counter()
-    read_bytes, read_parquet = Path.read_bytes, pd.read_parquet
-    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.update([str(path)]) or read_bytes(path))
-    monkeypatch.setattr(pd, "read_parquet", lambda path: opened.update([str(path)]) or read_parquet(path))
-    first, second = repeats_of(EXAMPLE_RUN)
-    assert [len(one.ranks) for one in (first, second)] == [2, 2]
-    of_cells = {path: count for path, count in opened.items() if str(EXAMPLE_RUN / "cells") in path}
-    assert len(of_cells) == 2 * (1 + 2 + 2)  # repeats: the result, two ranks, their samples
-    assert set(of_cells.values()) == {1}
 
 
 def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(run: Path) -> None:

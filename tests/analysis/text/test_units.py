@@ -3,7 +3,7 @@
 import pytest
 
 from dpscope.analysis.text.text_table import Field, TextTable, render, table_of
-from dpscope.analysis.text.units import Unit, choose_unit, show, with_article
+from dpscope.analysis.text.units import Unit, choose_unit, show
 
 
 @pytest.mark.parametrize(
@@ -17,17 +17,6 @@ def test_zero_has_no_sign(value: float, shown: str) -> None:
 def test_a_mean_of_counts_has_decimals(values: list[float | None], shown: str) -> None:
     first = next(value for value in values if value is not None)
     assert show(first, choose_unit("count", values)) == shown
-
-
-@pytest.mark.parametrize(
-    ("number", "article"),
-    [
-        *((number, "an") for number in ("8 µs", "80.1 ms", "11.4 ms", "18 s", "11,000 s")),
-        *((number, "a") for number in ("1.8 ms", "110.0 ms", "118.0 ms", "1,100 s", "9.8 ms")),
-    ],
-)
-def test_an_article_follows_how_the_number_is_read(number: str, article: str) -> None:
-    assert with_article(number) == f"{article} {number}"
 
 
 TABLE = TextTable("Times", ("cell", "step [ms]"), (("a_b", "1.5"),))

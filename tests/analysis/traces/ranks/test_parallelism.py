@@ -30,18 +30,6 @@ def test_every_number_of_the_job(tmp_path: Path, job: Job) -> None:
     assert parallelism(analysis).startswith(NAMED[job])
 
 
-def test_groups_that_run_at_once_are_kept_apart(tmp_path: Path) -> None:
-    """Two tensor-parallel and two data-parallel pairs: each collective is matched within its own pair."""
-    analysis = analyzed(tmp_path, *(parallel_trace("tensor_data_parallel", rank) for rank in range(4)))
-    table = analysis.collectives[analysis.collectives["step"] == 6]
-    pairs = table.groupby("match")["rank"].apply(lambda ranks: tuple(sorted(ranks)))
-    counts = pairs.value_counts()
-    # 4 all-reduces of activations in each of (0, 1) and (2, 3), one of gradients in (0, 2) and (1, 3)
-    assert counts.to_dict() == {(0, 1): 4, (2, 3): 4, (0, 2): 1, (1, 3): 1}
-    assert "5 process groups" not in parallelism(analysis)
-    assert "4 process groups" in parallelism(analysis)
-
-
 @pytest.mark.parametrize("job", ["tensor_data_parallel", "fully_sharded", "dlrm"])
 def test_order_matches_groups_that_number_nothing(tmp_path: Path, job: Job) -> None:
     """Without sequence numbers the order within each group and step gives the same transfers and waits."""
