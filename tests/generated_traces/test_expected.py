@@ -51,16 +51,18 @@ DP: dict[tuple[str, str, int, int], tuple[_Times, ...]] = {
         (1428, 969.5, 185, 0, 185, 42, 2, 273.5, 0),
         (1418, 959.5, 185, 0, 185, 42, 2, 273.5, 0),
     ),
+    ("peer_copy", "device", 4, 0): ((1378, 970.5, 117, 0, 117, 42, 2, 290.5, 0),),
     ("peer_copy", "device", 4, 3): ((1378, 749, 28, 0, 28, 0, 0, 601, 0),),
 }
 RANGES = {
     ("nccl", "host", 2, 0): {"host_to_device": 2, "forward": 375.5, "backward": 456, "optimizer": 160},
+    ("peer_copy", "device", 4, 0): {"host_to_device": 42, "forward": 335.5, "backward": 477, "optimizer": 160},
     ("peer_copy", "device", 4, 3): {"forward": 315, "backward": 434},
 }
 
-# Device 0: concatenations 17, then four broadcasts 96; loss 6 + 8, backward 440, and 3 to scatter the output's gradient to the
-# other device; concatenation 8, then reductions 86. Device 3: forward 100 + 90 + 125, backward 200 + 150 + 76, concatenation 8
-# and copies 10 + 14.
+# Device 0: concatenations 17, then four broadcasts 96 or copies 31 to each other device; loss 6 + 8, backward 440, and 3 to
+# scatter the output's gradient to each other device; concatenation 8, then reductions 86 or additions 7 for each other device.
+# Device 3: forward 100 + 90 + 125, backward 200 + 150 + 76, concatenation 8 and copies 10 + 14.
 PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
     ("nccl", "host", 2, 0): {
         "host_to_device": ExpectedPhase(2, copied_bytes=2048),
@@ -70,6 +72,16 @@ PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
         "gather": ExpectedPhase(2, copied_bytes=5120),
         "loss_backward": ExpectedPhase(457, copied_bytes=5120),
         "gradient_reduce": ExpectedPhase(94, collective_count=2, collective_bytes=15728640),
+        "optimizer": ExpectedPhase(160),
+    },
+    ("peer_copy", "device", 4, 0): {
+        "host_to_device": ExpectedPhase(42, copied_bytes=6295552),
+        "scatter": ExpectedPhase(15, copied_bytes=4718592),
+        "replicate": ExpectedPhase(110, copied_bytes=47301600),
+        "parallel_apply": ExpectedPhase(310.5),
+        "gather": ExpectedPhase(2, copied_bytes=5120),
+        "loss_backward": ExpectedPhase(463, copied_bytes=15360),
+        "gradient_reduce": ExpectedPhase(29),
         "optimizer": ExpectedPhase(160),
     },
     ("peer_copy", "device", 4, 3): {
