@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -59,7 +60,12 @@ def write_megatron_like(folder: Path) -> None:
         events = []
         for number in range(1, 9):
             begin, start = 1000.0 * number, 100.0 + 300.0 * rank
-            args = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "Seq": number}
+            args: dict[str, Any] = {
+                "Collective name": "allreduce",
+                "Process Group Name": "0",
+                "Group size": 2,
+                "Seq": number,
+            }
             events += [step(number, begin, 1000), event("user_annotation", "forward-backward", begin + 1, 900)]
             events += [launch(2 * number, begin + 5), on_device("s16816gemm", begin + 20, 60, 2 * number)]
             name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

@@ -162,7 +162,16 @@ def test_the_interval_of_a_part_is_that_of_the_repeats_means(before: RunData) ->
 @pytest.mark.process
 def test_the_command_guards_a_ci(slower: Path) -> None:
     for expected, share in ((1, "5%"), (0, "700%"), (2, "much")):
-        command = [sys.executable, "-m", "dpscope.launch.cli", "compare", EXAMPLE_RUN, slower, "--fail-over", share]
+        command = [
+            sys.executable,
+            "-m",
+            "dpscope.launch.cli",
+            "compare",
+            str(EXAMPLE_RUN),
+            str(slower),
+            "--fail-over",
+            share,
+        ]
         assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == expected
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from dpscope.analysis.cells.comparison import put_accuracy
@@ -281,22 +282,24 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
     epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
     epochs += plain_epochs("ddp", 2, 0, [80.0, 91.0], [2.0, 2.0], variant=hostile)
-    page = write_training(load_training(write_train_json(tmp_path, epochs)), ("png", "svg", "pdf"))
+    page = write_training(load_training(write_train_json(tmp_path, epochs)), ("png", "svg"))
     text = page.read_text()
     assert page == tmp_path / "report" / "report.html"
     assert "alert(1)" in text
     assert hostile not in text
     for name in ("training_accuracy", "training_loss"):
         assert f'id="figure-{name}"' in text
-        for suffix in ("png", "svg", "pdf"):
+        for suffix in ("png", "svg"):
             assert (page.parent / "figures" / f"{name}.{suffix}").stat().st_size > 1000
     assert "Test accuracy after training" in text
     assert "NA (seed spread" in (page.parent / "training.md").read_text()
 
 
 @pytest.mark.long
-def test_a_current_report_is_not_drawn_again(tmp_path: Path) -> None:
+def test_a_current_report_is_not_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repetition writes nothing, unless the target, format or result changes or a file is removed."""
+    small = {"training_loss": Figure(figsize=(1, 1))}
+    monkeypatch.setattr("dpscope.analysis.figures.training.training_figures", lambda _: small)
     epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
     write_train_json(tmp_path, epochs)
     printed: list[str] = []
@@ -351,7 +354,7 @@ def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 def test_analyze_shows_a_folder_of_trainings_alone(tmp_path: Path) -> None:
     two_strategies(tmp_path)
-    ended = dpscope("analyze", tmp_path, "--target-accuracy", "90")
+    ended = dpscope("analyze", tmp_path, "--target-accuracy", "90", "--figures", "none")
     assert ended.returncode == 0, ended.stderr
     assert "Training time to 90% test accuracy" in ended.stdout
     assert f"Report: {tmp_path}/report/report.html" in ended.stdout
