@@ -80,6 +80,8 @@ def test_three_epoch_times_give_bandwidth_a_law_and_its_misuse(tmp_path: Path) -
     (law,) = json.loads(run_estimate(table, "json"))["laws"]
     assert law["speedups"] == {"2": pytest.approx(100 / 55), "4": pytest.approx(100 / 32)}
     assert law["misuse"]["4"] == pytest.approx(1 / (7 / 32 + 25 / 32 / 4))
+    table.write_text(THREE_TIMES.replace(",55", ",50").replace(",32", ",25"))  # nothing is added
+    assert "not a serial fraction" not in run_estimate(table, "table")
     table.write_text(THREE_TIMES.replace("per_device", "global"))
     assert "amdahl" in {law["law"] for law in json.loads(run_estimate(table, "json"))["laws"]}
 

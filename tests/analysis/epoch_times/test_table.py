@@ -28,6 +28,7 @@ def test_the_example_table() -> None:
     times = read_epoch_times(PUBLISHED / "epoch_times.csv")
     assert [row.epoch_seconds is None for row in times.rows].count(True) == 1  # one run out of memory
     first = times.rows[0]
+    assert {row.study for row in times.of_study("coursework_ddp").rows} == {"coursework_ddp"}
     assert (len(times.rows), first.study, first.resolution_s) == (66, "coursework_l4", 0.01)
     assert (type(first.batch_size), type(first.epoch_seconds)) == (int, float)
     assert (times.absent_columns, times.unknown_columns) == (("steps_per_epoch",), ())

@@ -51,7 +51,9 @@ def one_of_each() -> list[Event]:
     ]
 
 
-@pytest.mark.parametrize(("output_format", "damaged"), [("table", False), ("table", True), ("json", True)])
+@pytest.mark.parametrize(
+    ("output_format", "damaged"), [("table", False), ("table", True), ("json", True), ("csv", True)]
+)
 def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_format: str, damaged: bool) -> None:
     if damaged:
         path = write(tmp_path, one_of_each())

@@ -46,6 +46,7 @@ def late(rank: int) -> Trace:
 MADE: dict[str, tuple[int, Callable[[int], Trace]]] = {
     "late": (2, late),
     "one of two": (1, late),
+    "groups": (4, lambda rank: ddp_trace(rank, 4, DdpOptions(extra_groups=True)).trace),
     "data parallel": (1, lambda rank: dp_trace().trace),
     "sharded": (4, lambda rank: parallel_trace("fully_sharded", rank).trace),
     "tensor parallel": (2, lambda rank: parallel_trace("tensor_parallel", rank).trace),

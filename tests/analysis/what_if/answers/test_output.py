@@ -69,7 +69,7 @@ def test_communication_that_is_not_split_is_one_part() -> None:
 @pytest.fixture(scope="module")
 def question() -> Question:
     """Five repeats of LeNet-5 on two processes of a CPU."""
-    return base_of_loaded(loaded(FIVE_REPEATS))
+    return base_of_loaded(loaded(FIVE_REPEATS), "ddp-d2-b128")
 
 
 @pytest.mark.long
