@@ -7,6 +7,7 @@ import pytest
 
 from dpscope.analysis.stats.detection import RepeatCost, choose_repeats, detectable_change, with_repeats
 from dpscope.analysis.stats.samples import Noise, centre_noise, pooled_spread, ratio_estimate, verdict
+from tests.helpers.known import known
 from tests.helpers.step_samples import ALIKE, STEP_US, drawn_cell
 
 
@@ -43,12 +44,23 @@ def pairs_of_runs(repeats: int, slower: float) -> tuple[float, float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("repeats", [2, 5])
+@pytest.mark.parametrize("repeats", [2, 3, 5])
 def test_four_in_five_detectable_changes_are_detected(repeats: int) -> None:
     """What runs that are alike call detectable is found in about 80% of runs that differ by it, half of it seldom."""
     _, detectable = pairs_of_runs(repeats, slower=1.0)
     assert pairs_of_runs(repeats, slower=1 + detectable)[0] == pytest.approx(0.8, abs=0.08)
     assert pairs_of_runs(repeats, slower=1 + detectable / 2)[0] < 0.4
+
+
+def test_more_repeats_detect_what_was_promised() -> None:
+    """Predicted from two repeats for five, then five are measured."""
+    generator = np.random.default_rng(4)
+    promised = []
+    for _ in range(100):
+        run = [drawn_cell(spread, 2, generator) for spread in ALIKE]
+        noise = known(centre_noise(run[0], pooled_spread(run)))
+        promised.append(detectable_change(with_repeats(noise, 5), with_repeats(noise, 5)))
+    assert float(np.median(promised)) == pytest.approx(pairs_of_runs(5, slower=1.0)[1], rel=0.25)
 
 
 def test_repeats_go_where_the_spread_is() -> None:
