@@ -107,7 +107,8 @@ def _stacked(title: str, labels: list[str], parts: _Parts, x_label: str, width: 
     figure, (axes,) = new_figure(len(labels), width)
     style.bar_rows(axes, labels, parts)
     axes.set_xlim(left=0)
-    style.downwards(axes, x_label, title)
+    style.downwards(axes, x_label)
+    style.headline(figure, title)
     figure.legend(loc="outside lower center", ncols=min(len(parts), 3))
     return figure
 
@@ -138,7 +139,8 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     axes.set_yticks(places, [row.cell for row in rows])
     axes.axvline(0, color="black", linewidth=0.8)
     label = f"time per step [{unit.label}]; whiskers: 95% interval of the subtraction"
-    style.downwards(axes, label, f"Communication per step{_host_note(run)}")
+    style.downwards(axes, label)
+    style.headline(figure, f"Communication per step{_host_note(run)}")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -180,9 +182,8 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     axes.set_yticks(range(len(labels)), labels)
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
-    style.downwards(
-        axes, f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step", _title(gap)
-    )
+    style.downwards(axes, f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step")
+    axes.set_title(_title(gap), loc="left")
 
 
 def _title(gap: StrategyGap) -> str:

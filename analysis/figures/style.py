@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpscope.analysis.text.units import name_folded
 from dpscope.profiling.records.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LONGEST_NAME = 38  # characters in a line
 WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
@@ -67,12 +69,12 @@ def bar_rows(
         left = left + values
 
 
-def downwards(axes: "Axes", label: str, title: str) -> None:
-    """Horizontal bars are listed from the top; only their values have a grid."""
+def downwards(axes: "Axes", label: str) -> None:
+    """Horizontal bars are listed from the top, long names of cells folded; only their values have a grid."""
+    axes.set_yticks(axes.get_yticks(), [name_folded(one.get_text(), _LONGEST_NAME) for one in axes.get_yticklabels()])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(label)
-    axes.set_title(title, loc="left")
+    axes.set_xlabel(label, loc="right")  # long names leave the axes little width
 
 
 def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscope.analysis.text.text_table import TextTable, render
-from dpscope.analysis.text.units import sentence
+from dpscope.analysis.text.units import name_folded, sentence
 from dpscope.profiling.records.finding import Finding
 
 _NARROWEST = 12  # width of the first column down to which its names are folded to avoid a second block
@@ -91,7 +91,7 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
                 width=_width(table, index) if index else first,
             )
         for row in table.rows:
-            drawn.add_row(*(Text(row[index] if index else _name_folded(row[0], first)) for index in columns))
+            drawn.add_row(*(Text(row[index] if index else name_folded(row[0], first)) for index in columns))
         yield Trimmed(drawn)
     for note in table.notes:
         yield Trimmed(Text(note, style="dim"))
@@ -108,20 +108,6 @@ def _first_width(table: TextTable, width: int, gap: int) -> int:
     needed = _width(table, 0)
     left = width - sum(_width(table, index) + gap for index in range(1, len(table.headings)))
     return left if _NARROWEST <= left < needed else needed
-
-
-def _name_folded(name: str, width: int) -> str:
-    """A cell's name over several lines, broken after hyphens.
-
-    >>> _name_folded("ddp-d2-b4-bucket-1mb", 12)
-    'ddp-d2-b4-\\nbucket-1mb'
-    """
-    lines = [""]
-    for part in name.replace("-", "-\0").split("\0"):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[int]]:

@@ -135,3 +135,17 @@ def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
     named = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:most]]
     left = sum(last - first + 1 for first, last in runs[most:])
     return ", ".join(named) + (f" and {left} more" if left else "")
+
+
+def name_folded(name: str, width: int) -> str:
+    """A cell's name over several lines, broken after hyphens.
+
+    >>> name_folded("ddp-d2-b4-bucket-1mb", 12)
+    'ddp-d2-b4-\\nbucket-1mb'
+    """
+    lines = [""]
+    for part in name.replace("-", "-\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -209,6 +209,17 @@ def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     assert (difference.low, difference.high) == pytest.approx((known(alone.low) / 5, known(alone.high) / 5), rel=0.03)
 
 
+def test_what_another_cell_shows_within_turns_counts_twice_for_a_difference() -> None:
+    """The first two differ alike in every turn; the third is off in turn: within turns squares of 2/3 x 4e-4, of 8 degrees.
+
+    Of a difference twice that, of the 4 that are not its own: over both sides' 8 a variance of 2 x 2/3 x 4e-4 / 8.
+    """
+    turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.01, -0.01, 0, 0.01, -0.01])
+    one, two, three = steady(*100 * np.exp(turns)), steady(*80 * np.exp(turns)), steady(*60 * np.exp(turns + off))
+    ratio = ratio_estimate(one, two, spread_in_turns([one, two, three]))
+    assert ratio.high == pytest.approx(1.25 * math.exp(2.306 * math.sqrt(2 * 2 / 3 * 4e-4 / 8 / 5)), rel=1e-5)
+
+
 def test_too_few_or_unequal_repeats_are_compared_apart() -> None:
     one, two = steady(90, 110), steady(45, 55)
     assert ratio_estimate(one, two, spread_in_turns([one, two])) == ratio_estimate(one, two, pooled_spread([one, two]))
