@@ -17,7 +17,6 @@ _HOME = re.compile(r"(?P<homes>/(?:home|Users|users|u|scratch|work)/)(?P<user>[^
 _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){3,7}(?![\w.:]))"
 )
-_LOCAL = frozenset({"localhost", "localhost.localdomain"})
 _HOST_KEYS = ("hostname", "host", "host_name")
 # Hosts with these names are replaced only in fields for host names, since elsewhere the words may have their usual meaning.
 _USUAL_WORDS = frozenset(
@@ -36,7 +35,7 @@ class Anonymizer:
         """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced to their last part."""
         self._hosts: dict[str, str] = {}
         for host in (*hosts, socket.gethostname()):
-            if host and host not in _LOCAL:
+            if host and host not in ("localhost", "localhost.localdomain"):
                 number = self._hosts.setdefault(host.partition(".")[0], f"host{len(set(self._hosts.values()))}")
                 self._hosts.setdefault(host, number)
         self._addresses: dict[str, str] = {}

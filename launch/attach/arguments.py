@@ -96,9 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 _UNDER_TORCHRUN = "-m dpscope.launch.attach --out runs/mine"
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # Python's options that take a value
-_SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "fish")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun")
 
 
 def check_script(command: Sequence[str]) -> None:
@@ -135,10 +133,10 @@ def _why_no_script(command: Sequence[str]) -> str:
         return _without_python(word, list(rest))
     if name == "torchrun":
         return _without_torchrun(word, rest)
-    if name in _SHELLS:
+    if name in ("sh", "bash", "dash", "ksh", "zsh", "fish"):
         script = next((one for one in rest if not one.startswith("-")), "")
         return _not_python(script if Path(script).is_file() else word)
-    if name in _LAUNCHERS:
+    if name in ("accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun"):
         return f"{word}: dpscope starts scripts by torchrun; give the script alone, or: torchrun {_UNDER_TORCHRUN} train.py"
     if Path(word).is_dir():
         return f"{word}: is a folder; name the Python script that trains, with the path to it"

@@ -20,8 +20,6 @@ from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, EqualityTraining
 from dpscope.profiling.records.run import Cell
 
-_RANDOM_LAYERS = ("dropout", "stochasticdepth")
-
 
 def switch_off_random_layers(model: nn.Module) -> list[str]:
     """Put dropout and similar layers into evaluation mode, where they have no effect; returns their names.
@@ -30,7 +28,7 @@ def switch_off_random_layers(model: nn.Module) -> list[str]:
     """
     found = []
     for name, module in model.named_modules():
-        if any(word in type(module).__name__.lower() for word in _RANDOM_LAYERS):
+        if any(word in type(module).__name__.lower() for word in ("dropout", "stochasticdepth")):
             module.eval()
             found.append(name)
     return found

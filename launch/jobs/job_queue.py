@@ -182,10 +182,6 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         self.took_s: list[tuple[JobT, float]] = []  # the jobs that ended well, and how long they ran
 
     @abstractmethod
-    def result(self, job: JobT) -> ResultT | None:
-        """The stored result of a job."""
-
-    @abstractmethod
     def finished(self, job: JobT) -> ResultT | None:
         """The stored result of a job that need not run, also of one that was done by hand since it was planned."""
 
@@ -231,7 +227,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
             watch, stop = self.watch(job), self.stop
             outcome = attend_job(job, self.timeout_s, title, stop, self.console, self.starter, watch, left_s)
         took_s = time.monotonic() - started_s
-        result = self.result(job) if outcome.status == "ok" else None
+        result = self.finished(job) if outcome.status == "ok" else None
         if result is not None:
             self.took_s.append((job, took_s))
         else:

@@ -315,9 +315,6 @@ class _Sweep(JobQueue[CellJob, CellResult]):
         self._estimates, self._growing = plan.estimates, plan.config.matrix.batch_growth is not None
         self._failed_cells: dict[Cell, CellStatus] = {}  # that would fail again
 
-    def result(self, job: CellJob) -> CellResult | None:
-        return job.folder.result()
-
     def finished(self, job: CellJob) -> CellResult | None:
         return job.measured
 
@@ -325,7 +322,7 @@ class _Sweep(JobQueue[CellJob, CellResult]):
         job.folder.clear()
 
     def failed(self, job: CellJob, outcome: JobOutcome, took_s: float) -> CellResult:
-        job.folder.clear_measurements()
+        remove_written(job.folder.run.path, job.folder.path, lambda path: path == job.folder.log_path)
         if outcome.status in ("out_of_memory", "timed_out"):
             self._failed_cells.setdefault(job.cell, outcome.status)
         return CellResult(job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail)

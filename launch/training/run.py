@@ -147,9 +147,6 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
         epochs = tuple(record for records in self._epochs.values() for record in records)
         write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
 
-    def result(self, job: TrainJob) -> TrainResult | None:
-        return job.folder.result()
-
     def finished(self, job: TrainJob) -> TrainResult | None:
         return job.trained
 

@@ -16,7 +16,6 @@ MakeBatch = Callable[[int, int], tuple[Any, Any]]
 """Seed and number of samples -> inputs and targets, nested tensors whose first dimension is the sample."""
 BatchLoss = Callable[[Any, Any], Tensor]
 """Outputs and targets -> mean loss over the samples."""
-MakeOptimizer = Callable[[Iterable[nn.Parameter], float], Optimizer]
 """Parameters and learning rate -> optimizer."""
 
 _KEYS = ("module", "input_shape", "classes", "make_batch", "loss", "optimizer", "tokens")
@@ -33,7 +32,7 @@ class BuiltModel:
     classes: int = 10
     make_batch: MakeBatch | None = None
     loss: BatchLoss | None = None
-    make_optimizer: MakeOptimizer | None = None
+    make_optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] | None = None
     tokens: int | None = None  # of a sample, if it consists of tokens
 
 

@@ -25,7 +25,6 @@ from dpscope.profiling.records.range_names import BACKWARD, DATA, FORWARD, HOST_
 from dpscope.profiling.store.errors import DpscopeError
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_HALVES = frozenset(AUTOCAST_DTYPES.values())
 
 _NAMED = 4  # parameters in a message
 
@@ -157,7 +156,7 @@ class TrainStep:
 
 def _in_full(tensor: Tensor) -> Tensor:
     """A tensor in half precision as single precision, in which losses are computed."""
-    return tensor.float() if tensor.dtype in _HALVES else tensor
+    return tensor.float() if tensor.dtype in AUTOCAST_DTYPES.values() else tensor
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:

@@ -15,7 +15,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from dpscope.profiling.attached.settings import BACKWARDS_WITHOUT_STEP
 
 CallListener = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-StepListener = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Patch:
@@ -135,7 +134,7 @@ class BackwardCount(Patch):
 class OptimizerHook:
     """Calls a function, which must be a plain one, after each step of any optimizer."""
 
-    def __init__(self, listener: StepListener) -> None:
+    def __init__(self, listener: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> None:
         # A compiled optimizer calls the hook after its graph, not within it. torch's private decorator loads the compiler when
         # it is first called, after optimizers have loaded it anyway; the public one loads it at once.
         self._hook = register_optimizer_step_post_hook(_disable_dynamo(listener))

@@ -32,7 +32,6 @@ from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strateg
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
 
 
@@ -74,7 +73,7 @@ class EndingSignals:
         if (before := signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)) != -1:
             signal.set_wakeup_fd(before)  # an event loop's
             return
-        self._handled = [one for one in _ENDING if signal.getsignal(one) is signal.SIG_DFL]
+        self._handled = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
         for one in self._handled:
             signal.signal(one, self._arrived)
 

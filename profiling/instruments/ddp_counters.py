@@ -15,7 +15,6 @@ from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace
 from dpscope.profiling.records.run import DdpCounters, ParameterSizes, TensorSize
 
 _NEVER = 1_000_000_000
-_BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate
 ALWAYS_COUNTED_ITERATIONS = 10  # DDP collects in these whatever the rate
 
 
@@ -26,7 +25,7 @@ def stop_counting(model: DistributedDataParallel) -> None:
 
 def count_by_default(model: DistributedDataParallel) -> None:
     """Let DDP collect its counters at its default rate."""
-    model._set_ddp_runtime_logging_sample_rate(_BY_DEFAULT)  # type: ignore[no-untyped-call]
+    model._set_ddp_runtime_logging_sample_rate(100)  # type: ignore[no-untyped-call]  # torch's kDDPRuntimeLoggingSampleRate
 
 
 class StepCounters:

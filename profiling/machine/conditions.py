@@ -20,7 +20,6 @@ _SET_FOR_JOBS = {
 }
 """Values of variables in a job's processes if the user does not set them."""
 
-_OF_NO_EFFECT_PREFIXES = ("KINETO_", "NCCL_DEBUG", "TORCH_LOGS")
 _OF_NO_EFFECT = (
     "CUDA_CACHE_PATH",
     "CUDA_HOME",
@@ -92,7 +91,7 @@ def variable_differences(then: Environment, now: Environment) -> list[ConditionD
     return _differing(
         (name, stored.get(name, "unset"), current.get(name, "unset"))
         for name in sorted({*stored, *current})
-        if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
+        if name not in _OF_NO_EFFECT and not name.startswith(("KINETO_", "NCCL_DEBUG", "TORCH_LOGS"))
     )
 
 

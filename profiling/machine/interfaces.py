@@ -15,7 +15,6 @@ from dpscope.profiling.records.run import Environment, Host
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR, linux/sockios.h
 _IPV6 = Path("/proc/net/if_inet6")  # proc(5): address, index, prefix length, scope, flags, name
 _ESTABLISHED = "01"
-_LOOPBACK = "127."
 
 
 def interface_addresses() -> dict[str, str]:
@@ -26,7 +25,7 @@ def interface_addresses() -> dict[str, str]:
             with contextlib.suppress(OSError):  # it has no address
                 answer = fcntl.ioctl(datagram.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
                 found[name] = socket.inet_ntoa(answer[20:24])
-    return dict(sorted(found.items(), key=lambda one: one[1].startswith(_LOOPBACK)))
+    return dict(sorted(found.items(), key=lambda one: one[1].startswith("127.")))
 
 
 def _interfaces_by_address() -> dict[str, str]:

@@ -198,7 +198,6 @@ DDP_ARGUMENTS = {name: one.argument for name, one in declarations(Variants).item
 """The argument of DistributedDataParallel that a variant is."""
 DDP_SWITCHES = {name: argument for name, argument in DDP_ARGUMENTS.items() if name in SWITCHES}
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
-_NO_VARIANTS = Variants()
 
 
 def _one_device(matrix: "Matrix") -> bool:
@@ -299,7 +298,7 @@ class Matrix(Variants, frozen=True):
         """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not have."""
         named, sharded = ",".join(self.strategies), any(traits_of(one).sharded for one in self.strategies)
         for name in DDP_VARIANTS:
-            if (value := getattr(self, name)) == getattr(_NO_VARIANTS, name):
+            if (value := getattr(self, name)) == getattr(Variants(), name):
                 continue
             if name != "comm_hook" or not sharded:
                 only = "only DDP and FSDP have" if name == "comm_hook" else "only DDP has"

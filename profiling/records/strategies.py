@@ -196,8 +196,6 @@ POWERSGD_RANK = 1
 POWERSGD_LEAST_COMPRESSION = 2  # a matrix that would not shrink by more than this factor is sent as it is
 """torch's own defaults of `PowerSGDState`."""
 
-_OF_DPSCOPE = ("module", "device_ids", "output_device", "process_group", "device_mesh")
-
 
 def ddp_arguments(text: str) -> dict[str, object]:
     """DDP's further arguments from ``default`` (none) or ``NAME=VALUE NAME=VALUE``.
@@ -209,7 +207,7 @@ def ddp_arguments(text: str) -> dict[str, object]:
         name, given, value = part.partition("=")
         if not (name.isidentifier() and given and value):
             raise ValueError(f"{part} is not NAME=VALUE; values have no spaces, as in bucket_cap_mb_list=[1,25]")
-        if name in _OF_DPSCOPE:
+        if name in ("module", "device_ids", "output_device", "process_group", "device_mesh"):
             raise ValueError(f"{name} is set by dpscope; omit it")
         try:
             found[name] = json.loads(value)

@@ -38,8 +38,6 @@ CHECKPOINT_FORMAT_VERSION = 1
 TRAINING_MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts", "timeout_s", "download")
 """Settings that may change when trainings are added or go on: rates do not depend on them."""
 
-LearningRateScaling = Literal["none", "sqrt", "linear"]
-
 
 def _numbers(text: str) -> tuple[int, ...]:
     return whole_numbers(text) if text else ()
@@ -49,10 +47,6 @@ def _seeds_fix(seeds: tuple[int, ...]) -> str:
     if not seeds:
         return "no seed; write it as 0,1,2"
     return "every seed must be 0 or more and below 2^63" if any(map(SEED_CHECK, seeds)) else ""
-
-
-def _gamma_idle(config: Any) -> str:
-    return "" if config.milestones else "there is no --milestones at which the learning rate falls"
 
 
 def _rate_scaling_idle(config: Any) -> str:
@@ -84,8 +78,13 @@ class TrainConfig(Config, frozen=True):
         example="6,8",
         check=lambda epochs: "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more",
     )
-    gamma: float = setting(0.1, "factor at every milestone", check=ABOVE_0, idle=_gamma_idle)
-    learning_rate_scaling: LearningRateScaling = setting(
+    gamma: float = setting(
+        0.1,
+        "factor at every milestone",
+        check=ABOVE_0,
+        idle=lambda config: "" if config.milestones else "there is no --milestones at which the learning rate falls",
+    )
+    learning_rate_scaling: Literal["none", "sqrt", "linear"] = setting(
         "none", "none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle
     )  # by the growth of the global batch over a single device's
     warmup_epochs: int = setting(0, "epochs over which the learning rate grows, step by step", check=at_least(0))

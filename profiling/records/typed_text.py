@@ -10,7 +10,6 @@ _SIZE = re.compile(
     r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?:(?P<scale>[KMGT])(?P<binary>i?)(?P<byte>B?)|B|bytes?)?",
     re.IGNORECASE,
 )
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(text: str, unit_bytes: int = 1) -> float:
@@ -27,7 +26,7 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
     factor: float = unit_bytes
     if found["scale"]:
         base = 1000 if found["byte"] and not found["binary"] else 1024
-        factor = base ** _POWERS[found["scale"].lower()]
+        factor = base ** {"k": 1, "m": 2, "g": 3, "t": 4}[found["scale"].lower()]
     elif not found[0][-1].isdigit() and found[0][-1] != ".":
         factor = 1  # with "B" or "bytes"
     size = float(found["number"]) * factor

@@ -192,9 +192,6 @@ class RepeatFolder(JobFolder):
             self.run.path, self.path, lambda path: not path.name.startswith(measured) and path.parent not in folders
         )
 
-    def clear_measurements(self) -> None:
-        remove_written(self.run.path, self.path, lambda path: path == self.log_path)
-
 
 class RunFolder:
     def __init__(self, path: Path) -> None:

@@ -207,7 +207,6 @@ def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
     return len(open_ends) - 1
 
 
-CATEGORY = "dpscope"
 TRACKS = ("communication", "wait", "transfer", "peer copies", "host copies")
 """In the order in which they stand above a device's streams, or a host's threads."""
 
@@ -282,7 +281,7 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iter
         for span, lane in zip(own, lane_of.tolist(), strict=True):
             yield {
                 "ph": "X",
-                "cat": CATEGORY,
+                "cat": "dpscope",
                 "name": span.name,
                 "pid": process,
                 "tid": threads[lane],

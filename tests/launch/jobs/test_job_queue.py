@@ -27,11 +27,8 @@ CELL = Cell("single", 1, 1)
 class Programs(JobQueue[Job, CellResult]):
     hopeless: Sequence[str] = ()
 
-    def result(self, job: Job) -> CellResult | None:
-        return CellResult(CELL, 0, "ok", 1.0)
-
     def finished(self, job: Job) -> CellResult | None:
-        return self.result(job) if job.done else None
+        return CellResult(CELL, 0, "ok", 1.0) if job.done or job.folder.result_path.exists() else None
 
     def prepare(self, job: Job) -> None: ...
 
