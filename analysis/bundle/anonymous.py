@@ -49,7 +49,7 @@ class Anonymizer:
         """The text with these names replaced."""
         for folder in self._folders:
             text = text.replace(folder, Path(folder).name)
-        text = _HOME.sub(self._home, text)
+        text = _HOME.sub(lambda at: at["homes"] + self._users.setdefault(at["user"], f"user{len(self._users)}"), text)
         if self._user is not None:
             text = re.sub(rf"/{re.escape(self._user)}(?=[/\s\"',]|$)", "/user0", text)
         text = _ADDRESS.sub(self._address, text)
@@ -65,10 +65,6 @@ class Anonymizer:
                 for key, one in value.items()
             }
         return [self.value(one) for one in value] if isinstance(value, list) else value
-
-    def _home(self, found: re.Match[str]) -> str:
-        number = self._users.setdefault(found["user"], f"user{len(self._users)}")
-        return f"{found['homes']}{number}"
 
     def _address(self, found: re.Match[str]) -> str:
         try:

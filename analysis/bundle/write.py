@@ -21,7 +21,7 @@ import msgspec
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.reading.chunks import RUN_LIMITS, DecodedChunk
-from dpscope.analysis.traces.reading.event_table import is_read
+from dpscope.analysis.traces.reading.event_table import CATEGORIES, is_unread_device
 from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, EventArgs, RawEvent
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.records.finding import Finding, counted
@@ -238,7 +238,7 @@ def _reduced(events: list[RawEvent]) -> Iterator[dict[str, Any]]:
         phase, category = event.get("ph"), event.get("cat")
         if phase == "M":
             kept: Collection[str] = _LABELS
-        elif phase == "X" and isinstance(category, str) and is_read(category):
+        elif phase == "X" and isinstance(category, str) and (category in CATEGORIES or is_unread_device(category)):
             kept = _ARGS
         else:
             continue

@@ -14,7 +14,7 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import choose_from, parse_size
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, read_option
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Types that every backend can reduce, and the bytes of one element."""
@@ -55,7 +55,8 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
         _check(f"--{SETTINGS[name].option}", values[name], values[name] > 0, fix)
     _check("--timeout", values["timeout_s"], not (fix := TIMEOUT_CHECK(values["timeout_s"])), fix)
     _check("--collectives", named, bool(chosen) and not unknown, choose_from(unknown, known))
-    smallest, largest = (_bytes(f"--{name}-bytes", values[f"{name}_bytes"]) for name in ("min", "max"))
+    sizes = (read_option(f"--{name}-bytes", values[f"{name}_bytes"], parse_size) for name in ("min", "max"))
+    smallest, largest = (max(1, round(size)) for size in sizes)
     _check("--max-bytes", values["max_bytes"], largest >= smallest, f"give at least --min-bytes {values['min_bytes']}")
     present = resolve_devices(device)
     counts, layouts = _device_counts(values["devices"], present, nodes)
@@ -77,13 +78,6 @@ def _check(flag: str, value: object, holds: bool, advice: str) -> None:
         raise DpscopeError(f"{flag} {value}: {advice}")
 
 
-def _bytes(flag: str, text: str) -> int:
-    try:
-        return max(1, round(parse_size(text)))
-    except ValueError as error:
-        raise DpscopeError(f"{flag} {error}") from error
-
-
 def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tuple[int, ...], tuple[Layout, ...]]:
     """Device counts on one node, and layouts over several."""
     if present.count == 1 and nodes == 1:
@@ -95,10 +89,8 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
     if text is None:
         return tuple(one for one in doubling(most) if one > 1), tuple(Layout(one, most) for one in doubling(nodes)[1:])
     on_one_node = [part.strip() for part in text.split(",") if "x" not in part]
-    try:
-        layouts = tuple(sorted({parse_layout(part) for part in text.split(",") if "x" in part}))
-    except ValueError as error:
-        raise DpscopeError(f"--devices {text}: {error}") from error
+    spanning = [part for part in text.split(",") if "x" in part]
+    layouts = tuple(sorted({read_option(f"--devices {text}:", part, parse_layout) for part in spanning}))
     whole = all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) >= 2 for part in on_one_node)
     _check("--devices", text, whole, "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4")
     counts = tuple(sorted(set(map(int, on_one_node))))

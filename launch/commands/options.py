@@ -11,7 +11,7 @@ from dpscope.launch.commands.command import Idle, Request, option, setting_optio
 from dpscope.profiling.records.config import Reporting
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import parse_size
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, read_option
 
 if TYPE_CHECKING:
     from dpscope.analysis.traces.reading.chunks import ReadLimits
@@ -108,10 +108,7 @@ def read_link(text: str | None) -> "LinkRate | None":
 
 def read(option: str, text: str | None, parse: Callable[[str], _Stated]) -> _Stated | None:
     """An option's text, read; raises DpscopeError where `parse` raises ValueError."""
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise DpscopeError(f"{option} {error}") from error
+    return None if text is None else read_option(option, text, parse)
 
 
 def check_targets(target_efficiency: float | None = None, target_accuracy: float | None = None) -> None:

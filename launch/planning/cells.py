@@ -189,10 +189,12 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             cells |= dict.fromkeys(_cells(matrix, kind, count, size, nodes))
         for size in shares:
             cells |= dict.fromkeys(one for one in _cells(matrix, kind, 1, size) if one.traits.baseline)
-    planned = [
+    planned = tuple(
         PlannedCell(cell=cell, skip_reason=too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples))
-        for cell in cells
-    ]
+        for cell in sorted(
+            cells, key=lambda one: (one.batch_size, one.devices, one.nodes, strategy_order(one.strategy))
+        )
+    )
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
@@ -200,17 +202,12 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
             f"{', '.join(map(_needs, matrix.strategies))}, and a step takes no more samples than the data set has"
         )
-    return tuple(sorted(planned, key=_plan_order))
+    return planned
 
 
 def _needs(strategy: Strategy) -> str:
     traits = traits_of(strategy)
     return f"{strategy} needs {counted(traits.least_devices, 'device')}{'' if traits.baseline else ' or more'}"
-
-
-def _plan_order(entry: PlannedCell) -> tuple[int, int, int, int]:
-    cell = entry.cell
-    return cell.batch_size, cell.devices, cell.nodes, strategy_order(cell.strategy)
 
 
 def _sizes(matrix: ResolvedMatrix, largest: int) -> list[int]:

@@ -20,7 +20,7 @@ from dpscope.profiling.records.run import Cell, PublishedValue
 from dpscope.profiling.records.settings import Setting, SettingError, declarations, idle_settings, value_text
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
-from dpscope.profiling.store.errors import DpscopeError, unreadable
+from dpscope.profiling.store.errors import DpscopeError, read_option, unreadable
 
 
 def read_published(path: Path, origin: str = "--published") -> tuple[PublishedValue, ...]:
@@ -69,10 +69,7 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     given, origins = given_settings(config_path, flags, declarations(RunConfig))
     if (link := given.get("link")) is not None:
         given["link"] = str(link)
-        try:
-            parse_link(str(link))
-        except ValueError as error:
-            raise DpscopeError(f"{origins['link']} {error}") from error
+        read_option(origins["link"], str(link), parse_link)
     if (table := given.get("published")) is not None:
         folder = config_path.parent if config_path is not None and flags.get("published") is None else Path()
         read_published(folder / str(table), origins["published"])

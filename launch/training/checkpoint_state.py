@@ -40,6 +40,7 @@ from dpscope.launch.workload.strategies import is_sharded
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import remove_temporaries
 
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_STEPS = 50  # a device's queue hides how long steps take
@@ -91,7 +92,7 @@ class TrainCheckpoints:
                     "nodes share"
                 )
         if self._place.rank == 0:
-            self._folder.remove_unfinished()
+            remove_temporaries(self._folder.path)
 
     def pause_after_step(self, state: TrainState) -> bool:
         """Whether a checkpoint is due or a process was requested to stop. On CUDA the step is queued, not finished."""

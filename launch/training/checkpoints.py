@@ -64,11 +64,6 @@ class CheckpointFolder:
         _give_name(self.previous, self.last)
         return description
 
-    def remove_unfinished(self) -> None:
-        """Remove unfinished files of a killed process."""
-        for path in self.path.glob(".tmp-*"):
-            path.unlink(missing_ok=True)
-
 
 def write_sealed(path: Path, description: CheckpointDescription, write: Callable[[BinaryIO], None]) -> None:
     """Write and seal a checkpoint atomically; `write` writes a zip archive without a comment."""
@@ -165,12 +160,6 @@ def restore_progress(found: Resumption, folder: TrainingFolder) -> None:
         checkpoints.go_back()
     if folder.epochs_path.exists():
         write_json(folder.epochs_path, [record for record in folder.epochs() if record.epoch <= found.had.epochs])
-
-
-def describe_saved_state(folder: TrainingFolder) -> str:
-    """The position at which a training that ended early was saved."""
-    last = CheckpointFolder(folder.checkpoints_path).last
-    return f"saved at {verify(last).place}" if last.exists() else "nothing was saved yet"
 
 
 def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:

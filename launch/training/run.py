@@ -15,7 +15,7 @@ from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, held
 from dpscope.launch.planning.manifest import check_comparable, hosts_findings
 from dpscope.launch.training.cells import TrainJob
-from dpscope.launch.training.checkpoints import describe_saved_state, restore_progress
+from dpscope.launch.training.checkpoints import CheckpointFolder, restore_progress, verify
 from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings, print_train_plan
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.machine.conditions import machine_differences
@@ -177,6 +177,8 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
         return look
 
     def failed(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
+        last = CheckpointFolder(job.folder.checkpoints_path).last
+        saved = f"saved at {verify(last).place}" if last.exists() else "nothing was saved yet"
         return TrainResult(
             cell=job.cell,
             seed=job.seed,
@@ -184,7 +186,7 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
             epochs=len(job.folder.epochs()),
             duration_s=took_s,
             findings=() if job.resumption is None else job.resumption.findings,
-            message=f"{outcome.message}; {describe_saved_state(job.folder)}",
+            message=f"{outcome.message}; {saved}",
             log_tail=outcome.log_tail,
         )
 

@@ -32,6 +32,7 @@ from dpscope.profiling.records.strategies import (
     shard_groups,
     traits_of,
 )
+from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -159,8 +160,6 @@ def compiled_so_far() -> Compilation:
         breaks=sum(counters["graph_break"].values()),
     )
 
-
-MIB = 1 << 20
 
 # `nn.DataParallel` is generic to type checkers and not at run time.
 _DataParallel: Any = nn.DataParallel

@@ -120,7 +120,9 @@ class TrainStep:
     def _add_gradients(self, inputs: Any, targets: Any, weight: float = 1.0) -> Tensor:
         """Forward and backward of a part of the batch; returns its share of the batch's mean loss."""
         with named_range(FORWARD):
-            outputs = mapped(_in_full, called(self.model, inputs))
+            outputs = called(self.model, inputs)
+            # Losses are computed in single precision.
+            outputs = mapped(lambda one: one.float() if one.dtype in AUTOCAST_DTYPES.values() else one, outputs)
             loss = self._loss(outputs, targets)
             if weight != 1:
                 loss = loss * weight
@@ -152,11 +154,6 @@ class TrainStep:
         if isinstance(self.model, DistributedDataParallel) and not self._graph_to_learn:
             return self.model.no_sync()
         return unreduced(self.model) if self._composed else nullcontext()
-
-
-def _in_full(tensor: Tensor) -> Tensor:
-    """A tensor in half precision as single precision, in which losses are computed."""
-    return tensor.float() if tensor.dtype in AUTOCAST_DTYPES.values() else tensor
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:

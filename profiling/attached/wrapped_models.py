@@ -12,9 +12,9 @@ from dpscope.profiling.attached.interception import Patch
 from dpscope.profiling.records.matrix import DDP_SWITCHES, Amp, CommHook
 from dpscope.profiling.records.run import CellOptions
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
+from dpscope.profiling.records.typed_text import MIB
 
 _HOOKS: dict[str, CommHook] = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
-_MIB = 1 << 20
 _SHARDING: dict[str, CellStrategy] = {  # by FullyShardedDataParallel's `sharding_strategy`, where it is not FULL_SHARD
     "SHARD_GRAD_OP": "fsdp-no-reshard",
     "HYBRID_SHARD": "hsdp",
@@ -142,7 +142,7 @@ def options_of(detected: DetectedStrategy, log: WrapperLog, micro_batches: int, 
         name: "on" if getattr(model, argument, getattr(defaults, name) == "on") else "off"
         for name, argument in DDP_SWITCHES.items()
     }
-    cap = None if getattr(model, "bucket_bytes_cap_default", True) else model.bucket_bytes_cap / _MIB
+    cap = None if getattr(model, "bucket_bytes_cap_default", True) else model.bucket_bytes_cap / MIB
     return CellOptions(
         bucket_mb=cap,
         comm_hook=_HOOKS.get(log.hooks.get(model, ""), "none"),

@@ -1,12 +1,24 @@
 """DpscopeError, a user's mistake in one line with exit status 2, and its subclasses with other statuses."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+_Read = TypeVar("_Read")
 
 
 class DpscopeError(Exception):
     """A mistake of the user or an invalid file, in one line: what, where, what to do."""
 
     exit_status = 2
+
+
+def read_option(option: str, text: str, parse: Callable[[str], _Read]) -> _Read:
+    """What `parse` makes of an option's text; its ValueError becomes a DpscopeError that names the option."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise DpscopeError(f"{option} {error}") from error
 
 
 def unreadable(path: Path, error: OSError) -> str:

@@ -71,11 +71,6 @@ def is_unread_device(name: str) -> bool:
     return name not in CATEGORIES and _UNREAD_DEVICE.search(name) is not None
 
 
-def is_read(name: str) -> bool:
-    """Whether events of a category stand in the table, or are counted as a device's that is not read."""
-    return name in CATEGORIES or is_unread_device(name)
-
-
 def is_on_device(name: object) -> bool:
     """Whether events of a category are shown on a device."""
     return name == DEVICE_ANNOTATION or category_of(name) in DEVICE_WORK

@@ -17,7 +17,7 @@ from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed, like_names
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, read_option
 
 _MOST = 10_000_000
 _REACHED = "reached "
@@ -44,7 +44,7 @@ def scenarios_of(options: Options) -> list[NamedScenario]:
     for name, read in _READERS.items():
         if (text := options.get(name)) is not None:
             words = dict.fromkeys(word.strip() for word in text.split(","))
-            lists.append([(name, word, _read("--" + name.replace("_", "-"), word, read)) for word in words])
+            lists.append([(name, word, read_option("--" + name.replace("_", "-"), word, read)) for word in words])
     if (count := math.prod(map(len, lists))) > _MOST_SCENARIOS:
         raise DpscopeError(f"these lists make {count:,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer")
     found = []
@@ -85,17 +85,9 @@ def level_that_limits(base: Base, scenario: Scenario) -> str:
     return "inter" if place_of(base, scenario).nodes > 1 else "intra"
 
 
-def _read(option: str, word: str, reader: Callable[[str], _Value]) -> _Value:
-    """A word of an option; raises DpscopeError with the option where the reader raises ValueError."""
-    try:
-        return reader(word)
-    except ValueError as error:
-        raise DpscopeError(f"{option} {error}") from error
-
-
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     """A list such as ``8,16``, without repetitions. Raises DpscopeError with the option."""
-    return tuple(dict.fromkeys(_read(option, word.strip(), _whole) for word in text.split(",")))
+    return tuple(dict.fromkeys(read_option(option, word.strip(), _whole) for word in text.split(",")))
 
 
 def _whole(word: str) -> int:
@@ -174,7 +166,7 @@ def need_of(text: str) -> tuple[str, float]:
         hint = f"did you mean {meant[0]}? Give" if meant else "give"
         raise DpscopeError(f"--need {text!r}: {hint} efficiency=0.95 or step-ms=100")
     example = "0.95" if name == "efficiency" else "100"
-    number = _read("--need " + name, value, partial(_positive, example=example))
+    number = read_option("--need " + name, value, partial(_positive, example=example))
     if name == "efficiency" and number > 1:
         raise DpscopeError(f"--need {text!r}: an efficiency is at most 1, such as efficiency=0.95")
     return name, number

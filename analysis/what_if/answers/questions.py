@@ -24,6 +24,7 @@ SOLVABLE = tuple(_UNITS)
 _NOUNS = {"inter": "bandwidth between nodes", "intra": "bandwidth within a node", "faster": "device speed"}
 _ENDS = {"inter": (1e-3, 1e4), "intra": (1e-3, 1e4), "faster": (1.0, 1e3)}  # of the search, GB/s or times as fast
 _CAPS = tuple(0.5 * 512 ** (step / 92) for step in range(93))  # MiB, 0.5 to 256, 7% apart
+_HALVINGS = 40
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
     """The least value at which it holds, as it does at `high`; in logarithms."""
     if holds(low):
         return low
-    for _ in range(40):
+    for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

@@ -178,15 +178,13 @@ def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobPro
         what,
         lambda: msgspec.msgpack.encode(job_profile(paths, parameter_bytes, limits=RUN_LIMITS), enc_hook=_plain),
     )
-    return msgspec.msgpack.decode(content, type=JobProfile, dec_hook=_array)
+    return msgspec.msgpack.decode(
+        content, type=JobProfile, dec_hook=lambda _, stored: np.frombuffer(stored[1], stored[0])
+    )
 
 
 def _plain(value: Any) -> object:
     return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value.item()
-
-
-def _array(_: type, content: Any) -> object:
-    return np.frombuffer(content[1], content[0])
 
 
 def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:

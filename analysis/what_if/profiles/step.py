@@ -358,7 +358,7 @@ def _works(
     held = np.concatenate(([began], works.end_us[:-1])) if count else works.end_us
     needs = np.zeros(count)  # the share of the gradients' bytes that each work waits for
     if not reduced.empty:
-        sizes = reduced["bytes"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+        sizes = _column(reduced, "bytes")
         sizes = np.ones(len(sizes)) if np.isnan(sizes).any() else sizes  # of no known bytes each counts alike
         shares = np.cumsum(sizes) / sizes.sum()
         ends = np.maximum.accumulate((reduced["start_us"] + reduced["duration_us"]).astype(float).to_numpy())

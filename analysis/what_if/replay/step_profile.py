@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.stats.samples import Floats
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.typed_text import MIB
 
 SHARES_THE_LINK = 2.0  # how many times as long each of two collectives in flight takes, where they share every byte
 Ints = npt.NDArray[np.int64]
@@ -162,7 +163,6 @@ def stretches(works: Works, cuts: Sequence[int], host_scale: float = 1.0) -> lis
     return [reduce(joined, of_work[begin:end], NO_WORK) for begin, end in pairwise(cuts)]
 
 
-_MIB = 1024 * 1024
 FIRST_MIB, USUAL_MIB = 1.0, 25.0
 HOOK_FACTORS = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}  # of the bytes of float32 gradients
 
@@ -180,8 +180,8 @@ class Bucketing:
         if not self.overlap:
             return math.inf, math.inf
         if self.cap_mib is None:
-            return FIRST_MIB * _MIB, USUAL_MIB * _MIB
-        return self.cap_mib * _MIB, self.cap_mib * _MIB
+            return FIRST_MIB * MIB, USUAL_MIB * MIB
+        return self.cap_mib * MIB, self.cap_mib * MIB
 
 
 def bucket_ends(sizes_bytes: Sequence[float], bucketing: Bucketing) -> list[int]:
