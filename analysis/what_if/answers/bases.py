@@ -326,6 +326,9 @@ class CellError:
     """A measured cell predicted without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
 
     cell: str
+    devices: int
+    batch_size: int
+    variant: str
     measured_us: float
     predicted_us: float | None
     low_us: float | None
@@ -420,4 +423,4 @@ def _cell_error(question: Question, data: CellData) -> CellError:
     measured_us = float(np.median(np.concatenate(data.step_samples())))
     perfect_us = base.single_us.get(cell.batch_size)
     times = (measured_us, found.step_us, found.low_us, found.high_us, perfect_us, base.step_us)
-    return CellError(cell.name, *times, found.reason)
+    return CellError(cell.name, cell.devices, cell.batch_size, cell.variant, *times, found.reason)

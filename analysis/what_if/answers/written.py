@@ -98,17 +98,18 @@ def _lines(answer: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
 
 
 def _measured(answer: RunAnswer) -> list[tuple[int, float]]:
-    """Devices and efficiency of the run's own DDP cells at the base's batch."""
+    """Devices and efficiency of the base and of the run's other cells with its batch and options."""
     base = answer.question.base
     alone = base.single_us.get(base.batch_size) if base.batch_size is not None else None
     if alone is None:
         return []
-    suffix = f"-b{base.batch_size}"
-    found = [(base.devices, 100 * alone / base.step_us)]
-    for one in answer.own.cells:
-        if one.cell.endswith(suffix) and one.cell.startswith("ddp-d"):
-            found.append((int(one.cell.removeprefix("ddp-d").split("-")[0]), 100 * alone / one.measured_us))
-    return sorted(found)
+    measured = [(base.devices, base.step_us)]
+    if (cell := answer.question.cell) is not None:
+        like_base = (base.batch_size, cell.planned.variant)
+        measured += [
+            (one.devices, one.measured_us) for one in answer.own.cells if (one.batch_size, one.variant) == like_base
+        ]
+    return sorted((devices, 100 * alone / step_us) for devices, step_us in measured)
 
 
 _COMPUTE, _COLLECTIVES = 1, 2  # tracks

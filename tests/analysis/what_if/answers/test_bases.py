@@ -172,7 +172,9 @@ def test_a_band_of_repeats_holds_one_more_of_them() -> None:
 )
 def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
     """4% weighs as much as four cells."""
-    cells = tuple(CellError("one", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors)
+    cells = tuple(
+        CellError("one", 4, 8, "", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors
+    )
     assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
 
 

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.answers.bases import CellErrors, Question
+from dpscope.analysis.what_if.answers.bases import CellError, CellErrors, Question
 from dpscope.analysis.what_if.answers.output import RunAnswer, run_answer
 from dpscope.analysis.what_if.answers.written import (
     chapter_of,
@@ -48,6 +48,22 @@ def test_a_line_for_each_bucket_and_none_for_what_has_no_efficiency() -> None:
     for band in figure.axes[0].collections:
         heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
         assert [heights.min(), heights.max()] == pytest.approx([64, 800 / 9])
+
+
+def test_measured_points_are_of_the_base_and_cells_that_differ_in_their_devices_alone() -> None:
+    """t_1 is 80: of the base 80 / 100, of the same variant on 4 devices 80 / 160."""
+    errors = [
+        CellError(
+            f"ddp-d{devices}-b{batch}-{variant}", devices, batch, variant, step, None, None, None, None, 100.0, None
+        )
+        for devices, batch, variant, step in ((4, 8, "hook-fp16", 160.0), (8, 8, "", 90.0), (8, 16, "hook-fp16", 95.0))
+    ]
+    base = SimpleNamespace(batch_size=8, devices=2, step_us=100.0, single_us={8: 80.0})
+    cell = SimpleNamespace(planned=SimpleNamespace(variant="hook-fp16"))
+    question = cast(Question, SimpleNamespace(base=base, cell=cell))
+    figure = known(efficiency_figure(replace(answer(({}, 2, 0.8)), question=question, own=CellErrors(tuple(errors)))))
+    (measured,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "measured")
+    assert np.asarray(measured.get_xydata()).tolist() == [[2, 80], [4, 50]]
 
 
 @pytest.mark.parametrize(
