@@ -91,7 +91,7 @@ class AnalyzeRequest(Request):
     classic: bool = option("the tables of data-parallel studies", "--tables", default=False)
     link: options.Link = None
     calibration: Path | None = option(
-        "predict from it: calibration.json, a run folder, or another program's logs, such as nccl-tests'",
+        "predict from it: calibration.json, a run folder, or logs of a program such as nccl-tests",
         "--calibration",
     )
     nccl_log: options.NcclLogs = None
