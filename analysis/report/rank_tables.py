@@ -58,7 +58,8 @@ def phase_table(by_cell: Mapping[str, Table]) -> TextTable:
 
 
 def _over_repeats(phases: Table) -> Table:
-    repeats = [phase_means(phases.take(rows)) for rows in phases.group(*({"repeat"} & {*phases.names})).rows()]
+    parts = map(phases.take, phases.group("repeat").rows()) if "repeat" in phases else [phases]  # of traces: one repeat
+    repeats = [phase_means(part) for part in parts]
     names = list(dict.fromkeys(name for one in repeats for name in one.names))
     together = joined(
         [one.assign(**{name: None for name in names if name not in one}).select(names) for one in repeats]
