@@ -8,6 +8,7 @@ import numpy as np
 from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT
+from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING
@@ -165,10 +166,9 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
         yield _reason("uneven_ranks", f"{of_exposed}; no single rank is significantly late")
     if data.cell.options.maps_used_parameters:
-        # DDP then all-reduces a map with 4 bytes per parameter tensor after the last bucket.
-        tensors = max((len(rank.model.gradient_shapes) for _, rank in data.ranks), default=0)
-        maps = int((evidence.communication["bytes"] == 4 * tensors).sum()) if tensors else 0
-        reduced = f" and all-reduce a map of {4 * tensors} B ({maps / evidence.steps:.0f} per step)" if maps else ""
+        size = max((used_map_bytes(data.planned, rank.model) for _, rank in data.ranks), default=0)
+        maps = int((evidence.communication["bytes"] == size).sum()) if size else 0
+        reduced = f" and all-reduce a map of {size} B ({maps / evidence.steps:.0f} per step)" if maps else ""
         graph = f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}"
         yield _reason("find_unused_parameters", graph)
     unlaunched, step = means["unlaunched_us"], means["step_us"]

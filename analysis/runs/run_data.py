@@ -31,6 +31,7 @@ from dpscope.analysis.runs.traffic_check import (
     incomplete_repeat,
     no_trace,
     reduced_bytes,
+    used_map_bytes,
 )
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
@@ -245,7 +246,8 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",
             reduction_ends_us=reduction_ends_us.get(rank.rank, {}),
-            buckets_alone=rank.attached is not None or cell.options.maps_used_parameters,
+            buckets_alone=rank.attached is not None,
+            map_bytes=used_map_bytes(cell, rank.model),
         )
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()

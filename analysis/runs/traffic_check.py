@@ -136,6 +136,11 @@ def _check_sharded(cell: Cell, units: Sequence[ShardedUnit], steps: Table, colle
             yield _Lack(f"{_NAMES[kind]} of {expected[kind]:,} B a step", shown, cause)
 
 
+def used_map_bytes(cell: Cell, sizes: ParameterSizes) -> int:
+    """What DDP all-reduces behind the last bucket where it looks for unused parameters: 4 bytes for each tensor; else 0."""
+    return 4 * len(sizes.gradient_shapes) if cell.options.maps_used_parameters else 0
+
+
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
     """Bytes that DDP all-reduces in a step: the gradients, in the dtype of the cell's communication hook or as it factors them.
 
@@ -319,6 +324,7 @@ def check_counters(
     factored: bool = False,
     reduction_ends_us: Mapping[int | None, Sequence[float]] = MappingProxyType({}),
     buckets_alone: bool = False,
+    map_bytes: int = 0,
 ) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
 
@@ -329,10 +335,11 @@ def check_counters(
     `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them, and its span
     includes the casts, so it is an upper bound then, too. Of `factored` gradients (PowerSGD) several small messages stand for a
     bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
-    other sizes are left out: a script may make some in addition to DDP's, and DDP one of the parameters that were used.
+    other sizes are left out: a script may make some in addition to DDP's. Those of `map_bytes` (`used_map_bytes`) always are.
     """
     own = collectives.take(collectives["rank"] == rank).having("kind", "all_reduce")
     sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
+    own = own.take(own["bytes"] != map_bytes) if map_bytes else own
     if buckets_alone:
         own = own.take(np.isin(own["bytes"], [size for sizes in sizes_of.values() for size in sizes]))
     slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US

@@ -11,13 +11,14 @@ from dpscope.analysis.runs.traffic_check import (
     CounterCheck,
     check_counters,
     counter_findings,
+    used_map_bytes,
 )
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters
+from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import traced_table
 
@@ -86,13 +87,14 @@ def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> Table:
 
 
 def test_the_map_of_used_parameters_is_no_bucket() -> None:
-    """DDP all-reduces 4 bytes for each of six parameters behind two buckets."""
-    assert CellOptions(ddp_args="find_unused_parameters=true").maps_used_parameters
-    assert not CELL.options.maps_used_parameters
+    """DDP all-reduces 4 bytes for each of six parameters behind two buckets; any other all-reduce stays an error."""
+    sizes = ParameterSizes(6, 24, 24, 0, gradient_shapes=((1,),) * 6)
+    looking = msgspec.structs.replace(CELL, options=CellOptions(ddp_args="find_unused_parameters=true"))
+    assert (used_map_bytes(looking, sizes), used_map_bytes(CELL, sizes)) == (24, 0)
     plain = reductions(1)
-    maps = plain.take(plain["bytes"] == 400).assign(bytes=24, start_us=3_500.0, ready_us=3_500.0, duration_us=10.0)
+    last = plain.take(plain["bytes"] == 400).assign(start_us=3_500.0, ready_us=3_500.0, duration_us=10.0)
     counted = [DdpCounters(step, 1, 1, 3_000.0, 1, (400, 900)) for step in (3, 4)]
-    found = [check_counters(counted, joined([plain, maps]), 0, buckets_alone=alone) for alone in (True, False)]
+    found = [check_counters(counted, joined([plain, last.assign(bytes=size)]), 0, map_bytes=24) for size in (24, 28)]
     assert [(one.steps, one.buckets_equal) for one in found] == [(2, True), (2, False)]
 
 
