@@ -1,6 +1,7 @@
 """Numbers formatted as text: one unit per column, chosen by its median; NA for missing values."""
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -138,13 +139,13 @@ def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def name_folded(name: str, width: int) -> str:
-    """A cell's name over several lines, broken after hyphens.
+    """A cell's name over several lines, broken after hyphens and underscores.
 
     >>> name_folded("ddp-d2-b4-bucket-1mb", 12)
     'ddp-d2-b4-\\nbucket-1mb'
     """
     lines = [""]
-    for part in name.replace("-", "-\0").split("\0"):
+    for part in re.split("(?<=[-_])", name):
         if lines[-1] and len(lines[-1]) + len(part) > width:
             lines.append("")
         lines[-1] += part
