@@ -225,4 +225,6 @@ def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
         why = ": a specification does not include latency and protocol overhead"
     elif fitted is not None and fitted - ring >= _MOST * (transfer - ring):
         why = f": the formula leaves out latency, with which the calibration gives {show_time(fitted)}"
+    elif fitted is not None:
+        why = f". With latency the calibration gives {show_time(fitted)}; the traces do not show what takes the rest"
     return f"{result}; the transfers took {show_time(transfer)}{why}."

@@ -164,10 +164,10 @@ def first_cells(comparison: Comparison, answered: Collection[str]) -> tuple[str,
     batches = {row.batch_size for row in rows if row.cell in answered}
 
     def rank(row: CellRow) -> int:
-        if row.cell in answered or (row.cell == f"single-d1-b{row.batch_size}" and row.batch_size in batches):
+        baseline, variant = traits_of(row.strategy).baseline, row.cell in comparison.variants
+        if row.cell in answered or (baseline and not variant and row.batch_size in batches):
             return 0
-        alone = row.devices == 1 and not traits_of(row.strategy).baseline
-        return 3 if alone else 2 if row.cell in comparison.variants else 1
+        return 3 if row.devices == 1 and not baseline else 2 if variant else 1
 
     ranked = sorted(rows, key=rank)
     chosen = sum(rank(row) == 0 for row in rows)
@@ -300,7 +300,7 @@ def gap_table(comparison: Comparison) -> TextTable:
     copies = "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying"
     above = "DP's median untraced step over DDP's: above 1, DDP is faster"
     fields = (
-        Field("cells", lambda gap: gap.ddp.removeprefix("ddp-"), meaning=alike),
+        Field("cells", lambda gap: gap.ddp.removeprefix(f"{comparison.rows[gap.ddp].strategy}-"), meaning=alike),
         *estimate_fields("ratio", ratio, above),
         Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
         Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),

@@ -12,6 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.data_parallel.phases import DP_CHUNK_BYTES
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.prediction import UNKNOWABLE, Prediction, beyond_reach, bound_by, show_ms
 from dpscope.analysis.what_if.replay.replay import (
@@ -47,7 +48,6 @@ _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
 _NAMED = 0.05  # of the exposed time, from which on a part of it is named
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
-_CHUNK_BYTES = 10 * 1024 * 1024  # of nn.DataParallel: torch/nn/parallel/comm.py
 _ONE_HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one interpreter take N times as long
 
 
@@ -216,8 +216,8 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
 
 def _moved(kind: str, size: float, place: Place, costs: Costs, scenario: Scenario) -> Cost:
     """All chunks of one kind, one after another."""
-    whole, rest = divmod(size, _CHUNK_BYTES)
-    chunk = costs.cost(kind, float(_CHUNK_BYTES), place, scenario.links)
+    whole, rest = divmod(size, DP_CHUNK_BYTES)
+    chunk = costs.cost(kind, float(DP_CHUNK_BYTES), place, scenario.links)
     last = costs.cost(kind, max(rest, 1.0), place, scenario.links)
     latency = whole * chunk.latency_us + last.latency_us
     return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)

@@ -80,7 +80,11 @@ def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
     assert text(algbw_gb_per_s=alone_gb_per_s, predicted_transfer_us=60.6e3).endswith(
         f"the transfers took 79.6 ms{reason}"
     )
-    assert text(algbw_gb_per_s=alone_gb_per_s, predicted_transfer_us=60.5e3).endswith("the transfers took 79.6 ms.")
+    assert text(algbw_gb_per_s=alone_gb_per_s, predicted_transfer_us=60.5e3).endswith(
+        "79.6 ms. With latency the calibration gives 60.5 ms; the traces do not show what takes the rest."
+    )
+    unknown = text(algbw_gb_per_s=alone_gb_per_s, predicted_transfer_us=None)
+    assert unknown.endswith("the transfers took 79.6 ms.")
 
 
 def test_what_is_missing_has_its_reason() -> None:
