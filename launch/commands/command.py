@@ -223,7 +223,8 @@ class Command(TyperCommand):
         """Run it; raises DpscopeError for an option without effect."""
         sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
         stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-        flags = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name is not None}
+        off = {name for name in stated if ctx.params[name] is False}
+        flags = {one.name: (one.secondary_opts if one.name in off else one.opts)[0] for one in self.params}
         for rule in self.idle:
             if (idle := [name for name in rule.parameters.split() if name in stated]) and rule.holds(ctx.params):
                 raise DpscopeError(f"{flags[idle[0]]} does nothing here: {rule.why}; omit it")

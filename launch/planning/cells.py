@@ -1,7 +1,7 @@
 """What will be measured: the cells of a run, for this machine. Imports no torch unless a model's name needs it."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -125,10 +125,10 @@ def resolved_matrix(
     return resolved
 
 
-def check_idle_options(config: RunConfig, flags: Collection[str], nodes: int = 1) -> None:
+def check_idle_options(config: RunConfig, flags: Mapping[str, object], nodes: int = 1) -> None:
     """Raise DpscopeError for one of the `flags` (options) that has no effect with the devices that this machine has."""
     given = {
-        name: flag_name(name)
+        name: flag_name(name, flags[one.option])
         for name, one in declarations(RunConfig).items()
         if one.option in flags and one.idle is not None
     }

@@ -105,7 +105,7 @@ def given_settings(
     for key, value in flags.items():
         if value is not None:
             field = _field_name(key, f"--{key}", declared)
-            raw[field] = value, flag_name(field)
+            raw[field] = value, flag_name(field, value)
     given = {field: value for field, (value, _) in raw.items()}
     origins = {field: origin for field, (_, origin) in raw.items()}
     for field, (value, origin) in raw.items():
@@ -135,9 +135,9 @@ def out_folder(config_path: Path | None) -> Path | None:
     return Path(out) if out is not None else None
 
 
-def flag_name(field: str) -> str:
-    """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``."""
-    return "--" + (_ALL[field].option if field in _ALL else field).replace("_", "-")
+def flag_name(field: str, value: object = None) -> str:
+    """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``; of a switch that is off ``--no-...``."""
+    return ("--no-" if value is False else "--") + (_ALL[field].option if field in _ALL else field).replace("_", "-")
 
 
 def _read_toml(path: Path) -> dict[str, object]:
@@ -234,5 +234,5 @@ def _in_words(kind: Any) -> str:
 def setting_text(field: str, value: object) -> str:
     """A setting as the option that makes it, such as ``--strategy single,ddp``."""
     if isinstance(value, bool):
-        return f"--{'' if value else 'no-'}{flag_name(field).removeprefix('--')}"
+        return flag_name(field, value)
     return f"no {flag_name(field)}" if value is None else f"{flag_name(field)} {value_text(value)}"
