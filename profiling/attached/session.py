@@ -310,7 +310,7 @@ class Session:
             self._note(f"{how}: {observed.early_text()}; {kept}{hint}")
 
     def _give_up(self, error: Exception) -> None:
-        self._over = True
+        self._over, self._part = True, None
         if self._window is not None:
             try:
                 self._window.end()

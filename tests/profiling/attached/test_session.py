@@ -347,11 +347,12 @@ def test_a_model_without_tensor_inputs_has_no_batch_and_a_finding(tmp_path: Path
     assert "steps/s" in first_tables(comparison)["step"].headings
 
 
+@pytest.mark.parametrize("failing", ["save_process", "job.finish_job"])
 def test_an_error_in_dpscope_ends_the_measurement_but_not_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr("dpscope.profiling.attached.session.save_process", lambda *_: 1 / 0)
+    monkeypatch.setattr(f"dpscope.profiling.attached.session.{failing}", lambda *_: 1 / 0)
     train_attached(tmp_path, notes, WHOLE + 2)
     assert len(notes) == 1
     assert "ZeroDivisionError" in notes[0]
