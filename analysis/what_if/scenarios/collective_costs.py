@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s, latency_share, predict_us
+from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s, latency_share
 from dpscope.analysis.costs.collective_forecast import CollectiveLevel, measured_times
 from dpscope.analysis.costs.formulas import bus_factor, ring_hops
 from dpscope.analysis.costs.sources import NodeRate, rate_between
@@ -200,7 +200,7 @@ class Costs:
         return self._levels[key]
 
     def _forecast(self, level: CollectiveLevel, nodes: int, devices: int, size: float) -> Cost:
-        """Of a measured count by its fit, as in the report; of another as `dpscope calibrate --predict` has it."""
+        """As `dpscope calibrate --predict` has it; of a measured count, latency has the share that the report's fit gives it."""
         found = level.forecast(nodes, devices, round(size))
         layouts = ", ".join(_layout(*one) for one in level.counts)
         if found.time_us is None:
@@ -210,14 +210,11 @@ class Costs:
         how = f"calibrated on {_layout(nodes, devices)} devices{beyond}"
         if not exact:
             how = f"calibrated on {layouts} devices and carried to {_layout(nodes, devices)}"
-        time_us, longest = found.time_us, (found.high_us or found.time_us) / found.time_us
-        latency_us = min(level.latency_us(nodes, devices), time_us)
         fit = find_fit(self.every.on_nodes(nodes), level.kind, devices) if exact and self.every is not None else None
-        if fit is not None:
-            fitted = predict_us(fit, size)
-            time_us, longest = fitted.time_us, fitted.high_us / fitted.time_us if fitted.high_us else longest
-            latency_us = time_us * latency_share(fit, size)
-        return Cost(latency_us, time_us - latency_us, how, max(_CALIBRATED, math.log(longest)))
+        latency = level.latency_us(nodes, devices) if fit is None else found.time_us * latency_share(fit, size)
+        latency = min(latency, found.time_us)
+        spread = max(_CALIBRATED, math.log(found.high_us / found.time_us) if found.high_us is not None else 0.0)
+        return Cost(latency, found.time_us - latency, how, spread)
 
     def _by_rate_between(self, one: _Collective) -> Cost:
         """From the rate between nodes that a calibration found with other numbers of devices on a node."""

@@ -3,10 +3,9 @@
 import math
 
 import pytest
-from msgspec.structs import replace
 
 from dpscope.analysis.costs.collective_forecast import forecasts
-from dpscope.analysis.costs.sources import CostSources, contention_of, rate_between, rate_within
+from dpscope.analysis.costs.sources import contention_of, rate_between, rate_within
 from dpscope.analysis.what_if.scenarios.collective_costs import (
     Cost,
     Costs,
@@ -194,10 +193,10 @@ def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
     assert "not known: 512 times beyond the measured counts" in forecast.source
 
 
-def test_a_size_between_two_calibrated_ones_takes_as_long_as_in_the_report() -> None:
-    (fit,) = (one for one in BOTH.fits if one.devices == 2)
-    every = replace(BOTH, fits=(replace(fit, prediction_relative_error=0.2),))
-    found = costs(every).cost("all_reduce", 300_000, Place(2, 2))
-    assert found.total_us == pytest.approx(10 + 30)  # 10 us + 0.3 MB / 10 GB/s
-    assert found.total_us == CostSources(None, every).cost("all_reduce", 2, 300_000)
-    assert found.spread == pytest.approx(math.log(1 / (1 - 0.2)))
+def test_a_size_between_two_calibrated_ones_is_interpolated_with_the_error_of_doing_so() -> None:
+    found = costs().cost("all_reduce", 300_000, Place(2, 2))
+    share = math.log(3) / math.log(10)
+    assert found.total_us == pytest.approx(math.exp((1 - share) * math.log(20) + share * math.log(110)), rel=1e-6)
+    # 100 kB (20 us) from 10 kB (11 us) and 1 MB (110 us); 1 MB from 100 kB and 10 MB (1,010 us)
+    errors = abs(math.log(20) - math.log(11 * 110) / 2), abs(math.log(110) - math.log(20 * 1010) / 2)
+    assert found.spread == pytest.approx(max(errors))
