@@ -9,8 +9,8 @@ reduction and scan", 2009; NCCL uses it between nodes), the transfer term the ri
 the logarithms of the times with a loss that limits the influence of single points and counts. What the law misses at a size
 (protocols, algorithms) is added as the median residual of that size and its neighbours over the largest counts.
 
-Measured counts and sizes are interpolated and not fitted. The band is derived from leaving out the largest measured counts. It
-grows with the distance; if it is wider than WIDEST either way, no time is given.
+Between measured counts or sizes what the law misses is interpolated. The band is derived from leaving out the largest measured
+counts. It grows with the distance; if it is wider than WIDEST either way, no time is given.
 """
 
 import math
@@ -147,7 +147,7 @@ class CollectiveLevel:
 
         The larger error of predicting these two from their own neighbours, twice as far apart.
         """
-        own = _logs(self.times[nodes, devices])
+        own = self.residuals[nodes, devices]
         known = sorted(own)
         above = next(place for place, one in enumerate(known) if one > size)
         errors = [
@@ -174,7 +174,8 @@ class CollectiveLevel:
         elif own is None:
             log_us, half, source = self._extrapolated(nodes, devices, size)
         elif min(own) < size < max(own):
-            log_us, half = _between(_logs(own), size), self.size_half_band(nodes, devices, size)
+            log_us = self._law_log_us(nodes, devices, size) + _between(self.residuals[nodes, devices], size)
+            half = self.size_half_band(nodes, devices, size)
             source = f"interpolated between sizes measured on {devices}"
         else:
             log_us, half = self.predicted_log_us(nodes, devices, size), self.half_band(size)
@@ -207,10 +208,6 @@ def _between(values: Mapping[int, float], at: float) -> float:
     """Interpolated linearly between the logarithms of the keys."""
     known = sorted(values)
     return float(np.interp(math.log(at), [math.log(one) for one in known], [values[one] for one in known]))
-
-
-def _logs(times: Mapping[int, float]) -> dict[int, float]:
-    return {size: math.log(time) for size, time in times.items()}
 
 
 def _growth(distance: float) -> float:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,9 +55,7 @@ def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated
     assert predicted[4 * MIB].time_us == pytest.approx(times[16][4 * MIB], abs=0.01)
     assert predicted[4 * MIB].basis == predicted[4 * MIB].source == "measured"
     assert (predicted[4 * MIB].low_us, predicted[4 * MIB].high_us) == (None, None)  # a band is that of a prediction
-    share = math.log(3) / math.log(4)  # between 1 and 4 MiB
-    expected = math.exp((1 - share) * math.log(times[16][MIB]) + share * math.log(times[16][4 * MIB]))
-    assert predicted[between].time_us == pytest.approx(expected, rel=1e-3)
+    assert predicted[between].time_us == pytest.approx(cluster.truth(16, between), rel=0.1)
     assert predicted[between].source.startswith("interpolated between sizes")
     assert predicted[between].basis == "predicted"
     assert predicted[between].low_us is not None

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.costs.sources import contention_of, rate_between, rate_within
@@ -193,10 +194,12 @@ def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
     assert "not known: 512 times beyond the measured counts" in forecast.source
 
 
-def test_a_size_between_two_calibrated_ones_is_interpolated_with_the_error_of_doing_so() -> None:
-    found = costs().cost("all_reduce", 300_000, Place(2, 2))
-    share = math.log(3) / math.log(10)
-    assert found.total_us == pytest.approx(math.exp((1 - share) * math.log(20) + share * math.log(110)), rel=1e-6)
-    # 100 kB (20 us) from 10 kB (11 us) and 1 MB (110 us); 1 MB from 100 kB and 10 MB (1,010 us)
-    errors = abs(math.log(20) - math.log(11 * 110) / 2), abs(math.log(110) - math.log(20 * 1010) / 2)
-    assert found.spread == pytest.approx(max(errors))
+def test_a_size_between_two_calibrated_ones_is_as_far_from_the_law_as_they_are_with_the_error_of_assuming_so() -> None:
+    """10 us + S / 10 GB/s at each size but 100 kB, where it takes 1.2 times as long."""
+    slow = [replace(one, times_us=(1.2 * 20.0,) * 5) if one.size_bytes == 100_000 else one for one in WITHIN]
+    found = costs(fitted(slow)).cost("all_reduce", 300_000, Place(2, 2))
+    share = math.log(3) / math.log(10)  # of the way from 100 kB to 1 MB
+    assert found.total_us == pytest.approx((10 + 30) * 1.2 ** (1 - share), rel=0.02)
+    # 100 kB, from 10 kB and 1 MB, is off by a factor of 1.2; 1 MB, from 100 kB and 10 MB, by half of that
+    assert found.spread == pytest.approx(math.log(1.2), rel=0.1)
+    assert costs().cost("all_reduce", 300_000, Place(2, 2)).total_us == pytest.approx(10 + 30)
