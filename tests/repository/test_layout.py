@@ -52,7 +52,7 @@ analysis/what_if/replay: analysis/{costs,stats} profiling/records
 analysis/what_if/profiles: analysis/{costs,stats} analysis/traces/{ranks,reading,steps} analysis/what_if/replay
   profiling/{machine,records,store}
 analysis/what_if: analysis/{costs,stats,text} analysis/traces/ranks profiling/{records,store}
-analysis/what_if/scenarios: analysis/{costs,text,what_if} analysis/traces/ranks analysis/what_if/replay
+analysis/what_if/scenarios: analysis/{costs,text,what_if} analysis/traces/{data_parallel,ranks} analysis/what_if/replay
   profiling/{machine,records}
 analysis/what_if/answers: analysis/{cells,costs,figures,runs,stats,text,what_if} analysis/traces/ranks
   analysis/what_if/{profiles,replay,scenarios} profiling/{machine,records,store}
