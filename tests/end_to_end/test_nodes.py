@@ -272,14 +272,14 @@ def test_calibration_finds_twice_the_one_way_delay_of_a_hop(hosts: list[Host], t
     options = ("--device", "cpu", "--devices", "2x1", "--collectives", "all_reduce", "--min-bytes", "4KiB")
     with delayed(hosts, delay_ms) as late:
         timed = NodeCommand(
-            late, out, "calibrate", *options, "--max-bytes", "8KiB", "--iterations", "6", "--warmup", "2"
+            late, out, "calibrate", *options, "--max-bytes", "8KiB", "--iterations", "20", "--warmup", "2"
         )
         assert timed.wait() == [0, 0], timed.everything()
     calibration = load_calibration(out)
     assert [one.interface for one in calibration.hosts] == ["late0", "late0"]
     for point in calibration.points:
         # The fastest: the relay runs in Python, and a busy machine only adds to the delay.
-        assert min(point.times_us) == pytest.approx(hops * 2 * delay_ms * 1e3, rel=0.15)
+        assert 0.99 < min(point.times_us) / (hops * 2 * delay_ms * 1e3) < 1.3
 
 
 def test_hosts_with_different_clocks_are_merged_on_one(run: tuple[Path, NodeCommand], tmp_path: Path) -> None:
