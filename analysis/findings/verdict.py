@@ -154,13 +154,15 @@ def _largest_case(comparison: Comparison) -> list[CellRow]:
 def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, StrategyGap | None]:
     """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it.
 
-    In its place the fastest of the cells that are significantly faster than it. Without such a pair the fastest cell.
+    In its place the fastest of the cells that are significantly faster than it. Without such a pair the fastest cell. A stand-in
+    only where nothing else was measured: it exists only in dpscope.
     """
     names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
     if gap is None:
-        return min(case, key=lambda row: row.step_us or 0.0), None
-    chosen = names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
+        return min(case, key=lambda row: (traits_of(row.strategy).stands_for or "", row.step_us or 0.0)), None
+    dp_wins = verdict(gap.ratio) == "below" and not traits_of(names[gap.dp].strategy).stands_for
+    chosen = names[gap.dp if dp_wins else gap.ddp]
     against = [one for one in comparison.costs if one.against == chosen.cell and one.cell in names]
     faster = [one for one in against if verdict(one.ratio) == "below"]
     return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen, gap
@@ -182,8 +184,12 @@ def _which(
     text, strategy = f"Not decided between {name} and one device: {times}", None
     if shown == "below":
         text, strategy = f"Do not parallelise at this size: {name} reaches {times}", "single"
+    elif shown == "above" and (original := traits_of(chosen.strategy).stands_for):
+        stand_in = f"{name} stands in for {traits_of(original).label} and exists only in dpscope"
+        text = f"No strategy is recommended: {stand_in}; it reaches {times}"
     elif shown == "above":
-        if gap and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp):
+        alike = gap is not None and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp)
+        if gap and alike and not traits_of(comparison.rows[gap.dp].strategy).stands_for:
             times = f"{name} reaches {times}"
             name = f"DDP or {gap.dp_label}, whichever is simpler"
         text, strategy = f"Use {name}: {times}", chosen.strategy

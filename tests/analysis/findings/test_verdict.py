@@ -59,7 +59,8 @@ def comparison(
         ScalingSeries(strategy(name), "", "weak", 32, (ScalingPoint(name, 4, speedup, 0.1),), None)
         for name, speedup in (speedups or {}).items()
     )
-    gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, "DP", ratio, *[None] * 6),) if ratio else ()
+    dp, label = ("dp-host", "dp-host") if any(row.strategy == "dp-host" for row in rows) else ("dp", "DP")
+    gap = (StrategyGap(f"{dp}-d4-b32", "ddp-d4-b32", 4, 32, label, ratio, *[None] * 6),) if ratio else ()
     return Comparison({row.cell: row for row in rows}, gap, series)
 
 
@@ -278,6 +279,22 @@ def test_a_cpu_run_begins_with_its_caveat() -> None:
     assert "dp-host on 2 devices" in found.which.text
     assert "nn.DataParallel" not in "".join(one.text for one in found.answers)
     assert answer(comparison(SINGLE, cell("ddp", 2, 32)), "cpu").caveat == CPU_RUN
+
+
+def test_a_stand_in_is_never_recommended() -> None:
+    """It is 1.25 times as fast as DDP, or as fast, or alone, or next to FSDP, which is slower."""
+    host, ddp, fsdp = cell("dp-host", 4, 32), cell("ddp", 4, 32), cell("fsdp", 4, 32, step_us=200e3)
+    for ratio in (Estimate(0.8, 0.75, 0.85, 60), Estimate(1.05, 0.9, 1.2, 60)):
+        found = verdict_on(host, ddp, ratio=ratio)
+        assert found.strategy == "ddp"
+        assert found.which.text.startswith("Use DDP: 3.60x one device's throughput")
+        assert "dp-host" in found.which.text
+    assert verdict_on(host, fsdp, of="fsdp-d4-b32").strategy == "fsdp"
+    alone = verdict_on(host, of="dp-host-d4-b32")
+    assert alone.strategy is None
+    assert alone.which.text.startswith(
+        "No strategy is recommended: dp-host stands in for DP and exists only in dpscope; it reaches 3.60x one device"
+    )
 
 
 def test_one_device_alone_answers_nothing() -> None:
