@@ -218,7 +218,7 @@ class _Part:
 
 
 def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
-    """The action that saves most; `rows` are all measured cells.
+    """The action that saves most; `rows` are the measured cells with the same options on as many nodes.
 
     On a CPU nothing is recommended about idle time, in which other processes used the cores.
     """

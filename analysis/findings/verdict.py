@@ -77,7 +77,13 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     situation = Situation(
         chosen, late, run.device_type != "cpu", comparison.of_script, slower=shown == "below", launch_bound=launch_bound
     )
-    action = best_action(_timed(comparison), situation)
+    variants = comparison.variants
+    alike = [
+        row
+        for row in _timed(comparison)
+        if (variants.get(row.cell), row.nodes) == (variants.get(chosen.cell), chosen.nodes)
+    ]
+    action = best_action(alike, situation)
     if speedup is not None and shown not in ("above", "below"):
         repeats = max(_DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1))
         name = traits_of(chosen.strategy).label

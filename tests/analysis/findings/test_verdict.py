@@ -269,6 +269,9 @@ def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
     found = verdict_on(DP, small, large, ratio=AHEAD).action
     assert found.basis == "medians of the timed steps"
     assert found.text.startswith("Raise the batch to 64 per device, which reached 1.50x as many samples per second.")
+    for other in (replace(large, nodes=2), replace(large, cell="ddp-d4-b64-amp-bf16")):  # not by the batch alone
+        of = replace(comparison(DP, small, other, ratio=AHEAD), variants={"ddp-d4-b64-amp-bf16": "amp-bf16"})
+        assert "Raise the batch" not in answer(of, "cuda").action.text
     unsteady = cell("ddp", 4, 32, samples_per_s=1000)  # without an interval, which may reach beyond the larger batch's
     assert "Raise the batch" not in verdict_on(DP, unsteady, large, ratio=AHEAD).action.text
 
