@@ -215,6 +215,7 @@ class _Part:
     name: str
     advice: str
     what: str | None = None  # `us` is; None: the part that is named
+    untraced_us: float | None = None  # the step that it is a part of; None: the traced one
 
 
 def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
@@ -237,15 +238,18 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
     parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
     if ledger is None or not parts:
         return Answer("Measure the cell again: its trace does not show where the step's time goes.")
-    part, step, time = parts[0], ledger.traced_step_us, show_time(parts[0].us)
+    part, time = parts[0], show_time(parts[0].us)
+    step, kind, basis = ledger.traced_step_us, "traced", TRACED
+    if part.untraced_us is not None:
+        step, kind, basis = part.untraced_us, "untraced", TIMED
     second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
     nearly = f" Nearly as much is {second.name} ({show_time(second.us)})." if second else ""
-    share = f"{with_article(show_time(step))} traced step ({part.us / step:.0%})"
+    share = f"{with_article(show_time(step))} {kind} step ({part.us / step:.0%})"
     text = f"{part.advice} {(part.what or part.name).capitalize()}: {time} of {share}.{nearly}"
     if part.us < NOTABLE_SAVING * step:
         largest = f"the largest part that could be removed, {part.name}, is {time} ({part.us / step:.1%} of the step)"
         text = f"Nothing stands out: {largest}."
-    return Answer(text, TRACED, part=part.name, saves_us=part.us)
+    return Answer(text, basis, part=part.name, saves_us=part.us)
 
 
 def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | None:
@@ -277,7 +281,7 @@ def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> lis
     if chosen.step_us is not None and chosen.step_without_wait_us is not None:
         loader_us = chosen.step_us - chosen.step_without_wait_us
         feed = "Feed the devices faster: more loader workers (--workers)."
-        parts.append(_Part(loader_us, "waiting for the loader", feed))
+        parts.append(_Part(loader_us, "waiting for the loader", feed, untraced_us=chosen.step_us))
     if ledger.idle_us is not None and situation.on_device:
         unlaunched = ledger.unlaunched_us
         nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""

@@ -216,9 +216,9 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length() -> None
             "Idle time of the devices: 40.0 ms of a 100.0 ms traced step (40%).",
         ),
         (
-            {"step_without_wait_us": 65e3},
+            {"step_us": 80e3, "step_without_wait_us": 52e3},
             "Feed the devices",
-            "Waiting for the loader: 35.0 ms of a 100.0 ms traced step (35%).",
+            "Waiting for the loader: 28.0 ms of an 80.0 ms untraced step (35%).",
         ),
         (
             {"exposed_wait_us": 15e3, "exposed_transfer_us": 5e3},  # jitter
