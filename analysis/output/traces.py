@@ -147,7 +147,7 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
     """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait, DataParallel's phases, for reading."""
     found, tables = analysis.tables, [_step_table(analysis)] if few is None else spread_tables(few)
     if len(found.collectives):
-        tables.append(_collective_table(found.collectives, by_group=few is None))
+        tables.append(_collective_table(found.collectives, found.whole_collectives, by_group=few is None))
         if few is None and len(found.waits_caused):
             tables.append(without_cell(wait_table({"": found.waits_caused})))
     tables.append(without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))])))
@@ -187,10 +187,10 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     return table_of("Steps", fields, steps.records(), notes, times=steps["step_us"].tolist())
 
 
-def _collective_table(every: Table, by_group: bool) -> TextTable:
-    """Collectives of the steps, those of one kind, group (unless those are many) and size together: count, means."""
+def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
+    """Collectives of whole steps, those of one kind, group (unless those are many) and size together: count, means."""
     in_steps = every.known("step")
-    collectives = every.take(in_steps) if in_steps.any() else every  # without marked steps all count
+    collectives = whole if in_steps.any() else every  # without marked steps all count
     named_groups = by_group and len(collectives.words("group").counts) > 1
     groups = collectives.group(*(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True)
     means = {name: groups.means(collectives[name]) for name in _MEANS}

@@ -50,8 +50,14 @@ class TraceTables(Tables):
         return exposed_parts(self.collectives, self.exposed)
 
     @cached_property
+    def whole_collectives(self) -> Table:
+        """The collectives of steps with a whole window, which means are of."""
+        return self.collectives.within(whole_steps(self.steps), ("rank", "step"))
+
+    @cached_property
     def waits_caused(self) -> Table:
-        return waits_by_pair(self.collectives)
+        """`waits_by_pair` of the whole steps."""
+        return waits_by_pair(self.whole_collectives)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def waits() -> np.ndarray:
 
 
 def shares(waits: np.ndarray) -> np.ndarray:
-    """Of all waiting the part that is for each rank."""
+    """Of all waiting in whole steps the part that is for each rank."""
+    waits = waits[PER_STEP:]  # the first window is partial
     last = waits.argmin(axis=1)
     caused = np.zeros(RANKS)
     np.add.at(caused, last, waits.sum(axis=1))
@@ -70,7 +71,7 @@ def test_the_bad_node_its_local_rank_and_its_switch_are_named(folder: Path, tmp_
     assert finding == (
         f"node n0017 causes {node[BAD_NODE]:.0%} of all waiting; {of_node:.0%} of that is for its local rank 3 (rank {BAD})"
     )
-    assert 0.8 < of_node < 0.9
+    assert 0.7 < of_node < 0.8
     assert [row["host"] for row in content["by_host"][:2]] == ["n0017", "n0000"]
     assert content["by_host"][0]["caused_share"] == pytest.approx(node[BAD_NODE])
     assert content["by_local_rank"][0]["local_rank"] == BAD_LOCAL
@@ -100,7 +101,7 @@ def test_spreads_are_over_the_means_of_ranks(analysis: TraceAnalysis, waits: np.
         [np.median(whole), *np.quantile(whole, (0.05, 0.95)), whole.max()]
     )
     late = found["lateness_us"]
-    caused = shares(waits)[BAD] * waits.sum() / STEPS / (RANKS - 1)
+    caused = shares(waits)[BAD] * whole.sum() / (RANKS - 1)
     assert late.worst_rank == BAD
     assert late.worst_us == pytest.approx(caused)
     assert late.far >= 3

@@ -8,7 +8,10 @@ import pytest
 
 from dpscope.analysis.figures.step import step_split
 from dpscope.analysis.output.traced_report import ReadJob
+from dpscope.analysis.output.traces import to_tables
 from dpscope.analysis.report.build import Report
+from dpscope.analysis.report.rank_tables import wait_table, without_cell
+from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
@@ -122,3 +125,14 @@ def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
     late = known(ReadJob(analyze_traces([tmp_path])).verdict.late)
     assert late.rank == 0
     assert [late.wait_us, late.lateness_us] == pytest.approx([181, 362])
+
+
+@pytest.mark.long
+def test_waits_and_collectives_of_traces_are_of_whole_steps_as_in_their_report() -> None:
+    """The one all-reduce of two ranks' whole step; that of the step in which the tracer stopped is in no average."""
+    analysis = analyze_traces([FIVE_REPEATS / "cells" / "ddp-d2-b128" / "repeat1" / "traces"])
+    tables = {table.title: table for table in to_tables(analysis)}
+    waits = tables["Which ranks wait for which"].rows
+    assert [row[:3] for row in waits] == [("1", "0", "1")]
+    assert waits == without_cell(wait_table({"": traced_cell([analysis]).mean_waits})).rows
+    assert [row[2] for row in tables["Collectives (means)"].rows] == ["2"]
