@@ -11,12 +11,11 @@ import pandas as pd
 
 from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
-from dpscope.analysis.cells.estimated import runs_all_reduces
 from dpscope.analysis.cells.measured import summarise_cell
-from dpscope.analysis.cells.predicted import CollectivePrediction
+from dpscope.analysis.cells.predicted import CollectivePrediction, sources_of
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.costs.sources import RingRate, cost_sources
+from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines, strategy_pairs
@@ -112,7 +111,7 @@ class Comparison:
     """`rows`: every planned cell by name, in the order of the plan; `costs`: strategies compared with the plainer one.
 
     `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size of collective;
-    `target_efficiency`: the user's target, 0..1; `ring_rates`: what the ring formula divides by.
+    `target_efficiency`: the user's target, 0..1.
     """
 
     rows: Mapping[str, CellRow] = field(default_factory=dict)
@@ -121,7 +120,6 @@ class Comparison:
     choices: tuple[ScalingChoice, ...] = ()
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
-    ring_rates: Mapping[int, RingRate] = field(default_factory=dict)  # by device count
     of_traces: bool = False  # no run was measured: one job, known by its traces alone
     of_script: bool = False  # of a script that was attached to
     # by cell: over one device under the same strategy
@@ -169,13 +167,12 @@ def compare(
     rows, predictions = {}, list[CollectivePrediction]()
     for name, data in run.cells.items():
         singles = single_device_baselines(run, data.cell)
-        builder = summarise_cell(data, singles, sources.on_nodes(data.nodes), spreads, peaks, flops)
+        builder = summarise_cell(data, singles, sources_of(data, sources), spreads, peaks, flops)
         put_accuracy(builder, data.cell, recorded.config.workload if recorded is not None else None, run.training)
         rows[name] = builder.row()
         predictions += builder.predictions if data.communication_known else ()
     engine = calibration.nccl_engine if calibration is not None else None
     engines = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
-    counts = sorted({data.cell.devices for data in run.measured if runs_all_reduces(data) and data.nodes == 1})
     batches = {
         (data.cell.batch_size, data.cell.options.accumulate)
         for data in run.measured
@@ -193,7 +190,6 @@ def compare(
         choices=scaling_choices(batched, spreads.step),
         predictions=tuple(predictions),
         target_efficiency=target_efficiency,
-        ring_rates={count: rate for count in counts if (rate := sources.ring_rate(count)) is not None},
         of_traces=recorded is None,
         batches_seen=tuple(f"{size}" + f" in {n} micro-batches" * (n > 1) for size, n in sorted(batches)),
         unmeasured_jobs=tuple(one.message.partition(":")[0] for one in failed),

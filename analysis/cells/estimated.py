@@ -124,15 +124,17 @@ def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
     if isinstance(loads, str):
         row.clear(("ring_us", "ring_error_us", "ring_source"), loads)
         return
-    rates = [sources.ring_rate(load.ranks, load.kind) for load in loads]
-    parts = [
-        ring_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0
-        for load, rate in zip(loads, rates, strict=True)
-        if rate is not None
-    ]
-    ring = sum(parts) if len(parts) == len(loads) else None
+    found = [sources.ring_rate(load.ranks, load.kind) for load in loads]
+    rates = tuple(rate for rate in found if rate is not None)
+    ring = None
+    if len(rates) == len(loads):
+        row.ring_rates = rates
+        ring = sum(
+            ring_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0
+            for load, rate in zip(loads, rates, strict=True)
+        )
     unknown = sources.no_source(loads[0].ranks)
-    row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
+    row.put(unknown, ring_us=ring, ring_source=rates[0].source if ring is not None else None)
     error, table, not_compared = None, data.tables.collectives, "no transfer time is known: traces of ranks are missing"
     kinds = set(table.words("kind")[table.known("transfer_us")].counts)
     if others := sorted(kinds - {load.kind for load in loads}):

@@ -83,12 +83,15 @@ def _unknown(source: Source | None, reason: str) -> CellPrediction:
     return CellPrediction(source, None, None, (), reason, reason)
 
 
+def sources_of(data: CellData, sources: CostSources) -> CostSources:
+    """The sources for a cell: on its nodes, within each of them for what HSDP runs there."""
+    return sources.on_nodes(data.nodes, SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ())
+
+
 def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
-    """The prediction of one measured multi-device cell."""
+    """The prediction of one measured multi-device cell by `sources_of` it."""
     if data.cell.traits.host_copies:
         return _unknown(None, "host copies within one process: no link to model")
-    within = SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ()
-    sources = sources.on_nodes(data.nodes, within)
     source = sources.source(data.cell.devices)
     if source is None:
         return _unknown(None, sources.no_source(data.cell.devices))
@@ -239,7 +242,7 @@ def _prediction(data: CellData, key: _CostKey, sources: CostSources, per_step: f
         predicted_us=predicted_us,
         reason=sources.why_unknown(kind, ranks) if predicted_us is None else "",
         extrapolated=sources.extrapolated(*key),
-        predicted_slowest_us=sources.cost(*key) if sources.source(ranks) == "calibration" else None,
+        predicted_slowest_us=sources.cost(*key) if sources.of_kind(kind).source(ranks) == "calibration" else None,
     )
 
 

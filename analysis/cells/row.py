@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from dpscope.analysis.cells import columns
+from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.ranks.contention import Contentions
@@ -23,13 +24,14 @@ class CellRow(columns.Columns):
     """One cell of the comparison: a field for each column, None where missing; `bounds` has the columns that bound others.
 
     `reasons` has for each missing column why; `ledger` is where the cell's traced step goes, `contentions` what slows its
-    compute, None where no step was traced.
+    compute, None where no step was traced. `ring_rates` are what the ring formula divides by, one per kind of collective.
     """
 
     bounds: Mapping[str, float | None] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
+    ring_rates: tuple[RingRate, ...] = ()
 
     def value(self, column: str) -> Value:
         """The value of a column named at run time; one that is known beforehand is an attribute."""
@@ -60,13 +62,15 @@ class RowBuilder:
     reasons: dict[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     contentions: Contentions | None = None
+    ring_rates: tuple[RingRate, ...] = ()
     predictions: tuple["CollectivePrediction", ...] = ()  # of its collectives
 
     def row(self) -> CellRow:
         """The row as far as it is filled."""
         own = {name: value for name, value in self.values.items() if name in _TYPES}
         bounds = {name: value for name, value in self.values.items() if name not in _TYPES}
-        return CellRow(**own, bounds=bounds, reasons=self.reasons, ledger=self.ledger, contentions=self.contentions)
+        others = {name: getattr(self, name) for name in ("reasons", "ledger", "contentions", "ring_rates")}
+        return CellRow(**own, bounds=bounds, **others)
 
     def number(self, column: str) -> float | None:
         """A number that was put before."""

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from dpscope.analysis.costs.calibration_fit import FittedTime, Statistic, find_fit, largest_bus_gb_per_s, predict_us
-from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, ring_us
+from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, largest_bus_gb_per_s, predict_us
+from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Contention
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Manifest
@@ -145,6 +145,7 @@ class RingRate:
     gb_per_s: float
     source: Source
     description: str  # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
+    kind: str = "all_reduce"  # the collective that was calibrated; a link has one rate for all
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,12 @@ class CostSources:
         """The sources for a cell that spans this many hosts and runs the collectives of kinds `within` inside each."""
         return replace(self, nodes=nodes, within_a_node=frozenset(within))
 
-    def _of_kind(self, kind: str) -> "CostSources":
+    def of_kind(self, kind: str) -> "CostSources":
+        """The sources for one kind of collective."""
         return self.on_nodes(1) if kind in self.within_a_node else self
+
+    def _calibrated_for(self, kind: str, ranks: int) -> Calibration | None:
+        return self.of_kind(kind).calibrated(ranks)
 
     def calibrated(self, devices: int) -> Calibration | None:
         """The calibration made on as many hosts (1 x 4 GPUs are not 2 x 2); None if this many were timed on others only."""
@@ -207,10 +212,13 @@ class CostSources:
         calibration = self.calibrated(devices)
         fit = find_fit(calibration, kind, devices) if calibration is not None else None
         rate = largest_bus_gb_per_s(fit) if fit is not None else None
-        if fit is None or rate is None:
+        if calibration is None or fit is None or rate is None:
             return None
-        description = f"{rate:.3g} GB/s, the bus bandwidth by the calibration's fit at {show_bytes(fit.largest_bytes)}"
-        return RingRate(rate, "calibration", f"{description} (no link is known)")
+        # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the formula's rate
+        by = "with which the formula takes as long as"
+        by = "the bus bandwidth by" if moved_as(kind, calibration.backend) == kind else by
+        description = f"{rate:.3g} GB/s, {by} the calibration's fit at {show_bytes(fit.largest_bytes)}"
+        return RingRate(rate, "calibration", f"{description} (no link is known)", kind)
 
     def source(self, devices: int) -> Source | None:
         """The basis of predictions for cells on this many devices."""
@@ -227,28 +235,27 @@ class CostSources:
 
         `statistic` chooses the slowest rank's time, for which a step has to wait, or the shortest, which a trace's transfer is.
         """
-        own = self._of_kind(kind)
-        if own.calibrated(ranks) is not None:
-            fitted = own._fitted(kind, ranks, size_bytes, statistic)
-            return fitted.time_us if fitted is not None else None
-        link = own.link(ranks)
+        if self._calibrated_for(kind, ranks) is not None:
+            fit = self.fit(kind, ranks, statistic)
+            return predict_us(fit, size_bytes).time_us if fit is not None else None
+        link = self.of_kind(kind).link(ranks)
         return ring_us(kind, size_bytes, ranks, link.gb_per_s) if link is not None else None
 
-    def _fitted(self, kind: str, ranks: int, size_bytes: float, statistic: Statistic = "slowest") -> FittedTime | None:
-        calibration = self.calibrated(ranks)
-        fit = find_fit(calibration, kind, ranks, statistic) if calibration is not None else None
-        return predict_us(fit, size_bytes) if fit is not None else None
+    def fit(self, kind: str, ranks: int, statistic: Statistic) -> CollectiveFit | None:
+        """The calibration's fit that `cost` is by; None where it is not by a fit."""
+        calibration = self._calibrated_for(kind, ranks)
+        return find_fit(calibration, kind, ranks, statistic) if calibration is not None else None
 
     def why_unknown(self, kind: str, ranks: int) -> str:
         """Why `cost` is None."""
-        if self._of_kind(kind).calibrated(ranks) is not None:
+        if self._calibrated_for(kind, ranks) is not None:
             return f"the calibration holds no {kind} on {counted(ranks, 'rank')}"
         return f"there is no ring model of {kind}"
 
     def extrapolated(self, kind: str, ranks: int, size_bytes: float) -> str | None:
         """Set if a size is outside the calibrated ones: its cost is extrapolated from the fit's nearest line."""
-        fitted = self._of_kind(kind)._fitted(kind, ranks, size_bytes)
-        return fitted.extrapolated if fitted is not None else None
+        fit = self.fit(kind, ranks, "slowest")
+        return predict_us(fit, size_bytes).extrapolated if fit is not None else None
 
 
 def cost_sources(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:

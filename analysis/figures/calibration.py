@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from dpscope.analysis.cells.predicted import sources_of
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
 from dpscope.analysis.costs.sources import CostSources
@@ -100,23 +101,24 @@ _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
 
 
 def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
-    """A panel for each collective and number of ranks with matched transfers, the most bytes first; None without any."""
+    """A panel for each collective, number of ranks and nodes with matched transfers, the most bytes first; None without any."""
     transfers = matched_transfers(run)
     if transfers.empty:
         return None
-    groups = list(transfers.groupby(["kind", "group_size"]))
+    groups = list(transfers.groupby(["kind", "group_size", "nodes"]))
     groups = sorted(groups, key=lambda group: -float(group[1]["bytes"].sum()))[:MOST_PANELS]
     figure, panels = panel_grid(len(groups), min(2, len(groups)), 7.5, 2.9, top=0.8)
-    for axes, ((kind, _), own) in zip(panels, groups, strict=True):
-        _trace_panel(axes, str(kind), int(own["group_size"].iloc[0]), own, sources)
+    for axes, ((kind, *_), own) in zip(panels, groups, strict=True):
+        of_cell = sources_of(run.cells[own["cell"].iloc[0]], sources)
+        _trace_panel(axes, str(kind), int(own["group_size"].iloc[0]), own, of_cell)
     shared_legend(figure, panels, 3)
     headline(figure, "Bus bandwidth by message size: median, and range over transfers")
     return figure
 
 
 def matched_transfers(run: RunData) -> pd.DataFrame:
-    """Each matched collective of a whole step once, with its cell: cell, kind, moved_as, group_size, bytes, busbw_gb_per_s."""
-    names = ["cell", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"]
+    """Each matched collective of a whole step once, with its cell and the cell's nodes: the columns `names`."""
+    names = ["cell", "nodes", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"]
     kept = []
     for data in run.measured:
         own = data.tables.collectives.within(data.whole_windows, ("repeat", "rank", "step"))
@@ -124,7 +126,7 @@ def matched_transfers(run: RunData) -> pd.DataFrame:
         once = known.take(known.group("repeat", "match").first)
         if len(once) and data.communication_known:
             moved = once.words("moved_as").where(once.known("moved_as"), once.words("kind"))
-            kept.append(once.assign(moved_as=moved).frame.assign(cell=data.cell.name)[names])
+            kept.append(once.assign(moved_as=moved).frame.assign(cell=data.cell.name, nodes=data.nodes)[names])
     return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
 
 
@@ -137,16 +139,15 @@ def _trace_panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: 
             sizes, rates["median"], yerr=np.array(spread), fmt=MARKERS[index % len(MARKERS)], markersize=5, capsize=2,
             color=COLOURS["transfer"], mfc=COLOURS["transfer"] if index == 0 else "none", label=f"trace, {cell}",
         )  # fmt: skip
-    calibration = sources.calibrated(ranks)
-    fit = find_fit(calibration, kind, ranks) if calibration is not None else None
-    link = sources.link(ranks) or (calibration.links.get(ranks) if calibration is not None else None)
+    fit, link = sources.fit(kind, ranks, "shortest"), sources.of_kind(kind).link(ranks)
     low, high = np.log10(float(own["bytes"].min())), np.log10(float(own["bytes"].max()))
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)  # so that a curve is visible next to a single size
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
     draw_models(axes, sizes_drawn, str(own["moved_as"].iloc[0]), ranks, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
-    axes.set_title(f"{kind}, {counted(ranks, 'rank')}", loc="left", fontsize=9)
+    over = "" if sources.nodes == 1 else f" of a job over {sources.nodes} nodes"
+    axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}", loc="left", fontsize=9)
 
 
 def _bandwidth_axes(axes: Axes) -> None:

@@ -23,7 +23,6 @@ from dpscope.analysis.text.units import NA, choose_unit, sentence, show, show_ti
 from dpscope.analysis.traces.ranks.ledger import Ledger
 
 if TYPE_CHECKING:
-    from dpscope.analysis.costs.sources import RingRate
     from dpscope.analysis.runs.cell_data import CellData
 
 QUESTIONS = ("Which strategy?", "What does communication cost?", "How accurate are the shortcuts?", "What to do next?")
@@ -147,9 +146,9 @@ _MOST = 0.5  # of the error: a reason that explains as much is called most of it
 _CONCURRENT = 0.5  # of the error: concurrent collectives that explain as much are named as the reason
 
 
-def shortcuts_text(row: CellRow, data: "CellData", rate: "RingRate | None" = None) -> str:
-    """One sentence per estimate; `rate` is the ring formula's bandwidth."""
-    return f"{_subtraction(row, data)} {_ring(row, data, rate)}"
+def shortcuts_text(row: CellRow, data: "CellData") -> str:
+    """One sentence per estimate."""
+    return f"{_subtraction(row, data)} {_ring(row, data)}"
 
 
 def _subtraction(row: CellRow, data: "CellData") -> str:
@@ -200,13 +199,14 @@ def _why(row: CellRow, on_device: bool, error_us: float) -> str:
     return f": {part} of the difference is {text} ({show_time(abs(value))}{offset})"
 
 
-def _ring(row: CellRow, data: "CellData", rate: "RingRate | None") -> str:
+def _ring(row: CellRow, data: "CellData") -> str:
     ring, transfer = row.ring_us, row.transfer_us
     if ring is None:
         return f"The ring formula gives no value: {row.reasons.get('ring_us', NA)}."
     of_link = row.ring_source == "specification"
-    known = " rate" if rate is None else f" {rate.gb_per_s:.3g} GB/s{' of the link' if of_link else ''}"
-    result = f"The ring formula gives {show_time(ring)} at {'the' if of_link else 'the calibrated'}{known}"
+    rates = " and ".join(dict.fromkeys(f"{rate.gb_per_s:.3g}" for rate in row.ring_rates))
+    at = f"at the {rates} GB/s of the link" if of_link else f"at the calibrated {rates} GB/s"
+    result = f"The ring formula gives {show_time(ring)} {at}"
     if transfer is None or row.ring_error_us is None:
         return f"{result}; the transfer time is unknown ({row.reasons.get('ring_error_us', 'ranks are missing')})."
     if abs(ring - transfer) <= CLOSE * transfer:

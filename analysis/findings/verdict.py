@@ -57,8 +57,8 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         row, shortcuts = comparison.rows[data.cell.name], None
         if row.traced_step_us is not None and row.ledger is not None:
             alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
-            row, rate = replace(row, reasons={**row.reasons, **alone}), comparison.ring_rates.get(data.cell.devices)
-            shortcuts = NO_SINGLE_DEVICE if row.ring_us is None else shortcuts_text(row, data, rate)
+            row = replace(row, reasons={**row.reasons, **alone})
+            shortcuts = NO_SINGLE_DEVICE if row.ring_us is None else shortcuts_text(row, data)
         return traces_verdict(data, shortcuts)
     case, caveat = _largest_case(comparison), _caveat(run, comparison)
     if not case:
@@ -89,7 +89,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         name = traits_of(chosen.strategy).label
         more = f"Measure more repeats to decide between {name} and one device (--repeats {repeats})."
         action = replace(action, text=f"{more} {action.text}", basis=f"{_GAIN}: {basis_of(speedup)}")
-    shortcuts = shortcuts_text(chosen, data, comparison.ring_rates.get(data.cell.devices))
+    shortcuts = shortcuts_text(chosen, data)
     return Verdict(
         which=which,
         cost=cost_answer(chosen, late, launch_bound),

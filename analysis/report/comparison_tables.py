@@ -10,6 +10,7 @@ from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, 
 from dpscope.analysis.text.units import NA, Unit
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import grouped
+from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.strategies import traits_of
 
 MOST_ROWS, MOST_ANSWERED = 6, 9  # rows of a terminal's first table: if the verdict is about no cell, and if it is
@@ -193,10 +194,16 @@ def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
 
 
 def _ring_notes(comparison: Comparison) -> Iterator[str]:
-    """The bandwidth of the ring formula, one line for all device counts that share it."""
-    counts = grouped((rate.description, str(devices)) for devices, rate in comparison.ring_rates.items())
-    for description, alike in counts.items():
-        yield f"ring model on {', '.join(alike)} devices: {description}"
+    """The bandwidths of the ring formula, one line for all device counts that share one."""
+    rows = sorted(comparison.rows.values(), key=lambda row: (row.devices, row.nodes))
+    used = dict.fromkeys(
+        (rate, str(row.devices) if row.nodes == 1 else str(Layout(row.nodes, row.devices // row.nodes)))
+        for row in rows
+        for rate in row.ring_rates
+    )
+    for rate, counts in grouped(used).items():
+        what = "" if rate.kind == "all_reduce" else f" of {rate.kind}"
+        yield f"ring model{what} on {', '.join(counts)} devices: {rate.description}"
 
 
 def _peak_notes(comparison: Comparison) -> Iterator[str]:

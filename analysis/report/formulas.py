@@ -10,7 +10,7 @@ from dpscope.analysis.cells import predicted as model
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.row import CellRow, minus
-from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
+from dpscope.analysis.costs.calibration_fit import piece_of
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
@@ -19,6 +19,9 @@ from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes, show_time, text
 from dpscope.profiling.records.finding import counted
 
+_STATISTICS = (
+    "collectives: of the fastest rank, as transfers are; schedules, DataParallel's sum: of the slowest rank, alone"
+)
 MOST_COLLECTIVES = 4  # per cell; the table of collectives shows more
 _RING, _SHARDED_RINGS = "ring all-reduce", "rings of what FSDP gathers and scatters"
 
@@ -61,11 +64,13 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
         line
         for data in run.measured
         if data.cell.devices > 1 and data.communication_known
-        for line in _lines(data, comparison.rows[data.cell.name], comparison, sources.on_nodes(data.nodes))
+        for line in _lines(data, comparison.rows[data.cell.name], comparison, model.sources_of(data, sources))
     ]
+    calibrated = [one for one in comparison.predictions if one.predicted_slowest_us is not None]
     notes = (
         "a ring without latency at the link's specification is a lower bound; a calibration excludes contention with compute",
         "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
+        *([_STATISTICS] if any(one.predicted_slowest_us != one.predicted_us for one in calibrated) else ()),
         *_why_unmeasured(lines, comparison),
     )
     return table_of("Models: formula, numbers, result", _FIELDS, lines, notes)
@@ -89,7 +94,7 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSo
     )
     if (ring := row.ring_us) is not None:
         name = _SHARDED_RINGS if data.cell.traits.sharded else f"{_RING} of all gradients" if data.ranks else _RING
-        yield line(name, _ring(data, sources), ring_source, ring, minus(ring, row.ring_error_us))
+        yield line(name, _ring(data, row), ring_source, ring, minus(ring, row.ring_error_us))
     predicted = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
     for one in predicted[:MOST_COLLECTIVES]:
         assert one.predicted_us is not None
@@ -103,13 +108,11 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSo
         yield line(what, _schedule(data, sources), source, exposed, row.exposed_us)
 
 
-def _ring(data: CellData, sources: CostSources) -> str:
+def _ring(data: CellData, row: CellRow) -> str:
     loads = ring_loads(data)
     assert not isinstance(loads, str)  # else there is no ring
     rings = []
-    for load in loads:
-        rate = sources.ring_rate(load.ranks, load.kind)
-        assert rate is not None
+    for load, rate in zip(loads, row.ring_rates, strict=True):
         twice, size = "2" if load.kind == "all_reduce" else "", show_bytes(load.size_bytes)
         numbers = f"{twice}({load.ranks}−1)/{load.ranks} × {size} / {rate.gb_per_s:.4g} GB/s"
         rings.append(f"{twice}(N−1)/N × S/B = {numbers} (S: {load.what})")
@@ -119,11 +122,9 @@ def _ring(data: CellData, sources: CostSources) -> str:
 def _collective(one: model.CollectivePrediction, sources: CostSources) -> str:
     """alpha + S/B of the fit's piece for this size; by specification the ring's bus factor x S/B."""
     size = show_bytes(one.size_bytes)
-    if (calibration := sources.calibrated(one.ranks)) is None:
+    if (fit := sources.fit(one.kind, one.ranks, "shortest")) is None:
         factor = bus_factor(one.kind, one.ranks)
-        return f"f × S/B = {factor:.4g} × {size} / {_link(sources, one.ranks)} (f: bus factor)"
-    fit = find_fit(calibration, one.kind, one.ranks)
-    assert fit is not None  # else there is no prediction
+        return f"f × S/B = {factor:.4g} × {size} / {_link(sources.of_kind(one.kind), one.ranks)} (f: bus factor)"
     piece = piece_of(fit, one.size_bytes)
     if piece.bandwidth_gb_per_s is None:
         return f"alpha = {show_time(piece.alpha_us)} (S = {size} makes no difference)"

@@ -15,8 +15,10 @@ from dpscope.analysis.cells.predicted import predict_cell
 from dpscope.analysis.cells.row import RowBuilder
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
+from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.runs.cell_data import NO_TABLES, CellData, RunSpreads, run_spreads, tables_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import joined
@@ -28,7 +30,17 @@ from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, traced_table, windows, with_tables
+from tests.helpers.run_cells import (
+    all_reduces,
+    calibration,
+    cell_data,
+    fitted,
+    run_of,
+    timed,
+    traced_table,
+    windows,
+    with_tables,
+)
 
 STEPS = 6
 REPEATS = 2
@@ -344,6 +356,41 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     (note,) = views_by_name(compare(linked))["estimates"].notes
     assert note.startswith("ring model on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link")
     assert compare(linked, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0  # --link overrides
+
+
+def test_the_rate_of_a_ring_is_that_of_the_cells_own_nodes() -> None:
+    """4 MB of gradients on 2 ranks: 0.4 ms at 10 GB/s within a node, 4 ms at 1 GB/s between two; each note names its rate."""
+    sizes = (1_000_000, 2_000_000, 4_000_000)
+    both = fitted(timed(2, 0.0, 10.0, sizes), timed(2, 0.0, 1.0, sizes, nodes=2))
+    near, far = ddp(), replace(ddp(), cell=Cell("ddp", 2, 8, nodes=2))
+    comparison = compare(run_of(near, far), calibration=both)
+    rows = comparison.rows.values()
+    assert [row.ring_us for row in rows] == pytest.approx([400, 4000])
+    assert [rate.gb_per_s for row in rows for rate in row.ring_rates] == pytest.approx([10, 1])
+    assert [note.partition(",")[0] for note in views_by_name(comparison)["estimates"].notes] == [
+        "ring model on 2 devices: 10 GB/s",
+        "ring model on 2x1 devices: 1 GB/s",
+    ]
+    assert ["10 GB/s" in shortcuts_text(row, far) for row in rows] == [True, False]
+
+
+def test_what_hsdp_runs_within_nodes_is_explained_by_times_within_a_node() -> None:
+    """4 devices on 2 nodes: all-gathers of 2 ranks at 10 GB/s, of 3 MB and 1 MB: 300 and 100 us, 4 MB on the wire by half."""
+    cell, sizes = Cell("hsdp", 4, 8, nodes=2), (1_000_000, 2_000_000, 4_000_000)
+    gathers = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)], REPEATS)
+    traced = windows(
+        cell, STEPS, REPEATS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, hidden_us=250.0, exposed_us=450.0,
+        idle_us=80.0, transfer_us=600.0, wait_us=100.0,
+    )  # fmt: skip
+    data = cell_data(cell, [[1500.0] * STEPS] * REPEATS, traced, gathers.assign(kind="all_gather", group_size=2))
+    both = fitted(timed(2, 0.0, 10.0, sizes, "all_gather", nodes=1), timed(4, 0.0, 1.0, sizes, nodes=2))
+    run = run_of(data)
+    comparison = compare(run, calibration=both)
+    found = comparison.rows[cell.name]
+    assert (found.predicted_transfer_us, found.calibrated_gb_per_s) == pytest.approx((400, 5))
+    assert [one.predicted_slowest_us for one in comparison.predictions] == pytest.approx([300, 100])
+    table = formula_table(run, comparison, CostSources(calibration=both))
+    assert [row[2].partition("+ 3")[2] for row in table.rows] == [".00 MB / 10 GB/s", ""]
 
 
 def test_the_wire_carries_what_gloo_moves_for_a_reduce_scatter() -> None:

@@ -17,14 +17,14 @@ LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  #
 ROW = CellRow(
     cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
     ring_us=41.5e3, ring_error_us=-38.1e3, ring_source="calibration", transfer_us=79.6e3, bytes_per_step=44.7e6,
-    algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, reasons={"ring_us": "no link is known"},
+    algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, reasons={"ring_us": "no link is known"}, ring_rates=(RATE,),
 )  # fmt: skip
 
 
 def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: Any) -> str:
     collectives = traced_table("collectives", [{"concurrent": concurrent}])
     data = cell_data(Cell("ddp", 2, 8), [], NO_TABLES.steps, collectives)
-    return shortcuts_text(replace(ROW, ledger=ledger, **values), data, RATE)
+    return shortcuts_text(replace(ROW, ledger=ledger, **values), data)
 
 
 def test_how_far_off_and_why() -> None:
@@ -34,6 +34,14 @@ def test_how_far_off_and_why() -> None:
         "slower on shared cores (180.0 ms). The ring formula gives 41.5 ms at the calibrated 1.08 GB/s; the transfers took "
         "79.6 ms because two all-reduces were in flight at once."
     )
+
+
+def test_rings_of_several_kinds_name_the_rate_of_each() -> None:
+    """FSDP's all-gathers and reduce-scatters were calibrated apart; a link has one rate for both."""
+    rates = RingRate(0.246, "calibration", "", "all_gather"), RingRate(0.179, "calibration", "", "reduce_scatter")
+    assert "gives 41.5 ms at the calibrated 0.246 and 0.179 GB/s;" in text(ring_rates=rates)
+    link = RingRate(25.0, "specification", "NVLink")
+    assert "gives 41.5 ms at the 25 GB/s of the link;" in text(ring_rates=(link, link), ring_source="specification")
 
 
 def test_a_negative_estimate_is_no_time() -> None:

@@ -97,11 +97,8 @@ def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
 def test_a_links_name_is_text_in_a_figure() -> None:
     hostile = '<script>alert(1)</script> $x_1$ & "id="'
     link = LinkRate(gb_per_s=5.0, name=hostile, source="a file")
-    table = exchanging().tables.collectives  # as matching would have it: both ranks' rows of a step are one collective
-    rates = table.assign(match=table["step"], busbw_gb_per_s=table["bytes"] / table["transfer_us"] / 1e3)
-    ddp = with_tables(exchanging(), collectives=rates)
     sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
-    figure = known(bandwidths(run_of(ddp), sources))
+    figure = known(bandwidths(run_of(exchanging_once()), sources))
     svg = figures.for_page("busbw", figures.saved(figure, "svg").decode())
     assert "<script" not in svg
     assert "&lt;script&gt;alert(1)&lt;/script&gt; $x_1$ &amp;" in svg
@@ -162,6 +159,14 @@ def exchanging() -> CellData:
     return with_tables(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
 
 
+def exchanging_once() -> CellData:
+    """The same as matching would have it: both ranks' rows of a step are one collective."""
+    data = exchanging()
+    table = data.tables.collectives
+    rates = table.assign(match=table["step"], busbw_gb_per_s=table["bytes"] / table["transfer_us"] / 1e3)
+    return with_tables(data, collectives=rates)
+
+
 def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us. Over a link of 1 GB/s: 2 x 1/2 x 4 ms."""
     sources, run = CostSources(None, calibration({"all_reduce": (10.0, 2.0)})), run_of(exchanging())
@@ -177,6 +182,24 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     ring = next(row for row in linked.rows if row[1].startswith("ring"))
     assert "2(2−1)/2 × 4.00 MB / 1 GB/s" in ring[2]
     assert ring[4] == "4.00 ms"
+
+
+def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_rank() -> None:
+    """4 MB: 4 us + S / 2.5 GB/s = 1,604 us of the fastest rank, 2.49 GB/s; the schedule waits for the slowest, 2,010 us."""
+    slowest, fastest = (calibration({"all_reduce": line}) for line in ((10.0, 2.0), (4.0, 2.5)))
+    shortest = msgspec.structs.replace(fastest.fits[0], statistic="shortest")
+    sources = CostSources(None, msgspec.structs.replace(slowest, fits=(*slowest.fits, shortest)))
+    run = run_of(exchanging_once())
+    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
+    rows = {row[1]: row for row in table.rows}
+    one = rows["all_reduce, 1 a step"]
+    assert (one[2], one[4]) == ("alpha + S/B = 4.00 µs + 4.00 MB / 2.5 GB/s", "1.60 ms")
+    assert "takes 2.01 ms alone" in rows["DDP's schedule, exposed communication"][2]
+    assert any("slowest rank" in note for note in table.notes)
+    curves = known(bandwidths(run, sources)).axes[0].lines
+    (fit,) = (line for line in curves if line.get_label() == "calibration's fit")
+    sizes, rates = (np.asarray(line, dtype=float) for line in fit.get_data())
+    assert np.interp(np.log(4e6), np.log(sizes), rates) == pytest.approx(4e6 / 1604 / 1e3, rel=1e-3)
 
 
 def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no_time_of_readiness() -> None:
