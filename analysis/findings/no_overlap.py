@@ -1,4 +1,4 @@
-"""Why little of a cell's communication is hidden: each reason with the measured number, and what to change."""
+"""Findings about a cell's communication: why little of it is hidden, each reason with its number, and who makes others wait."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -339,3 +339,25 @@ def bucket_times(evidence: Evidence) -> str:
     pairs = zip(buckets["bytes"].tolist(), buckets["done"].tolist(), strict=True)
     when = ", ".join(f"{show_bytes(size)} at {done:.0%}" for size, done in list(pairs)[:_NAMED])
     return when + (f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else "")
+
+
+def straggler_finding(data: CellData) -> Iterator[Finding]:
+    """A warning that names the cell's straggler, with its smallest share of all waiting over repeats."""
+    if (named := data.straggler) is None:
+        return
+    least = f"{min(named.shares):.0%} of all waiting"
+    if len(named.shares) > 1:
+        least = f"at least {least} in each repeat"
+    yield RunCode.STRAGGLER.finding(
+        f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
+        f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), "
+        f"{'all of the waiting' if '100%' in least else least}; "
+        f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
+        f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
+    )
+
+
+def waiting_findings(data: CellData) -> Iterator[Finding]:
+    """What a job's traces alone show of its communication."""
+    yield from straggler_finding(data)
+    yield from no_overlap_finding(data)

@@ -10,7 +10,7 @@ from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.comparisons import gap_finding, scaling_findings, strategy_cost_finding
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
-from dpscope.analysis.findings.no_overlap import no_overlap_finding
+from dpscope.analysis.findings.no_overlap import no_overlap_finding, straggler_finding, waiting_findings
 from dpscope.analysis.findings.predictions import prediction_findings, reasons
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import no_single_device
@@ -56,8 +56,7 @@ def _of_traces(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from chain.from_iterable(cell.findings for cell in run.cells.values())
     yield from _above_peak(comparison)
     yield from prediction_findings(comparison, shared_cores=run.device_type == "cpu")
-    yield from chain.from_iterable(map(straggler_finding, run.measured))
-    yield from chain.from_iterable(map(no_overlap_finding, run.measured))
+    yield from chain.from_iterable(map(waiting_findings, run.measured))
 
 
 def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
@@ -206,19 +205,3 @@ def _communication(row: CellRow) -> Iterator[Finding]:
     if traits.host_copies:
         advice = "copying within one process: no link is involved"
     yield RunCode.COMMUNICATION_MEASURED.finding(f"{row.cell}: {takes}, {behind}", advice)
-
-
-def straggler_finding(data: CellData) -> Iterator[Finding]:
-    """A warning that names the cell's straggler, with its smallest share of all waiting over repeats."""
-    if (named := data.straggler) is None:
-        return
-    least = f"{min(named.shares):.0%} of all waiting"
-    if len(named.shares) > 1:
-        least = f"at least {least} in each repeat"
-    yield RunCode.STRAGGLER.finding(
-        f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
-        f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), "
-        f"{'all of the waiting' if '100%' in least else least}; "
-        f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
-        f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
-    )

@@ -15,6 +15,7 @@ from rich.text import Text
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.ledger_text import ledger_table
+from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.hosts.places import read_topology
 from dpscope.analysis.output.analyze import Targets, answer_grid
 from dpscope.analysis.output.traces import (
@@ -29,7 +30,7 @@ from dpscope.analysis.output.traces import (
 )
 from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.report.rank_tables import without_cell
-from dpscope.analysis.runs.cell_data import traced_cell
+from dpscope.analysis.runs.cell_data import CellData, traced_cell
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
@@ -39,7 +40,6 @@ from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnaly
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.profiling.records.finding import Finding, grouped, listed
-from dpscope.profiling.records.run_codes import RunCode
 
 if TYPE_CHECKING:
     from dpscope.analysis.report.build import Report
@@ -60,9 +60,20 @@ class ReadJob:
     report: "Report | None" = None  # if one was made of it
 
     @cached_property
+    def _cell(self) -> CellData:
+        return traced_cell([self.analysis])
+
+    @cached_property
     def verdict(self) -> Verdict:
         """That of its report, if it has one."""
-        return self.report.verdict if self.report is not None else traces_verdict(traced_cell([self.analysis]))
+        return self.report.verdict if self.report is not None else traces_verdict(self._cell)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of its report, one by one where that joins them: of the traces, and of the models where there is a report."""
+        own = (*self.analysis.findings, *waiting_findings(self._cell))
+        codes = {one.code for one in own}
+        return (*own, *(one for one in self.report.findings if one.code not in codes)) if self.report else own
 
 
 ReadJobs = Mapping[str, ReadJob]
@@ -119,7 +130,7 @@ def print_traces(
             _print_verdicts(console, jobs)
         print_tables([*job_tables(jobs), *model_tables(modelled)], output_format, console)
         if output_format == "table":
-            print_findings(console, few_of_each_kind([*findings, *_of_models(modelled)]))
+            print_findings(console, few_of_each_kind(findings))
     if page is not None:
         target = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
@@ -154,14 +165,6 @@ def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
             print_table(console, ledger_table(job.verdict.ledger))
 
 
-def _of_models(modelled: "Report | None") -> list[Finding]:
-    """The report's findings that the traces alone do not give."""
-    if modelled is None:
-        return []
-    codes = {one.code for one in (RunCode.ABOVE_PEAK, RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)}
-    return [*(one for one in modelled.findings if one.code in codes), *modelled.nccl.findings]
-
-
 def model_tables(report: "Report | None") -> list[TextTable]:
     """The formulas with their numbers, predicted and measured values, bandwidths and utilisation.
 
@@ -188,7 +191,7 @@ def traces_json(jobs: ReadJobs, modelled: "Report | None") -> str:
     verdicts = [own[name] | job.verdict.record() for name, job in jobs.items()]
     lists: dict[str, list[Any]] = {}
     for name, job in jobs.items():
-        for key, records in trace_content(job.analysis, job.few).items():
+        for key, records in trace_content(job.analysis, job.few, job.findings).items():
             lists.setdefault(key, []).extend(own[name] | one for one in records)
     content: dict[str, object] = {"verdict": verdicts if len(jobs) > 1 else verdicts[0]}
     content |= {**({"jobs": list(jobs)} if len(jobs) > 1 else {}), **lists}
@@ -198,7 +201,6 @@ def traces_json(jobs: ReadJobs, modelled: "Report | None") -> str:
         comparison = modelled.comparison
         content |= {"cells": cell_records(comparison), "predictions": prediction_records(comparison)}
         content["nccl"] = modelled.nccl.content()
-        content["findings"] = [*lists["findings"], *msgspec.to_builtins(modelled.nccl.findings)]
     return json.dumps(content, indent=2)
 
 
@@ -245,8 +247,8 @@ def job_findings(jobs: ReadJobs) -> tuple[Finding, ...]:
     """All findings; of several jobs each with its jobs, once where several have the same."""
     if len(jobs) == 1:
         (only,) = jobs.values()
-        return only.analysis.findings
-    alike = grouped((finding, name) for name, job in jobs.items() for finding in job.analysis.findings)
+        return only.findings
+    alike = grouped((finding, name) for name, job in jobs.items() for finding in job.findings)
     return tuple(
         msgspec.structs.replace(
             finding, message=f"job{'s' * (len(names) > 1)} {listed(names, _NAMED)}: {finding.message}"

@@ -80,7 +80,9 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[str, list[Any]]:
+def trace_content(
+    analysis: TraceAnalysis, few: Folded | None = None, findings: Sequence[Finding] = ()
+) -> dict[str, list[Any]]:
     """The lists steps, collectives, dp_phases, waits, contention, findings, as plain data; unknown is None.
 
     Of many ranks `few` stands in place of the rows of each.
@@ -95,7 +97,7 @@ def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[st
         rows["dp_phases"] = records(tables.dp_phases, dp_phases.COLUMNS)
         rows["waits"] = records(tables.waits_caused, exposed_parts.PAIR_COLUMNS)
     contention = contention_records(analysis.contentions, _hidden_us(analysis), analysis.on_device)
-    return {**rows, "contention": contention, "findings": msgspec.to_builtins(list(analysis.findings))}
+    return {**rows, "contention": contention, "findings": msgspec.to_builtins(list(findings))}
 
 
 def _hidden_us(analysis: TraceAnalysis) -> float | None:

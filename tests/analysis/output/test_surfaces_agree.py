@@ -142,6 +142,15 @@ def test_surfaces_of_made_traces_agree(name: str, tmp_path: Path, capsys: pytest
     assert DDP_ADVICE.search(RunCode.NO_OVERLAP.next_step)
 
 
+def check_findings(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON, and so the terminal, has the codes of the report's findings with their severity, without and with models."""
+    for link in (None, parse_link("10GB/s")):
+        report = report_of_traces(analyze_traces([place]), [place], Targets(link))
+        print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(link))
+        shown = json.loads(capsys.readouterr().out)["findings"]
+        assert {(one["code"], one["severity"]) for one in shown} == {(one.code, one.severity) for one in report.findings}
+
+
 def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the terminal shows, and the findings with a link."""
     analysis = analyze_traces([place])
@@ -150,6 +159,7 @@ def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
         print_traces([place], "table", DEFAULT_LIMITS, Console(file=file, width=80), Targets())
         terminal = file.getvalue()
     report, linked = (report_of_traces(analysis, [place], Targets(link)) for link in (None, parse_link("10GB/s")))
+    check_findings(place, capsys)
     print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets())
     record = json.loads(capsys.readouterr().out)["verdict"]
     check(verdict, {"terminal": terminal, **of_report(report)}, record)
