@@ -9,15 +9,13 @@ import numpy as np
 from dpscope.analysis.cells.row import ratio as over
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.variant_savings import series_variant
-from dpscope.analysis.stats.samples import Estimate, Spread, pooled_median, ratio_estimate
+from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.analysis.stats.scaling_laws import (
     Scaling,
     ScalingFit,
     fit_scaling,
     karp_flatt,
-    scaled_speedup,
     speedup_draws,
-    strong_speedup,
 )
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
@@ -31,7 +29,7 @@ def devices_text(devices: int, nodes: int) -> str:
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One cell against one device."""
+    """One cell against one device. Speedup: N t_1(b) / t_N(b), weak (Gustafson, 1988); t_1(G) / t_N(G/N), strong."""
 
     cell: str
     devices: int
@@ -116,26 +114,22 @@ def _series(
     cells: list[CellData],
     spread: Spread,
 ) -> ScalingSeries:
-    alone, t_1_us = single.step_samples(), pooled_median(single.step_samples())
-    assert t_1_us is not None  # a measured cell has samples
+    alone = single.step_samples()
     speedups, several, points = {}, {}, []
     for data in sorted(cells, key=lambda data: data.cell.devices):
         devices, samples = data.cell.devices, data.step_samples()
-        t_n_us, against = pooled_median(samples), ratio_estimate(alone, samples, spread)
-        assert t_n_us is not None
-        weak = scaling == "weak"
-        speedup = scaled_speedup(t_1_us, t_n_us, devices) if weak else strong_speedup(t_1_us, t_n_us)
-        bounds = against.times(devices if weak else 1)
+        speedup = ratio_estimate(alone, samples, spread).times(devices if scaling == "weak" else 1)
+        assert speedup.value is not None  # a measured cell has samples
         points.append(
             ScalingPoint(
                 cell=data.cell.name,
                 devices=devices,
-                speedup=Estimate(speedup, bounds.low, bounds.high, sum(map(len, samples))),
-                serial_fraction=fraction if (fraction := karp_flatt(speedup, devices)) <= 1 else None,
+                speedup=speedup,
+                serial_fraction=fraction if (fraction := karp_flatt(speedup.value, devices)) <= 1 else None,
                 nodes=data.nodes,
             )
         )
-        speedups[devices], several[devices] = speedup, samples
+        speedups[devices], several[devices] = speedup.value, samples
     draws = speedup_draws(alone, several, scaling, spread)
     return ScalingSeries(strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws))
 

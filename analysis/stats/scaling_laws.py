@@ -47,26 +47,6 @@ class LawPrediction:
     note: str
 
 
-def strong_speedup(t_1_us: float, t_n_us: float) -> float:
-    """t_1(G)/t_N(G/N): both steps train on the same global batch."""
-    return t_1_us / t_n_us
-
-
-def strong_efficiency(t_1_us: float, t_n_us: float, devices: int) -> float:
-    """Strong speedup over N."""
-    return strong_speedup(t_1_us, t_n_us) / devices
-
-
-def weak_efficiency(t_1_us: float, t_n_us: float) -> float:
-    """t_1(b)/t_N(b): both steps train on the same batch per device."""
-    return t_1_us / t_n_us
-
-
-def scaled_speedup(t_1_us: float, t_n_us: float, devices: int) -> float:
-    """N t_1(b)/t_N(b), for step times (Gustafson, 1988); on epoch times the ratio T_1/T_N holds the N already."""
-    return devices * weak_efficiency(t_1_us, t_n_us)
-
-
 def karp_flatt(speedup: float, devices: int) -> float:
     """Experimentally determined serial fraction, (1/S - 1/N)/(1 - 1/N).
 

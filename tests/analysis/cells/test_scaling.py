@@ -57,6 +57,11 @@ def test_weak_and_strong_series_with_intervals() -> None:
     assert weak.points[0].efficiency.value == pytest.approx(0.8, rel=0.01)
     assert (strong.scaling, strong.batch_size) == ("strong", 16)
     assert strong.points[0].speedup.value == pytest.approx(1.44, rel=0.01)
+    assert weak.points[0].speedup.count == 16
+    few = {
+        8: steps("single", 1, 8, 1000.0, count=2)
+    }  # the number of steps is that of the side with fewer, as of any ratio
+    assert series([cell], few)[0].points[0].speedup.count == 4
     assert 1.42 < known(strong.points[0].speedup.low) < known(strong.points[0].speedup.high) < 1.46
     # Karp-Flatt: (1/1.6 - 1/2) / (1/2) = 0.25
     assert weak.points[0].serial_fraction == pytest.approx(0.25, abs=0.02)

@@ -148,7 +148,9 @@ def check_findings(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         report = report_of_traces(analyze_traces([place]), [place], Targets(link))
         print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(link))
         shown = json.loads(capsys.readouterr().out)["findings"]
-        assert {(one["code"], one["severity"]) for one in shown} == {(one.code, one.severity) for one in report.findings}
+        assert {(one["code"], one["severity"]) for one in shown} == {
+            (one.code, one.severity) for one in report.findings
+        }
 
 
 def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:

@@ -14,23 +14,10 @@ from dpscope.analysis.stats.scaling_laws import (
     gustafson_speedup,
     karp_flatt,
     predicted_speedup,
-    scaled_speedup,
     speedup_draws,
-    strong_efficiency,
-    strong_speedup,
     usl_speedup,
-    weak_efficiency,
 )
 from tests.helpers.known import known
-
-
-def test_speedups_and_efficiencies() -> None:
-    # Strong: 100 us on one device, 40 us on 4: 100/40 = 2.5, a quarter of that 0.625.
-    assert strong_speedup(100, 40) == 2.5
-    assert strong_efficiency(100, 40, 4) == 0.625
-    # Weak: the same batch per device takes 125 us on 4 instead of 100: 100/125 = 0.8, times 4 = 3.2.
-    assert weak_efficiency(100, 125) == 0.8
-    assert scaled_speedup(100, 125, 4) == 3.2
 
 
 def test_karp_flatt() -> None:
