@@ -15,7 +15,8 @@ from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction, sources_of
 from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.costs.sources import cost_sources
+from dpscope.analysis.costs.calibration_files import calibration_of_run
+from dpscope.analysis.costs.sources import CostSources, cost_sources
 from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines, strategy_pairs
@@ -132,6 +133,7 @@ class Comparison:
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
     variants: Mapping[str, str] = field(default_factory=dict)  # by cell, where options differ from its strategy's
+    sources: CostSources = field(default_factory=CostSources)  # what predictions are based on
 
     def has(self, column: str) -> bool:
         """Whether any cell has a value in this column."""
@@ -159,9 +161,14 @@ def compare(
     """The comparison of a run's cells.
 
     `link` is what the user states of the link between the devices, else what was stated of the run; `calibration` is one of
-    the same machine, with its fits. `flops` are those of cells that did not count them, as the user states them.
+    the same machine, with its fits, else that in the run's folder; `target_efficiency` (0..1) else the run's. `flops` are those
+    of cells that did not count them, as the user states them.
     """
-    sources, recorded, spreads = cost_sources(run.recorded, link, calibration), run.recorded, run.spreads
+    recorded, spreads = run.recorded, run.spreads
+    if recorded is not None:
+        calibration = calibration or calibration_of_run(run.path)
+        target_efficiency = target_efficiency or recorded.config.reporting.target_efficiency
+    sources = cost_sources(recorded, link, calibration)
     batched = [data for data in run.measured if knows_batch(data.cell) and not data.trained_alone]
     peaks = cpu_peaks(run.measured)
     rows, predictions = {}, list[CollectivePrediction]()
@@ -189,6 +196,7 @@ def compare(
         scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spreads.step),
         choices=scaling_choices(batched, spreads.step),
         predictions=tuple(predictions),
+        sources=sources,
         target_efficiency=target_efficiency,
         of_traces=recorded is None,
         batches_seen=tuple(f"{size}" + f" in {n} micro-batches" * (n > 1) for size, n in sorted(batches)),

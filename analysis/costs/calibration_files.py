@@ -50,6 +50,11 @@ def load_calibration(path: Path) -> Calibration:
     return fit_calibration(calibration)
 
 
+def calibration_of_run(folder: Path) -> Calibration | None:
+    """The calibration in a run's folder; None where there is none."""
+    return load_calibration(folder) if calibration_path(folder).exists() else None
+
+
 _PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
 _HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")

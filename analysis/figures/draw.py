@@ -9,7 +9,6 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import scaling, step, training
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.analysis.figures.style import STYLE
@@ -44,7 +43,7 @@ CAPTIONS = {
 }
 
 
-def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict[str, Figure]:
+def draw_all(run: RunData, comparison: Comparison) -> dict[str, Figure]:
     """The figures of a run by file name; those without numbers are omitted."""
     with mpl.rc_context(STYLE):
         drawn = {
@@ -56,7 +55,7 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
             "waits": step.waits(run),
             "wait_strip": step.wait_strip(run),
             "communication": step.measured_and_estimated(run, comparison),
-            "busbw": bandwidths(run, sources),
+            "busbw": bandwidths(run, comparison.sources),
             "scaling": scaling.draw_scaling(comparison),
             "study": scaling.draw_study(comparison),
             **(training.training_figures(run.training) if run.training else {}),

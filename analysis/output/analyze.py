@@ -81,17 +81,15 @@ def load(path: Path, target_accuracy: float | None = None) -> "RunData":
 
 def report_of(path: Path, targets: Targets) -> "Report":
     """The report of a run, with the calibration that lies in its folder, if one does."""
-    from dpscope.analysis.costs.calibration_files import calibration_path, costs_at, load_calibration
+    from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.report.build import make_report
 
-    own = load_calibration(path) if calibration_path(path).exists() and targets.calibration is None else None
-    calibration = costs_at(targets.calibration) if targets.calibration is not None else own
+    calibration = costs_at(targets.calibration) if targets.calibration is not None else None
     run = load(path, targets.accuracy)
     if targets.flops is not None:
         check_flops(run)
-    efficiency = targets.efficiency or run.manifest.config.reporting.target_efficiency
     with progress("Comparing cells"):
-        return make_report(run, targets.link, calibration, efficiency, targets.nccl_logs, targets.flops)
+        return make_report(run, targets.link, calibration, targets.efficiency, targets.nccl_logs, targets.flops)
 
 
 def check_flops(run: "RunData") -> None:

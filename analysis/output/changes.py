@@ -18,7 +18,6 @@ from rich.text import Text
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.device_use import UseChange, use_changes, use_table
-from dpscope.analysis.costs.calibration_files import calibration_path, load_calibration
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.output.analyze import load
@@ -222,12 +221,11 @@ def _load(path: Path) -> RunData:
 
 
 def verdict_of(run: RunData) -> Verdict:
-    """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
+    """The verdict of a run's report; of traces that no run made, theirs."""
     if run.recorded is None:
         (data,) = run.cells.values()
         return traces_verdict(data)
-    calibration = load_calibration(run.path) if calibration_path(run.path).exists() else None
-    return run_verdict(run, compare(run, None, calibration))
+    return run_verdict(run, compare(run))
 
 
 def _print_judgement(found: Judgement, share: float, output_format: ChangeFormat, console: Console) -> None:

@@ -10,7 +10,7 @@ from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.cells.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.costs.sources import CostSources, cost_sources
+from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.findings.comparisons import cost_table, law_table, scaling_table
 from dpscope.analysis.findings.predictions import collective_table, error_table, identity_table, off_notes
@@ -47,13 +47,12 @@ class Report:
     """The results of a run, computed once; every renderer only reads them.
 
     `tables` are in reading order by name; `first` are the two shown first (where a step goes, measured against the shortcuts).
-    `missing` lists why values are NA, `sources` what predictions are based on. `formulas`, for the page alone, may have no rows.
+    `missing` lists why values are NA. `formulas`, for the page alone, may have no rows.
     """
 
     run: RunData
     comparison: Comparison
     findings: tuple[Finding, ...]
-    sources: CostSources
     setting: str
     verdict: Verdict
     first: Mapping[str, TextTable]
@@ -85,7 +84,7 @@ class Report:
         from dpscope.analysis.figures.draw import draw_all
 
         predicted = self.what_if.figure() if self.what_if is not None else None
-        return draw_all(self.run, self.comparison, self.sources) | ({"what_if": predicted} if predicted else {})
+        return draw_all(self.run, self.comparison) | ({"what_if": predicted} if predicted else {})
 
 
 def make_report(
@@ -96,39 +95,37 @@ def make_report(
     nccl_logs: Sequence[Path] = (),
     flops: StatedFlops | None = None,
 ) -> Report:
-    """Compute the report without writing it. For `link`, `calibration` and `flops` see `comparison.compare`.
+    """Compute the report without writing it. For all but `nccl_logs` see `comparison.compare`.
 
     `nccl_logs` are NCCL's logs of one of the jobs. Raises DpscopeError for a log of another job.
     """
     comparison = compare(run, link, calibration, target_efficiency, flops)
-    sources = cost_sources(run.recorded, link, calibration)
-    nccl = run_chapter(run, sources, nccl_logs)
-    what_if = _what_if(run)
+    nccl = run_chapter(run, comparison.sources, nccl_logs)
+    what_if = _what_if(run, comparison.sources)
     tables = report_tables(run, comparison, nccl, what_if)
     untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)
     return Report(
         run=run,
         comparison=comparison,
         findings=(*conclusions(run, comparison), *nccl.findings),
-        sources=sources,
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
         first=compared.first_tables(comparison),
         tables=tables,
-        formulas=formula_table(run, comparison, sources),
+        formulas=formula_table(run, comparison),
         missing=(*compared.missing_reasons(comparison), *untrained),
         what_if=what_if,
         nccl=nccl,
     )
 
 
-def _what_if(run: RunData) -> "WhatIfChapter | None":
+def _what_if(run: RunData, sources: CostSources) -> "WhatIfChapter | None":
     """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
     if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
         return None
     from dpscope.analysis.what_if.answers.written import chapter_of
 
-    return chapter_of(run)
+    return chapter_of(run, sources)
 
 
 def write_report(

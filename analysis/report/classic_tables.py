@@ -183,8 +183,10 @@ class _Tables:
         return StudyQuantity(heading, value, column)
 
     def epoch_notes(self) -> tuple[str, ...]:
-        how = "measured whole epochs" if self._whole else "median step time x steps per epoch, not a measured epoch"
-        return (f"epoch seconds are {how}", *self.input_path(), "a speedup of epochs already counts the N devices")
+        how = "median step time x steps per epoch (rounded up to whole steps), not a measured epoch"
+        how = "measured whole epochs" if self._whole else how
+        speedup = "a speedup of epochs already counts the N devices; per step, without rounding, see weak eff. and strong speedup"
+        return (f"epoch seconds are {how}", *self.input_path(), speedup)
 
     def input_path(self) -> tuple[str, ...]:
         """How images were transformed, for data sets with two ways; published epochs mostly transform them one by one."""
@@ -199,7 +201,10 @@ class _Tables:
 
     def communication_notes(self) -> tuple[str, ...]:
         """How the parts are obtained; if tracing slowed a cell's steps, they may exceed its epoch."""
-        how = "compute and communication: means of traced steps x steps per epoch; epoch and estimates: from untraced steps"
+        how = (
+            "compute and communication: means of traced steps x steps per epoch; epoch and estimates: from untraced steps; an "
+            "estimate is that of a step x the steps of an epoch on N devices"
+        )
         costs = {name: row.tracer_cost or 0.0 for name, row in self._rows.items()}
         slowed = [f"{name} {cost:.2f}x" for name, cost in costs.items() if cost > TRACER_COST]
         return (how, *((f"traced steps took longer than untraced ones: {', '.join(slowed)}",) if slowed else ()))
@@ -220,7 +225,8 @@ class _Tables:
         several = [data for data in cells if data.cell.devices > 1] or cells
         kept = [one for one in quantities if any(one.value(data) is not None for data in several)]
         rows = tuple((data.cell.name, *(one.shown(data) for one in kept)) for data in cells)
-        table = TextTable("Results", ("cell", *(one.heading for one in kept)), rows, tuple(self._trained_notes()))
+        notes = (*self.epoch_notes(), *self._trained_notes())
+        table = TextTable("Results", ("cell", *(one.heading for one in kept)), rows, notes)
         return table, list(self._why(one for one in quantities if one not in kept))
 
     def _trained_notes(self) -> Iterator[str]:

@@ -58,13 +58,13 @@ _FIELDS = (
 )
 
 
-def formula_table(run: RunData, comparison: Comparison, sources: CostSources) -> TextTable:
+def formula_table(run: RunData, comparison: Comparison) -> TextTable:
     """A row per model and multi-device cell; without rows if nothing can be predicted."""
     lines = [
         line
         for data in run.measured
         if data.cell.devices > 1 and data.communication_known
-        for line in _lines(data, comparison.rows[data.cell.name], comparison, model.sources_of(data, sources))
+        for line in _lines(data, comparison.rows[data.cell.name], comparison)
     ]
     calibrated = [one for one in comparison.predictions if one.predicted_slowest_us is not None]
     notes = (
@@ -86,8 +86,8 @@ def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterato
         yield "measured NA: ranks do not wait for each other in rooted collectives, which have no transfer to compare with"
 
 
-def _lines(data: CellData, row: CellRow, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
-    line = partial(FormulaLine, data.cell.name)
+def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[FormulaLine]:
+    line, sources = partial(FormulaLine, data.cell.name), model.sources_of(data, comparison.sources)
     source, ring_source = (
         "calibration" if name == "calibration" else "link's specification"
         for name in (row.prediction_source, row.ring_source)

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
-from dpscope.analysis.costs.calibration_files import load_calibration
-from dpscope.analysis.costs.sources import contention_of, cost_sources
+from dpscope.analysis.costs.calibration_files import calibration_of_run
+from dpscope.analysis.costs.sources import CostSources, contention_of, cost_sources
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
@@ -131,8 +131,12 @@ def base_of_run(path: Path, cell_name: str | None) -> Question:
     return base_of_loaded(load_run(path), cell_name)
 
 
-def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
-    """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none."""
+def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSources | None = None) -> Question:
+    """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none.
+
+    `sources` are the link and the calibration of the machine, else as they were recorded and lie in the run's folder.
+    """
+    sources = sources or cost_sources(run.manifest, None, calibration_of_run(run.path))
     data = _chosen(run, cell_name)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
@@ -140,8 +144,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
     tensors = [one.bytes for one in sizes.parameter_tensors]
     repeats = sorted({repeat for repeat, _ in data.ranks})
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
-    fitted = load_calibration(run.path) if run.folder.calibration_path.exists() else None
-    alike = None if fitted is None else fitted.on_nodes(data.nodes)
+    alike = None if sources.calibration is None else sources.calibration.on_nodes(data.nodes)
     ledger, single = run.spreads.ledger(data), single_device_baselines(run, cell).get(cell.batch_size)
     ledger = None if ledger is None else with_contention(ledger, cell_contentions(data, single))
     interference = interference_of_run(run, data, ledger, job.profiles, alike)
@@ -172,14 +175,14 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> Question:
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
-    sources, interconnect = cost_sources(run.manifest, None, fitted), run.manifest.environment.interconnect
+    interconnect = run.manifest.environment.interconnect
     pairs = interconnect.pairs if interconnect is not None else ()
     costs = Costs(
         place=base.place,
         traced=_traced(job),
         calibration=alike,
-        every=fitted,
-        specified=sources.link(base.devices),
+        every=sources.calibration,
+        specified=sources.on_nodes(data.nodes).link(base.devices),
         # links of unknown rate count as alike, there being nothing to the contrary
         alike=len({one.rate.gb_per_s for one in pairs if one.rate is not None}) <= 1,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show, show_time
@@ -202,12 +203,15 @@ class WhatIfChapter:
         return efficiency_figure(self.answer)
 
 
-def chapter_of(run: RunData) -> WhatIfChapter | None:
-    """Configurations that were not measured, predicted from a run's largest DDP cell; None where it cannot be a base."""
+def chapter_of(run: RunData, sources: CostSources | None = None) -> WhatIfChapter | None:
+    """Configurations that were not measured, predicted from a run's largest DDP cell; None where it cannot be a base.
+
+    `sources` as of `base_of_loaded`.
+    """
     if run.recorded is None:
         return None
     try:
-        question = base_of_loaded(run)
+        question = base_of_loaded(run, sources=sources)
     except DpscopeError:
         return None
     question, own = with_cell_errors(question)

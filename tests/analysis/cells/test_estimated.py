@@ -389,7 +389,7 @@ def test_what_hsdp_runs_within_nodes_is_explained_by_times_within_a_node() -> No
     found = comparison.rows[cell.name]
     assert (found.predicted_transfer_us, found.calibrated_gb_per_s) == pytest.approx((400, 5))
     assert [one.predicted_slowest_us for one in comparison.predictions] == pytest.approx([300, 100])
-    table = formula_table(run, comparison, CostSources(calibration=both))
+    table = formula_table(run, comparison)
     assert [row[2].partition("+ 3")[2] for row in table.rows] == [".00 MB / 10 GB/s", ""]
 
 

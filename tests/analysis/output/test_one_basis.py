@@ -6,18 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.figures.step import step_split
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.output.traces import to_tables
-from dpscope.analysis.report.build import Report
+from dpscope.analysis.report.build import Report, make_report
+from dpscope.analysis.report.comparison_tables import comparison_csv
 from dpscope.analysis.report.rank_tables import wait_table, without_cell
 from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.what_if.scenarios.collective_costs import Place
 from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
+from tests.helpers.run_cells import fitted, timed
 
 MADE_OF = ("compute", "wait", "transfer", "other", "idle")
 
@@ -136,3 +140,15 @@ def test_waits_and_collectives_of_traces_are_of_whole_steps_as_in_their_report()
     assert [row[:3] for row in waits] == [("1", "0", "1")]
     assert waits == without_cell(wait_table({"": traced_cell([analysis]).mean_waits})).rows
     assert [row[2] for row in tables["Collectives (means)"].rows] == ["2"]
+
+
+@pytest.mark.long
+def test_python_compares_with_the_calibration_in_the_folder_as_the_command_does(report: Report) -> None:
+    """And what the user states in its place holds for the what-if chapter, too: 248 kB at 1 GB/s take 248 us and a latency."""
+    run = report.run
+    assert comparison_csv(compare(run)) == comparison_csv(report.comparison)
+    stated = make_report(run, calibration=fitted(timed(2, 50.0, 1.0, [1 << power for power in range(14, 22)])))
+    costs = known(stated.what_if).answer.question.costs
+    assert costs.cost("all_reduce", 248_024.0, Place(2, 2)).total_us == pytest.approx(298.0, rel=0.001)
+    (one,) = (one for one in stated.comparison.predictions if one.kind == "all_reduce")
+    assert one.predicted_us == pytest.approx(298.0, rel=0.001)

@@ -170,7 +170,7 @@ def exchanging_once() -> CellData:
 def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us. Over a link of 1 GB/s: 2 x 1/2 x 4 ms."""
     sources, run = CostSources(None, calibration({"all_reduce": (10.0, 2.0)})), run_of(exchanging())
-    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
+    table = formula_table(run, compare(run, calibration=sources.calibration))
     rows = {row[1]: row for row in table.rows}
     one = rows["all_reduce, 1 a step"]
     assert one[2] == "alpha + S/B = 10.0 µs + 4.00 MB / 2 GB/s"
@@ -178,7 +178,7 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     schedule = rows["DDP's schedule, exposed communication"]
     assert "ready 0.0 µs, takes 2.01 ms alone, ends 2.01 ms" in schedule[2]
     assert schedule[4:] == ("2.01 ms", "2.50 ms", "-19.6")
-    linked = formula_table(run, compare(run, parse_link("1GB/s")), CostSources(parse_link("1GB/s")))
+    linked = formula_table(run, compare(run, parse_link("1GB/s")))
     ring = next(row for row in linked.rows if row[1].startswith("ring"))
     assert "2(2−1)/2 × 4.00 MB / 1 GB/s" in ring[2]
     assert ring[4] == "4.00 ms"
@@ -190,7 +190,7 @@ def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_r
     shortest = msgspec.structs.replace(fastest.fits[0], statistic="shortest")
     sources = CostSources(None, msgspec.structs.replace(slowest, fits=(*slowest.fits, shortest)))
     run = run_of(exchanging_once())
-    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
+    table = formula_table(run, compare(run, calibration=sources.calibration))
     rows = {row[1]: row for row in table.rows}
     one = rows["all_reduce, 1 a step"]
     assert (one[2], one[4]) == ("alpha + S/B = 4.00 µs + 4.00 MB / 2.5 GB/s", "1.60 ms")
@@ -209,7 +209,7 @@ def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no
     broadcast = reduced.assign(kind="broadcast", bytes=4000, ready_us=None, start_us=50.0, duration_us=10.0)
     run = run_of(with_tables(data, collectives=joined([broadcast, reduced])))
     sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
-    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
+    table = formula_table(run, compare(run, calibration=sources.calibration))
     (schedule,) = [row[2] for row in table.rows if row[1].startswith("DDP's schedule")]
     assert "ready 0.0 µs, takes 2.01 ms alone, ends 2.01 ms" in schedule
 
