@@ -10,7 +10,16 @@ from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, Straggler
-from dpscope.analysis.traces.ranks.ledger import IDLE, STEP_PARTS, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
+from dpscope.analysis.traces.ranks.ledger import (
+    IDLE,
+    STEP_PARTS,
+    TRANSFER,
+    UNSPLIT,
+    WAITING,
+    Ledger,
+    other_part,
+    step_count,
+)
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import DDP_ARGUMENTS
@@ -50,8 +59,7 @@ def late_rank(windows: Table, straggler: Straggler | None, ledger: Ledger | None
     """
     if ledger is None or not ledger.is_split or not len(windows):
         return None
-    numbered = [name for name in ("repeat", "step") if name in windows]
-    steps, ranks = len(windows.group(*numbered)), len(windows.group("rank"))
+    steps, ranks = step_count(windows), len(windows.group("rank"))
     waits, total, broadcasts = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0, 0.0
     if straggler is not None:
         rank, broadcasts = straggler.rank, ledger.other_by_kind_us.get("broadcast", 0.0)

@@ -300,8 +300,7 @@ class RunSpreads:
         step_us = stats.pooled_median(data.step_samples())
         if step_us is not None and ledger.traced_step_us is not None:
             ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
-        traced = len(data.critical_windows.group("repeat", "step"))
-        if step_us is None or min(sum(map(len, data.step_samples())), traced) < stats.FEWEST_SAMPLES:
+        if step_us is None or min(sum(map(len, data.step_samples())), ledger.steps) < stats.FEWEST_SAMPLES:
             return ledger
         intervals = {}
         for part in PARTS:

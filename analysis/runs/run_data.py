@@ -35,6 +35,7 @@ from dpscope.analysis.runs.traffic_check import (
 )
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
+from dpscope.analysis.traces.ranks.ledger import step_count
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import Table
@@ -283,7 +284,7 @@ def traces_text(run: RunData) -> str:
     (data,) = run.cells.values()
     windows = data.whole_windows
     whole = not windows.truths("partial_window", missing=True).all()
-    steps = int(windows.group("rank").different(windows["step"]).max(initial=0))
+    steps = step_count(windows)
     kind = "whole" if whole else "partial"
     first = "" if whole or not steps else " (their start was not recorded: they are timed from their first event)"
     return (

@@ -98,6 +98,12 @@ def whole_steps(steps: Table) -> Table:
     return steps.take(whole) if whole.any() else steps
 
 
+def step_count(windows: Table) -> int:
+    """Steps of all repeats behind means over these windows, by the rank with most: ranks may number theirs differently."""
+    steps = windows.group(*(name for name in ("repeat", "step") if name in windows))
+    return int(windows.group("rank").different(steps.code).max(initial=0))
+
+
 def critical_rows(windows: Table) -> BoolColumn:
     """Which of `step_table`'s rows are of their process's critical device: the one that is least idle, by its mean.
 
@@ -139,7 +145,7 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
         other_by_kind_us={name or "unknown": us for name, us in _by(own, "other", "kind", count).items()},
         wait_by_rank_us=_by(own, "wait", "late_rank", count),
         windows=count,
-        steps=len(known.group(*(name for name in ("repeat", "step") if name in known))),
+        steps=step_count(known),
         critical_device=int(known["device"][devices.first[devices.sizes.argmax()]]) if several else None,
         devices_exposed_us=every.mean("exposed_us") if several else None,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
+from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.runs.run_data import traced_run, traces_text
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
@@ -108,7 +109,9 @@ def test_step_numbers_are_labels_of_a_rank(tmp_path: Path, first_steps: tuple[in
     if found is not None:
         assert "rank 0 5 to 7, rank 1 105 to 107" in found.message
         assert set(analysis.steps["step"]) == {5, 6, 7, 105, 106, 107}
-    assert "2 whole steps of each" in traces_text(traced_run(analysis, [tmp_path]))
+    run = traced_run(analysis, [tmp_path])
+    assert "2 whole steps of each" in traces_text(run)
+    assert "; mean of 2 steps)" in ReadJob(analysis).verdict.cost.text
 
 
 def test_steps_of_other_series_are_not_matched(tmp_path: Path) -> None:
