@@ -115,7 +115,9 @@ class Columns:
     traced_step_us: Number = _column(
         "traced step", "Mean window of the traced steps", ends=(INTERVAL,), begins="communication"
     )
-    traced_step_count: Count = _column("traced steps", "Rows (rank, device, step) behind the means", "count")
+    traced_step_count: Count = _column(
+        "traced windows", "Windows behind the means, one per rank, device and step", "count"
+    )
     compute_us: Number = _column("compute", "Union of compute per device and step", ends=(INTERVAL,))
     exposed_wait_us: Number = _column(
         "wait", "Exposed communication in which a collective waits for a late rank and none transfers", ends=(INTERVAL,)

@@ -161,7 +161,7 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
         setting=report.setting,
         verdict=report.verdict,
         first_tables=report.first,
-        environment=list(environment_facts(report.run)),
+        environment=list(environment_facts(report.run, report.comparison.sources.calibration)),
         findings=report.findings,
         tables=shown,
         figures=svg,

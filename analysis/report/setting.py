@@ -9,7 +9,6 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import DeviceLinks
 from dpscope.profiling.records.run import DeviceState, Environment, RankResult
-from dpscope.profiling.store.files import read_json_if_there
 
 
 def setting_of(run: RunData) -> str:
@@ -42,8 +41,11 @@ def _machine(run: RunData) -> str:
     return f"{len(environment.accelerators)} x {names}"
 
 
-def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
-    """Name and value of all settings that must be equal to compare two runs; for traces alone their files."""
+def environment_facts(run: RunData, calibration: Calibration | None = None) -> Iterator[tuple[str, str]]:
+    """Name and value of all settings that must be equal to compare two runs; for traces alone their files.
+
+    `calibration` is the one that the report's predictions are from.
+    """
     if run.recorded is None:
         yield from ((f"Rank {NA if one.rank is None else one.rank}", str(one.path)) for one in run.traces)
         return
@@ -58,7 +60,7 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
         way = f"gloo over {host.interface or NA}, by {host.interface_chosen_by}"
         yield f"Node {host.node}", f"{host.hostname}, {host.address}, {way}{_connected(ranks, host.node)}"
     if manifest.hosts:
-        yield from _rates(read_json_if_there(run.folder.calibration_path, Calibration))
+        yield from _rates(calibration)
     yield "Platform", environment.platform
     yield "CPU", f"{environment.cpu_name or NA}, {counted(environment.cpu_count, 'core')} usable"
     yield "Memory", show_bytes(environment.memory_bytes)

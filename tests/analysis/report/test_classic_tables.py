@@ -69,6 +69,9 @@ def test_results_hold_a_row_per_cell_and_no_empty_column(study: Study) -> None:
     assert [row[1] for row in table.rows] == ["1", "2", "2"]
     assert table.headings[-1] == "efficiency, same b [%]"  # no fixed global batch, no accuracy
     assert all(row[-1] != "NA" for row in table.rows)
+    assert any(
+        "rounded up to whole steps" in note for note in table.notes
+    )  # why it is not `weak_efficiency` to the digit
     row = dict(zip(table.headings, table.rows[2], strict=True))
     assert float(row["efficiency, same b [%]"]) == pytest.approx(100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3)
 
