@@ -192,7 +192,7 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
         for line in study.left_out:
             apart.print(f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False)
     else:
-        print_tables(list(report.tables.values()), output_format, console)
+        print_tables([*report.first.values(), *report.tables.values()], output_format, console)
     return report.printed.sound
 
 

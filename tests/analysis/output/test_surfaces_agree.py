@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.answers import Verdict
-from dpscope.analysis.output.analyze import Targets, print_summary
+from dpscope.analysis.output.analyze import Targets, print_run, print_summary
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
 from dpscope.analysis.report.build import Report, make_page, render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from dpscope.analysis.report.page import render_page
+from dpscope.analysis.text.text_table import OutputFormat, render
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
@@ -119,6 +120,17 @@ def test_surfaces_of_a_run_agree(folder: Path) -> None:
     check(report.verdict, surfaces, json.loads(run_json(report))["verdict"])
     check_csv(report, report.verdict)
     assert report.verdict.late is None or folder == EXAMPLE_RUN  # five repeats show no late rank
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("output_format", ["markdown", "latex"])
+def test_formats_of_tables_begin_with_those_of_the_first_screen(
+    output_format: OutputFormat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_run(EXAMPLE_RUN, output_format, False, Targets(), Console(quiet=True))
+    shown, report = capsys.readouterr().out, reported(EXAMPLE_RUN)
+    every = [*report.first.values(), *report.tables.values()]
+    assert shown == "".join(f"{render(table, output_format)}\n" for table in every)
 
 
 @pytest.mark.long
