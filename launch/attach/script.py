@@ -53,7 +53,8 @@ def _execute(command: Sequence[str], folder: Path | None) -> None:
         sys.argv, sys.path[0] = list(command[1:]), os.getcwd()
     else:
         path = path if folder is None else os.path.abspath(path)
-        sys.argv, sys.path[0] = [path, *command[1:]], os.path.dirname(os.path.abspath(path))
+        sys.argv, sys.path[0] = [path, *command[1:]], os.path.dirname(os.path.realpath(path))
+        path = os.path.join(os.getcwd(), path)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)

@@ -39,6 +39,17 @@ def test_a_script_is_main_with_its_arguments_and_its_folder_first_on_the_path(
     assert type(pickle.loads(sys.modules["__main__"].made)).__name__ == "Batch"  # spawned workers find it, as at exit
 
 
+def test_a_script_has_the_paths_that_python_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """__file__ is absolute, even after the script changes its folder; modules are searched where a link to a script points."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text("import sys; seen = __file__, sys.argv[0], sys.path[0]")
+    (tmp_path / "link.py").symlink_to("code/train.py")
+    monkeypatch.chdir(tmp_path)
+    for given in ("link.py", "code/../link.py"):
+        run_script([given], lambda how: None)
+        assert sys.modules["__main__"].seen == (f"{tmp_path}/{given}", given, f"{tmp_path}/code")
+
+
 def test_a_module_is_run_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
