@@ -21,6 +21,7 @@ from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import NA, choose_unit, sentence, show, show_time, with_article
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.profiling.records.trace_codes import TraceCode
 
 if TYPE_CHECKING:
     from dpscope.analysis.runs.cell_data import CellData
@@ -33,6 +34,7 @@ ONE_JOB = (
     "compare), or measure both (dpscope run)."
 )
 NO_SHORTCUT = "Nothing to compare: the shortcuts estimate communication between several devices."
+_LOST = (TraceCode.NO_KERNELS.code, TraceCode.TRACE_INCOMPLETE.code, TraceCode.DEVICE_NOT_READ.code)
 NO_SINGLE_DEVICE = "T_N - T_1 needs a step on one device, which traces of one job do not contain."
 
 
@@ -93,16 +95,18 @@ def traces_verdict(data: "CellData", shortcuts: str | None = None) -> Verdict:
     """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without models."""
     job, ledger, on_device = data.cell, data.job_ledger, data.on_device
     assert isinstance(job, TracedJob)
-    which, caveat = Answer(ONE_JOB), None if on_device else ON_CPU
+    lost = next((one for one in data.findings if one.code in _LOST and one.severity == "error"), None)
+    which, caveat = Answer(ONE_JOB), None if on_device or lost is not None else ON_CPU
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
     nothing_moved = data.communication_known and not moved
     if job.devices < 2 or ledger is None or nothing_moved:
-        cost = f"It was not measured: the traces of {job.name} do not show it."
-        if job.devices < 2 or nothing_moved:
-            idle = _idle(job, ledger) if on_device else ""
-            cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{idle}."
-        action = Answer("Trace every rank of a job on several devices.")
-        return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), action, caveat)
+        idle = _idle(job, ledger) if on_device else ""
+        cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{idle}."
+        action = "Trace every rank of a job on several devices."
+        if not data.communication_known or not (job.devices < 2 or nothing_moved):
+            cost = f"It was not measured: the {job.name} {'does' if job.processes == 1 else 'do'} not show it."
+            action = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost is not None else action
+        return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), Answer(action), caveat)
     chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
     late = late_rank(data.whole_windows, data.straggler, ledger)
     return Verdict(

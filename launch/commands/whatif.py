@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import typer
+
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
 from dpscope.profiling.records.finding import counted
@@ -167,6 +169,10 @@ def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradie
         written.write_replayed(answer, request.trace)
     if request.figure is not None:
         written.write_figure(answer, request.figure)
+    if found.cut_short:
+        from dpscope.analysis.output.traces import trace_status
+
+        raise typer.Exit(trace_status((), found.cut_short))
 
 
 def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:

@@ -1,5 +1,6 @@
 """From the trace files of one job to its tables: steps, collectives, findings. What the command line calls."""
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -167,7 +168,7 @@ def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
 ) -> tuple[list[RankTables], FoundJobs]:
     """The ranks of the files that could be read, and their jobs; raises as `analyze_traces`."""
-    files, named = find_traces(paths), {path for path in as_paths(paths) if not path.is_dir()}
+    files, named = find_traces(paths), {path for path in as_paths(paths) if not os.path.isdir(path)}
     ranks: list[tuple[RankTables, Path]] = []
     unread: list[Finding] = []
     for file, outcome in zip(files, read_files(files, limits, executor, progress), strict=True):
@@ -251,20 +252,37 @@ def as_paths(paths: Paths) -> list[Path]:
 def find_traces(paths: Paths) -> list[Path]:
     """Trace files among the paths: files as named, folders searched for `*.json` and `*.json.gz`.
 
-    Raises DpscopeError when a path does not exist or a folder holds none.
+    What cannot be searched inside a folder is among them, and its reader reports why. Raises DpscopeError when a path does not
+    exist or a folder holds none.
     """
     found: list[Path] = []
     for path in as_paths(paths):
-        if path.is_dir():
-            inside = [file for file in path.rglob("*") if _TRACE_NAME.search(file.name) and file.is_file()]
+        if os.path.isdir(path):
+            inside = _inside(path)
             if not inside:
                 raise DpscopeError(f"{path} holds no trace: no *.json or *.json.gz in it; name a folder with traces")
             found += sorted(inside, key=natural_order)
-        elif path.exists():
+        elif _unless_hidden(path.exists):
             found.append(path)
         else:
             raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
     return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for parent, _, names in os.walk(folder, onerror=lambda error: found.append(Path(error.filename))):
+        files = [Path(parent, name) for name in names if _TRACE_NAME.search(name)]
+        found.extend(file for file in files if _unless_hidden(file.is_file))
+    return found
+
+
+def _unless_hidden(check: Callable[[], bool]) -> bool:
+    """The check of a path, or True where the permissions of its folder prevent it: its reader reports that."""
+    try:
+        return check()
+    except OSError:
+        return True
 
 
 def not_read(message: str) -> Finding:

@@ -11,6 +11,7 @@ braces show which pieces may be one event that was cut inside, and brackets wher
 pieces share an allowance, and are over when it is spent.
 """
 
+import os
 import re
 import stat
 import sys
@@ -164,7 +165,9 @@ class TraceText:
     def _blocks(self, max_bytes: int) -> Iterator[bytes]:
         total = 0
         try:
-            if not stat.S_ISREG(self.path.stat().st_mode):
+            if not stat.S_ISREG(mode := self.path.stat().st_mode):
+                if stat.S_ISDIR(mode):
+                    os.scandir(self.path).close()  # a folder that cannot be searched is reported as such
                 raise DpscopeError(f"{self.path} is not a regular file; name a trace file or a folder of them")
             with open(self.path, "rb") as file:
                 self.compressed = file.read(2) == _GZIP_MAGIC

@@ -97,9 +97,9 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"
         named = listed([steps.numbers[index] for index in empty.tolist()], _NAMED)
+        hold, times = ("holds", "its time is") if len(empty) == 1 else ("hold", "their times are")
         yield TraceCode.STEPS_EMPTY.finding(
-            f"{len(empty)} of {counted(len(steps), 'step')} of {trace.source} hold no {what} (step {named}): "
-            "their times are not given",
+            f"{len(empty)} of {counted(len(steps), 'step')} of {trace.source} {hold} no {what} (step {named}): {times} not given",
             severity="error" if len(empty) == len(steps) else "warning",
         )
     copies, hidden = len(windows.outlasting), int(windows.hidden.sum())

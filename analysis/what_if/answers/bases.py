@@ -108,12 +108,13 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
 
 @dataclass(frozen=True)
 class Question:
-    """A base with its costs, and the run it is of, if it is of one."""
+    """A base with its costs, and the run it is of, if it is of one, or its traces whose files are `cut_short`."""
 
     base: Base
     costs: Costs
     run: RunData | None = None
     cell: CellData | None = None
+    cut_short: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
     devices = stated.devices or job.devices
     if devices is None:
         raise DpscopeError(f"{paths[0]}: the trace does not show how many devices the job had; give --base-devices")
-    ledger = analyze_traces(files).ledger
+    analysis = analyze_traces(files)
+    ledger = analysis.ledger
     interference = interference_of_traces(ledger, job.profiles)
     job = job.at_slowdown(interference.slowdown)
     steps = [one.step_us for one in job.profiles]
@@ -222,7 +224,8 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
         lacks=(*lacks, *assumed(interference, job.profiles)),
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return Question(base, Costs(base.place, _traced(job), traced_bounded=bounded))
+    costs = Costs(base.place, _traced(job), traced_bounded=bounded)
+    return Question(base, costs, cut_short=tuple(analysis.cut_short))
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:

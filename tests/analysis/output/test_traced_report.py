@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.findings.answers import ONE_JOB
+from dpscope.analysis.findings.answers import ONE_JOB, traces_verdict
 from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.tensorboard import write_tensorboard
@@ -30,13 +30,14 @@ from dpscope.analysis.output.traced_report import (
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.report.comparison_tables import shown_views
+from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
-from tests.generated_traces.generator import dp_trace, parallel_trace, write_ddp_job, write_trace
+from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, trace_text, write_ddp_job, write_trace
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.run_cells import fitted, timed
@@ -281,6 +282,28 @@ def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
     for name, sentence in said.items():
         (tmp_path / name).mkdir()
         assert no_collective(tmp_path / name, device=name != "cpu", ranks=1 + (name == "ranks")) == sentence
+
+
+@pytest.mark.parametrize(("whole", "which"), [(True, "2 ranks"), (False, "1 of 2 ranks")])
+def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
+    tmp_path: Path, whole: bool, which: str
+) -> None:
+    """Rank 1's file ends before its kernels, so nothing shows that the job ran on a CPU."""
+    events = sorted(
+        ddp_trace(1, 2).trace["traceEvents"], key=lambda event: str(event.get("cat")).startswith(("kernel", "gpu"))
+    )
+    text = trace_text({**ddp_trace(1, 2).trace, "traceEvents": events})
+    cut = tmp_path / "0_1.pt.trace.json"
+    cut.write_text(text[: text.index('"cat": "kernel"')])
+    if whole:
+        write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")
+    verdict = traces_verdict(traced_cell([analyze_traces([tmp_path])]))
+    assert verdict.cost.text == f"It was not measured: the traces of {which} do not show it."
+    assert verdict.action.text == (
+        f"What could be read of {cut} holds calls that launch work on a device but no kernel: nothing is known of the device. "
+        "The file was cut short: read a whole copy of it, or trace again."
+    )
+    assert verdict.caveat is None
 
 
 @pytest.fixture

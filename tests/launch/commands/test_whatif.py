@@ -198,6 +198,17 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     assert all(line == line.rstrip() for line in shown.splitlines())
 
 
+def test_traces_that_are_cut_short_give_a_number_and_status_2(tmp_path: Path) -> None:
+    """As of `dpscope analyze`: the last tenth of a file is missing, and its steps are whole."""
+    for trace in sorted((ROOT / "examples/run_cpu/cells/ddp-d2-b128/repeat0/traces").iterdir()):
+        text = gzip.decompress(trace.read_bytes())
+        (tmp_path / trace.stem).write_bytes(text if "0_0" in trace.name else text[: len(text) * 9 // 10])
+    cut = whatif(tmp_path, "--devices", "4")
+    assert cut.exit_code == 2
+    assert "4 devices" in cut.stdout
+    assert f"{tmp_path}/0_1.pt.trace.json is cut short or damaged" in cut.stderr
+
+
 @pytest.mark.long
 def test_the_inverse_is_answered_in_a_sentence() -> None:
     text = printed(EXAMPLE_RUN, "--solve", "bucket-mb")

@@ -1,12 +1,13 @@
 """Findings of the trace engine: a trace that has it and a near miss, here or in the test of the module that makes it."""
 
 import ast
+import os
 import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import pytest
 
@@ -200,6 +201,39 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DpscopeError, match=r"cannot read .*Permission denied") as caught:
         analyze_traces([path])
     assert "\n" not in str(caught.value)
+
+
+def test_folders_that_may_not_be_searched_or_entered_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions bind no superuser, so the refusals are made here."""
+    sound(tmp_path)
+    for name in ("closed", "listed"):
+        (tmp_path / name).mkdir()
+        write_trace(ddp_trace(0, 2).trace, tmp_path / name / "0_0.pt.trace.json")
+    scandir, stat = os.scandir, os.stat
+
+    def refuse_to_list(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def refuse_to_enter(path: Any, **options: Any) -> Any:
+        if "listed/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "scandir", refuse_to_list)
+    monkeypatch.setattr(os, "stat", refuse_to_enter)
+    inside = f"{tmp_path}/listed/0_0.pt.trace.json"
+    analysis = analyze_traces([tmp_path])
+    assert len(analysis.summaries) == 2
+    assert [one.message for one in analysis.findings if one.code == TraceCode.FILE_NOT_READ.code] == [
+        f"cannot read {path}: Permission denied; check the name and its permissions"
+        for path in (f"{tmp_path}/closed", inside)
+    ]
+    with pytest.raises(DpscopeError, match=f"cannot read {inside}: Permission denied"):
+        analyze_traces([inside])
 
 
 def test_a_folder_next_to_the_traces_and_one_without_any(tmp_path: Path) -> None:

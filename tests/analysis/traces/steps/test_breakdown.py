@@ -87,7 +87,7 @@ def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> TraceAn
 def empty(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     found = [one for one in analysis.findings if one.code == "steps_empty"]
     return [
-        (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold ") :]) for one in found
+        (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold") :]) for one in found
     ]
 
 
@@ -97,7 +97,7 @@ def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
     assert second[TIMES].isna().all(axis=None)
     assert second["partial_window"].tolist() == [True]
     assert analysis.steps.loc[analysis.steps["step"] == 1, "communication_us"].tolist() == [0.0]
-    assert empty(analysis) == [("warning", "1 hold no event (step 2): their times are not given")]
+    assert empty(analysis) == [("warning", "1 holds no event (step 2): its time is not given")]
 
 
 def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path) -> None:
