@@ -1,5 +1,6 @@
 """`dpscope compare`: what got faster or slower between runs."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,8 @@ def compare(
 
     if len(paths) < 2:
         raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")
+    if twice := [path for path, count in Counter(path.resolve() for path in paths).items() if count > 1]:
+        raise DpscopeError(f"{twice[0]} is named twice: a run does not differ from itself; name each run once")
     share = None if fail_over is None else parse_share(fail_over)
     raise typer.Exit(print_comparison(paths, share, output_format, open_console(), force, by or "time"))
 

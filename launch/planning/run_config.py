@@ -100,8 +100,16 @@ def given_settings(
     """Settings as a file and flags give them, texts read, and where each was given, such as ``--lr``; raises DpscopeError."""
     raw: dict[str, tuple[object, str]] = {}
     for key, value in _read_toml(config_path).items() if config_path is not None else ():
-        if key != "out":  # where a run lies is not a setting of it: `out_folder`
-            raw[_field_name(key, f"{config_path}: {key}", declared)] = value, f"{config_path}: {key} ="
+        if key == "out":  # where a run lies is not a setting of it: `out_folder`
+            continue
+        if isinstance(value, dict):
+            raise DpscopeError(
+                f"{config_path}: [{key}] is a table; write its settings above all tables, without [{key}]"
+            )
+        field = _field_name(key, f"{config_path}: {key}", declared)
+        if field in raw:
+            raise DpscopeError(f"{raw[field][1].removesuffix(' =')}: set again as {key}; keep one of them")
+        raw[field] = value, f"{config_path}: {key} ="
     for key, value in flags.items():
         if value is not None:
             field = _field_name(key, f"--{key}", declared)
@@ -142,7 +150,7 @@ def flag_name(field: str, value: object = None) -> str:
 
 def _read_toml(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))  # editors on Windows begin files with a mark
     except OSError as error:
         raise DpscopeError(f"--config: {unreadable(path, error)}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

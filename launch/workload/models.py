@@ -1,6 +1,7 @@
 """The models dpscope can train: ResNet-18 and ResNet-8 for CIFAR, GPTs, torchvision's classification models, the user's own."""
 
 import importlib
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -215,7 +216,8 @@ def check_model(name: str) -> None:
 
 def _user_function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
-    if not module_name or module_name.startswith(".") or not function_name:
+    is_file = os.sep in module_name or (module_name.endswith(".py") and os.path.isfile(module_name))
+    if not module_name or module_name.startswith(".") or not function_name or is_file:
         raise DpscopeError(f"--model {name}: write it as package.module:function, relative to the working directory")
     try:
         module = importlib.import_module(module_name)

@@ -4,6 +4,7 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -117,6 +118,8 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("analyze no_such_folder", "no_such_folder"),
         ("analyze .", "no trace"),
         ("compare RUN ''", "an argument is empty"),
+        ("compare RUN RUN/cells/..", "is named twice: a run does not differ from itself"),
+        ("run --model tiny_models.py:tiny", "--model tiny_models.py:tiny: write it as package.module:function"),
         ("analyze tiny_models.py", "tiny_models.py"),
         ("analyze tiny_models.py --max-bytes 0", "--max-bytes 0"),
         ("run --link-gbps 25", "--link 25GB/s (bytes) or --link 200Gb/s (bits)"),
@@ -162,7 +165,7 @@ def test_a_mistake_is_one_line_that_names_it(
 ) -> None:
     monkeypatch.chdir(USER_MODELS)
     places = {"RUN": EXAMPLE_RUN, "TABLE": DATA / "scaling" / "ddp_v100_pytorch_benchmark.csv"}
-    words = [places.get(word, word) for word in shlex.split(command)]
+    words = [re.sub("^(RUN|TABLE)", lambda name: str(places[name[0]]), word) for word in shlex.split(command)]
     out = ["--out", str(tmp_path / "run")] if words[0] in ("run", "train") else []
     monkeypatch.setattr(sys, "stdout", printed := io.StringIO())
     assert message in error_line(monkeypatch, capsys, *words, *out)

@@ -27,6 +27,10 @@ def test_flags_overlay_the_file(tmp_path: Path) -> None:
     assert (config.reporting.link, load_file(tmp_path, content).reporting.link) == ("100Gb/s", "PCIe 4.0 x16")
 
 
+def test_a_file_may_begin_with_the_mark_of_an_editor_on_windows(tmp_path: Path) -> None:
+    assert load_file(tmp_path, "\ufeffsteps = 7\r\nrepeats = 2\r\n").measurement.steps == 7
+
+
 def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
     content = 'overlap = ["on", "off"]\nbucket-mb = ["default", 4]\nstatic-graph = true\naccumulate = [2, 1]\n'
     matrix = load_file(tmp_path, content, broadcast_buffers="off").matrix
@@ -122,6 +126,8 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: lis
         ("model = 3", "must be text"),
         ("link = 25", "link = '25' has no unit: write 25GB/s"),
         ("link_gbps = 25.0", r'link = "25GB/s" \(bytes\) or link = "200Gb/s" \(bits\)'),
+        ('batch_size = "8"\nbatch-size = "16"', "batch_size: set again as batch-size; keep one of them"),
+        ("[workload]\nlr = 0.1", r"\[workload\] is a table; write its settings above all tables, without \[workload\]"),
         (None, r"--config: .* does not exist; check the path"),
     ],
 )
