@@ -72,7 +72,7 @@ def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_fo
 
 
 def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_what_if", lambda run: None)  # it reads traces, which these cells have none of
+    monkeypatch.setattr(build, "_what_if", lambda *_: None)  # it reads traces, which these cells have none of
     cells = [Cell(strategy="single", devices=1, batch_size=1), Cell(strategy="ddp", devices=2, batch_size=1)]
     data = [
         cell_data(

@@ -39,7 +39,7 @@ LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
 MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
 
-# A command line, in which TRACE, RUN, TRAINED, TABLE and PARTIAL are paths, and options that do nothing with it.
+# A command line, in which TRACE, RUN, TRAINED, EARLIER, TABLE and PARTIAL are paths, and options that do nothing with it.
 SITUATIONS = {
     "analyze TRACE": f"--target-efficiency 0.8 --target-accuracy 90 --tables {DETAIL}",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
@@ -63,8 +63,8 @@ SITUATIONS = {
     "whatif TRACE --solve strategy": "--need efficiency=0.9",
     "whatif RUN": "--base-devices 2 --base-batch-size 8 --gradient-bytes 8",
     "bundle RUN --list": "--output b.zip",
-    "compare TRAINED TRAINED": "--fail-over 5%",
-    "compare RUN RUN": "--by commit",
+    "compare TRAINED EARLIER": "--fail-over 5%",
+    "compare RUN EARLIER": "--by commit",
     "tensorboard TRAINED": "--link 10GB/s",
     "tensorboard RUN": "--out x",
     "attach --quiet": "--verbose",
@@ -105,6 +105,7 @@ def test_an_option_that_does_nothing_is_refused(line: str, option: str, tmp_path
     places |= {"RUN": tmp_path / "run", "TABLE": tmp_path / "steps.csv"}
     places["TRACE"].write_text("{}")
     places["TRAINED"] = write_train_json(tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0]))
+    places["EARLIER"] = write_train_json(tmp_path / "earlier", plain_epochs("single", 1, 0, [80.0], [4.0]))
     places["RUN"].mkdir()
     shutil.copy(EXAMPLE_RUN / "manifest.json", places["RUN"])
     places["PARTIAL"].touch()

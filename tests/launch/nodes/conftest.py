@@ -39,7 +39,7 @@ class Nodes:
         node: int,
         out: Path | None = None,
         options: dict[str, str] = OPTIONS,
-        wait_s: float = 20.0,
+        wait_s: float = 60.0,
         note: Callable[[str], None] | None = None,
         **more: object,
     ) -> NodeStart:
