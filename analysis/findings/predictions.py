@@ -209,6 +209,11 @@ def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: b
     together = "; calib.: the slowest rank of a calibration, in which all ranks start together" if calibrated else ""
     if slowest:
         fastest = "measured and predicted: the fastest rank, as transfers are defined"
+        if calibrated and all(
+            one.predicted_us == one.predicted_slowest_us for one in shown if one.predicted_slowest_us
+        ):
+            alone = "the slowest rank, as the calibration holds no other's times"
+            fastest = f"measured: the fastest rank, as transfers are defined; predicted: {alone}"
         yield f"{fastest}; slowest: the slowest rank, waiting included{together}"
 
 

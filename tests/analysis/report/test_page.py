@@ -12,6 +12,7 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.analysis.figures.scaling import batch_figure
+from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
@@ -196,6 +197,12 @@ def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_r
     assert (one[2], one[4]) == ("alpha + S/B = 4.00 µs + 4.00 MB / 2.5 GB/s", "1.60 ms")
     assert "takes 2.01 ms alone" in rows["DDP's schedule, exposed communication"][2]
     assert any("slowest rank" in note for note in table.notes)
+    for fits, predicted in (
+        (sources.calibration, "measured and predicted: the fastest"),
+        (slowest, "predicted: the slowest"),
+    ):
+        (note,) = known(collective_table(compare(run, calibration=fits))).notes
+        assert predicted in note
     curves = known(bandwidths(run, sources)).axes[0].lines
     (fit,) = (line for line in curves if line.get_label() == "calibration's fit")
     sizes, rates = (np.asarray(line, dtype=float) for line in fit.get_data())
