@@ -1,7 +1,10 @@
 """The `dpscope` command: a table of contents. Each command is a module of commands/, imported when it is called."""
 
+import codecs
 import contextlib
 import gc
+import io
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -111,6 +114,9 @@ def _options(
 def main() -> None:
     """Entry point: a user's mistake or an error of the system is one line on standard error and status 2; Ctrl-C is 130."""
     _open_standard_files()
+    _print_in_any_encoding()
+    if os.environ.get("COLUMNS") == "0":  # some terminals and CI systems set it where the width is unknown
+        del os.environ["COLUMNS"]
     # New objects before cycles are searched for: at the usual 700 an eighth of reading a trace.
     gc.set_threshold(100_000)
     try:
@@ -121,6 +127,12 @@ def main() -> None:
     except DpscopeError as error:
         sys.stderr.write(f"dpscope: {error}\n")
         sys.exit(error.exit_status)
+    except UnicodeEncodeError as error:  # pyarrow and the files that dpscope writes take UTF-8 alone
+        _discard_output()
+        before, after = error.object[: error.start].rpartition("\n")[2], error.object[error.start :].partition("\n")[0]
+        name = f"{before[-60:]}{after[:60]}".encode("ascii", "backslashreplace").decode()
+        sys.stderr.write(f"dpscope: a name is not UTF-8: {name}; rename that file or folder\n")
+        sys.exit(2)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
         _discard_output()
         sys.exit(1)
@@ -144,6 +156,28 @@ def _open_standard_files() -> None:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (until the end)
+
+
+def _print_in_any_encoding() -> None:
+    """Print what standard output's encoding lacks as JSON's escapes, and the micro sign of units as u.
+
+    In the locale C a name of any bytes is printed as these bytes, as before.
+    """
+    if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout.errors not in ("strict", "surrogateescape"):
+        return
+    as_bytes = sys.stdout.errors == "surrogateescape"
+
+    def escaped(one: str) -> bytes:
+        if as_bytes and "\udc80" <= one <= "\udcff":
+            return one.encode("ascii", "surrogateescape")
+        return b"u" if one == "µ" else json.dumps(one)[1:-1].encode()
+
+    def handle(error: UnicodeError) -> tuple[bytes, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return b"".join(map(escaped, error.object[error.start : error.end])), error.end
+
+    codecs.register_error("escaped", handle)
+    sys.stdout.reconfigure(errors="escaped")
 
 
 def _discard_output() -> None:

@@ -174,6 +174,34 @@ def test_a_mistake_is_one_line_that_names_it(
 
 
 @pytest.mark.process
+def test_what_the_encoding_or_the_terminal_lacks_costs_no_output(tmp_path: Path) -> None:
+    """The sign of micro, and names of any bytes; a width of 0 stands for one that is not known."""
+
+    def printed(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dpscope.launch.cli", "analyze", folder]
+        given = {**os.environ, "COLUMNS": "0", **environment}
+        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+
+    folder = tmp_path / "Läufer"
+    shutil.copytree(TRACES, folder)
+    (folder / "empty.json").touch()
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for environment, name in (({"PYTHONIOENCODING": "ascii"}, r"L\u00e4ufer"), (plain, "Läufer")):
+        shown = printed(folder, **environment)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert "[us]" in shown.stdout
+        assert f"{name}/empty.json" in "".join(shown.stdout.split())  # which may be folded
+    shutil.copytree(TRACES, os.fsdecode(os.fsencode(tmp_path) + b"/L\xe4ufer"))
+    refused = subprocess.run(
+        [sys.executable, "-m", "dpscope.launch.cli", "reduce", b"L\xe4ufer", "-o", "part.dpscope"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("dpscope: a name is not UTF-8: L\\udce4ufer/")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.process
 def test_a_truncated_trace_is_read_as_far_as_it_goes_and_is_one_line(tmp_path: Path) -> None:
     cut = tmp_path / "rank0.json.gz"
     cut.write_bytes((DATA / "v100x8_ddp_dlrm" / "rank0.json.gz").read_bytes()[:40_000])
