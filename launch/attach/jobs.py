@@ -23,7 +23,7 @@ from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.folders import ATTACHED_PREFIX, CELLS_NAME, RunFolder, is_run_folder
 
 
 def check_counts(counts: Sequence[int], devices: Devices) -> None:
@@ -92,6 +92,15 @@ def _in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:  # no terminal
         return False
+
+
+def unexplained(out: Path) -> str | None:
+    """Why jobs measured nothing, if they could not print that themselves."""
+    if not out.is_dir():
+        return f"{out} was removed while the script ran"
+    if any((out / CELLS_NAME).glob(f"{ATTACHED_PREFIX}*")):
+        return "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
+    return None
 
 
 SINGLE = "single"

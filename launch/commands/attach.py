@@ -1,5 +1,6 @@
 """`dpscope attach`: an unchanged training script measured."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,9 @@ def attach(request: AttachRequest) -> None:
                 break
         attach_jobs.record_jobs(out, measured, {job: status for job, status in failed.items() if job not in measured})
         if not is_run_folder(out):
-            raise typer.Exit(next(filter(None, failed.values()), 1))  # each job printed why nothing was measured
+            if (why := attach_jobs.unexplained(out)) is not None:
+                sys.stderr.write(f"dpscope: {why}: nothing was measured\n")
+            raise typer.Exit(next(filter(None, failed.values()), 1))  # otherwise each job printed why
         from dpscope.analysis.output.analyze import Targets, show_run
 
         sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)

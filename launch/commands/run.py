@@ -8,6 +8,8 @@ from dpscope.launch.commands.command import Idle, by_device, config_defaults, ex
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import is_run_folder
 
 if TYPE_CHECKING:
     from dpscope.profiling.mirrors.wandb_mirror import CellMirror
@@ -75,6 +77,8 @@ def run(request: RunRequest) -> None:
     from dpscope.analysis.output.analyze import Targets, show_run
 
     def show() -> bool:
+        if not is_run_folder(out):
+            raise DpscopeError(f"{out}: its manifest.json was removed during the run: measure again")
         sound = show_run(out, Targets(open_page=request.open_page), console, detail)
         if mirror is not None:
             from dpscope.analysis.output.analyze import report_of

@@ -24,6 +24,7 @@ from dpscope.profiling.store.folders import JobFolder
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"
 JOB_NAME = "job.txt"  # which job measures here
+NO_NOTE = 74  # EX_IOERR: exit status of a process that could not write why it failed
 
 _OUT_OF_MEMORY_SIGNS = (
     *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
@@ -201,8 +202,10 @@ def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int,
         return _Failure(int(aborted[1]), f"rank {aborted[1]}: NCCL: {aborted[2].strip()}")
     for note in causes or notes:
         return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
-    for rank, status in exits.items():
+    for rank, status in sorted(exits.items(), key=lambda one: (one[1] != NO_NOTE, -one[1] in _CONSEQUENT_SIGNALS)):
         ended = f"was ended by {_signal_text(-status)}" if status < 0 else f"ended with exit status {status}"
+        if status == NO_NOTE:
+            ended = "could not write into the run folder: make room on its disk, or do not remove it during the run"
         return _Failure(rank, f"rank {rank} {ended}")
     if torchrun_status < 0:
         return _Failure(None, f"torchrun was killed by {_signal_text(-torchrun_status)}", signal=-torchrun_status)

@@ -1,5 +1,6 @@
 """A process under torchrun: its place in the job, and the frame that reads the job and reports progress and failures."""
 
+import contextlib
 import gc
 import os
 import sys
@@ -10,7 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, STARTED_AT_VARIABLE, remove_job_files, write_failure
+from dpscope.launch.jobs.job_outcome import (
+    NO_NOTE,
+    PROGRESS_NAME,
+    STARTED_AT_VARIABLE,
+    remove_job_files,
+    write_failure,
+)
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.stored import Stored
@@ -128,8 +135,12 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
         gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
     except Exception as error:
         # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.
-        write_failure(folder.path, place.node, place.rank, error)
-        _end(str(error) if isinstance(error, DpscopeError) else traceback.format_exc(), status=1)
+        text = str(error) if isinstance(error, DpscopeError) else traceback.format_exc()
+        try:
+            write_failure(folder.path, place.node, place.rank, error)
+        except OSError:
+            _end(text, NO_NOTE)
+        _end(text, status=1)
 
 
 def leave_group() -> None:
@@ -140,6 +151,7 @@ def leave_group() -> None:
 
 
 def _end(message: str, status: int) -> None:
-    sys.stderr.write(message.rstrip() + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # torchrun's log of this process lies in the run folder, whose disk may be full
+        sys.stderr.write(message.rstrip() + "\n")
+        sys.stderr.flush()
     os._exit(status)

@@ -12,13 +12,21 @@ import pytest
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.attach import jobs
 from dpscope.launch.attach.arguments import attachment
-from dpscope.launch.attach.jobs import AttachedJob, check_counts, default_counts, plan_jobs, record_jobs, run_job
+from dpscope.launch.attach.jobs import (
+    AttachedJob,
+    check_counts,
+    default_counts,
+    plan_jobs,
+    record_jobs,
+    run_job,
+    unexplained,
+)
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.folders import ATTACHED_PREFIX, RunFolder
 from tests.helpers.attached_scripts import train_attached
 from tests.helpers.nccl_logs import all_reduce
 from tests.helpers.nccl_logs import nccl_log as nccl_log_text
@@ -98,6 +106,16 @@ def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) ->
         record_jobs(tmp_path, measured, failed)
         findings = RunFolder(tmp_path).manifest().findings
         assert [one.message for one in findings if one.code == "job_not_measured"] == messages
+
+
+def test_jobs_that_could_not_print_why_nothing_was_measured(tmp_path: Path) -> None:
+    assert unexplained(tmp_path) is None  # as after an error of the script
+    (tmp_path / "cells" / f"{ATTACHED_PREFIX}1").mkdir(parents=True)
+    assert unexplained(tmp_path) == (
+        "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
+    )
+    gone = tmp_path / "gone"
+    assert unexplained(gone) == f"{gone} was removed while the script ran"
 
 
 @pytest.mark.process

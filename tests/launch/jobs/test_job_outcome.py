@@ -2,18 +2,22 @@
 
 import io
 import re
+import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 from rich.console import Console
 
 from dpscope.launch.jobs import job_outcome as module
-from dpscope.launch.jobs.job_outcome import PROGRESS_NAME, FailureNote, JobOutcome, job_outcome, write_failure
+from dpscope.launch.jobs import worker_process
+from dpscope.launch.jobs.job_outcome import NO_NOTE, PROGRESS_NAME, FailureNote, JobOutcome, job_outcome, write_failure
 from dpscope.launch.jobs.job_queue import attend_job, check_done
 from dpscope.launch.jobs.process_group import COLLECTIVE_S, wait_limit_s
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
@@ -91,6 +95,40 @@ def test_torchrun_itself_is_killed_a_cause_before_a_consequence_and_memory_befor
     message = "rank 0: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. (in its timed pass)"
     outcome = outcome_of(folder, REPORT.format(exit=-9))
     assert (outcome.status, outcome.message) == ("out_of_memory", message)
+
+
+def test_a_rank_without_a_note_is_named_by_its_exit_unless_it_was_ended_with_the_others(folder: JobFolder) -> None:
+    ended = REPORT.replace("exitcode  : 1 ", "exitcode  : -15 ")
+    assert outcome_of(folder, ended.format(exit=3)).message == "rank 1 ended with exit status 3 (in its timed pass)"
+    assert outcome_of(folder, REPORT.format(exit=NO_NOTE)).message == (
+        "rank 1 could not write into the run folder: make room on its disk, or do not remove it during the run (in its timed "
+        "pass)"
+    )
+
+
+def test_a_process_that_cannot_even_write_its_failure_ends_with_a_status_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its standard error is a file on the same full disk."""
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    def fail(place: TorchrunPlace) -> None:
+        full()
+
+    def end(status: int) -> NoReturn:
+        raise SystemExit(status)
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1" if "SIZE" in name else "0")
+    monkeypatch.setattr("os._exit", end)
+    monkeypatch.setattr(sys.stderr, "write", full)
+    for write, status in ((full, NO_NOTE), (lambda *_: None, 1)):
+        monkeypatch.setattr(worker_process, "write_failure", write)
+        with pytest.raises(SystemExit) as ended:
+            worker_process.work(lambda arguments, place: (JobFolder(tmp_path), fail))
+        assert ended.value.code == status
 
 
 # Messages of torch 2.15's two engines, as in their libraries: rank 1 waited for rank 0, which was late.
