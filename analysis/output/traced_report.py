@@ -128,7 +128,8 @@ def print_traces(
     else:
         if output_format == "table":
             _print_verdicts(console, jobs)
-        print_tables([*job_tables(jobs), *model_tables(modelled)], output_format, console)
+        tables = job_tables(jobs, with_ledger=output_format != "table")  # on a terminal it stands with the verdict
+        print_tables([*tables, *model_tables(modelled)], output_format, console)
         if output_format == "table":
             print_findings(console, few_of_each_kind(findings))
     if page is not None:
@@ -207,11 +208,12 @@ def traces_json(jobs: ReadJobs, modelled: "Report | None") -> str:
 _NAMED = 3  # jobs that a line names
 
 
-def job_tables(jobs: ReadJobs) -> list[TextTable]:
-    """As `to_tables`; of several jobs with their column, those with the same columns and units in one table."""
+def job_tables(jobs: ReadJobs, with_ledger: bool = False) -> list[TextTable]:
+    """As `to_tables`, after the ledger; of several jobs with their column, those with equal columns and units in one table."""
     by_title: dict[str, dict[tuple[str, ...], dict[str, TextTable]]] = {}
     for name, job in jobs.items():
-        for table in to_tables(job.analysis, job.few):
+        ledger = job.verdict.ledger if with_ledger else None
+        for table in (*([ledger_table(ledger)] if ledger else ()), *to_tables(job.analysis, job.few)):
             by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table
     return [
         _joined(f"{title} ({listed(list(alike), _NAMED)})" if len(variants) > 1 else title, alike, len(jobs) > 1)

@@ -134,6 +134,18 @@ def test_formats_of_tables_begin_with_those_of_the_first_screen(
 
 
 @pytest.mark.long
+def test_markdown_of_traces_begins_with_where_a_step_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=StringIO(), width=200)
+    for output_format in ("markdown", "table"):
+        print_traces([REAL[0]], output_format, DEFAULT_LIMITS, console, Targets())
+    assert capsys.readouterr().out.startswith(
+        "**Where a step goes: compute + wait + transfer + other + idle = traced step**"
+    )
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().count("Where a step goes") == 1
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("place", REAL, ids=lambda place: place.name)
 def test_surfaces_of_real_traces_agree(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_traces(place, capsys)
