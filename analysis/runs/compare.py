@@ -10,7 +10,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
-from dpscope.analysis.text.units import NA, Unit
+from dpscope.analysis.text.units import Unit, show_share
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -68,7 +68,7 @@ class Change:
         if self.verdict == "too_few_samples":
             return "no interval: too few steps or repeats"
         if self.unseen_share is not None:
-            return f"a slowdown of {_share(self.unseen_share)} would not show, only one of {_share(self.detectable)}"
+            return f"a slowdown of {show_share(self.unseen_share)} would not show, only one of {show_share(self.detectable)}"
         return ""
 
 
@@ -175,9 +175,7 @@ def detection_text(changes: Iterable[Change]) -> str | None:
     more = _more_repeats(widest.noises)
     with_more = detectable_change(*(with_repeats(noise, more) for noise in widest.noises))
     measured = _measured(more, widest.quantity)
-    return (
-        f"A change under {_share(largest)} would not show in {widest.cell}; {measured} would show {_share(with_more)}."
-    )
+    return f"A change under {show_share(largest)} would not show in {widest.cell}; {measured} would show {show_share(with_more)}."
 
 
 def _more_repeats(noises: Sequence[stats.Noise]) -> int:
@@ -186,10 +184,6 @@ def _more_repeats(noises: Sequence[stats.Noise]) -> int:
 
 def _measured(repeats: int, quantity: str) -> str:
     return f"{repeats} jobs per side" if quantity == TRACED_STEP else f"--repeats {repeats} in both runs"
-
-
-def _share(value: float | None) -> str:
-    return NA if value is None else f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
 
 
 def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
@@ -213,8 +207,8 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
     elif without:
         yield RunCode.PARTLY_COMPARED.finding(f"{', '.join(without)} cannot be judged: no interval", next_step)
     if hidden := [change for change in changes if change.unseen_share is not None]:
-        cells = ", ".join(f"{change.cell} (only {_share(change.detectable)} would)" for change in hidden)
-        slowdown = _share(hidden[0].unseen_share)
+        cells = ", ".join(f"{change.cell} (only {show_share(change.detectable)} would)" for change in hidden)
+        slowdown = show_share(hidden[0].unseen_share)
         yield RunCode.CHANGE_NOT_VISIBLE.finding(
             f"not judged, because a slowdown of {slowdown} would not show: {cells}"
         )
@@ -259,8 +253,8 @@ _FIELDS = {
         Field("after", "after_us", "time"),
         *estimate_fields("ratio", _RATIO),
         Field("n", "ratio.count"),
-        Field("likely slower", lambda one: _share(one.chance_slower)),
-        Field("would show", lambda one: _share(one.detectable)),
+        Field("likely slower", lambda one: show_share(one.chance_slower)),
+        Field("would show", lambda one: show_share(one.detectable)),
         Field("change", lambda one: "not judged" if one.not_judged else _VERDICTS[one.verdict]),
     )
 }

@@ -111,6 +111,11 @@ def show_bytes(size: float | None) -> str:
     return NA if size is None else f"{show(size, unit)} {unit.label}"
 
 
+def show_share(value: float | None) -> str:
+    """Such as ``4.5%`` or ``45%``; NA for None."""
+    return NA if value is None else f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
+
+
 def sentence(text: str) -> str:
     """The text with a full stop, and a capital unless it begins with a name such as ddp-d2-b4."""
     stripped = text.strip()

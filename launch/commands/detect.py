@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dpscope.analysis.runs.run_data import repeat_costs
 from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
+from dpscope.analysis.text.units import show_share
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, Outcome, duration_text
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.profiling.records.config import Measurement, RunConfig
@@ -89,6 +90,6 @@ def choice_text(cells: Mapping[str, RepeatCost], chosen: Mapping[str, int], chan
         had, now = cell.noise.repeats, chosen[name]
         shows = cell.detects(now)
         reason = "" if shows <= change else f"; the limit of {duration_text(limit_s)} or of repeats allows no more"
-        before = "" if now == had else f"{cell.detects(had):.1%} with {counted(had, 'repeat')}; "
-        lines.append(f"  {name}: {before}{shows:.1%} with {counted(now, 'repeat')}{reason}")
+        before = "" if now == had else f"{show_share(cell.detects(had))} with {counted(had, 'repeat')}; "
+        lines.append(f"  {name}: {before}{show_share(shows)} with {counted(now, 'repeat')}{reason}")
     return "\n".join(lines)
