@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import READER_GONE, DpscopeError
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand
@@ -135,7 +135,7 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
         _discard_output()
-        sys.exit(1)
+        sys.exit(READER_GONE)
     except OSError as error:
         _discard_output()
         sys.stderr.write(f"dpscope: {_refused(error)}\n")

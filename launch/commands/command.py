@@ -31,7 +31,7 @@ from dpscope.profiling.records.settings import (
 )
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import READER_GONE, DpscopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -232,7 +232,10 @@ class Command(TyperCommand):
             from dpscope.launch.planning.run_config import out_folder
 
             ctx.params["out"] = out_folder(ctx.params["config"]) or ctx.params["out"]
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # of which click makes status 1, which `compare` has for a regression
+            raise SystemExit(READER_GONE) from None
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first sentence of its help, whole."""
@@ -262,7 +265,11 @@ def open_console(stderr: bool = False) -> "Console":
     """The terminal, on which square brackets are no markup."""
     from rich.console import Console
 
-    return Console(markup=False, stderr=stderr)
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:  # rich ends the process here, with status 1
+            raise
+
+    return Terminal(markup=False, stderr=stderr)
 
 
 def by_device(values: Mapping[Any, Any]) -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscope.analysis.text.terminal import progress
+from dpscope.launch.commands.command import open_console
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
 from dpscope.profiling.machine.environment import (
@@ -38,7 +39,7 @@ _DISK_WANTED = 5_000_000_000  # bytes
 
 
 def doctor() -> None:
-    raise typer.Exit(0 if print_checks(run_doctor(), Console(markup=False)) else 1)
+    raise typer.Exit(0 if print_checks(run_doctor(), open_console()) else 1)
 
 
 @dataclass(frozen=True)

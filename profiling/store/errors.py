@@ -6,6 +6,8 @@ from typing import TypeVar
 
 _Read = TypeVar("_Read")
 
+READER_GONE = 141  # exit status: 128 + SIGPIPE, of a command whose output nobody reads any more
+
 
 class DpscopeError(Exception):
     """A mistake of the user or an invalid file, in one line: what, where, what to do."""
