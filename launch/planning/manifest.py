@@ -39,7 +39,7 @@ _BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
     "cuda": "from assumed step times, not from measured ones; GPUs and models differ",
 }
-_UNCOUNTED = "this model's multiplications cannot be counted and are taken as those of ResNet-18 for CIFAR"
+_UNCOUNTED = "this model's multiplications cannot be counted ({}) and are taken as those of ResNet-18 for CIFAR"
 
 _START_S = {"cuda": 15.0, "cpu": 6.5}  # torchrun, imports, process group, model; on GPUs a second of sampled load
 _COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
@@ -101,7 +101,7 @@ def check_same_settings(holds: str, had: msgspec.Struct, now: msgspec.Struct, ma
 
 def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
     """What the estimates rest on."""
-    return _BASIS[kind] if size.multiplications is not None else f"{_BASIS[kind]}; {_UNCOUNTED}"
+    return _BASIS[kind] if size.multiplications is not None else f"{_BASIS[kind]}; {_UNCOUNTED.format(size.uncounted)}"
 
 
 def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:

@@ -19,6 +19,7 @@ class ModelSize:
 
     parameters: int
     multiplications: int | None  # multiply-adds of one sample's forward pass; None if they cannot be counted
+    uncounted: str = ""  # the error that prevents it, which a wrong shape of samples causes, too
 
 
 SIZES = {
@@ -85,6 +86,7 @@ def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> 
             if built.make_batch is not None:
                 inputs = built.make_batch(0, samples)[0]
             called(model.to("meta"), mapped(lambda tensor: tensor.to("meta"), inputs))
-    except Exception:  # the user's forward pass may need values
-        return ModelSize(parameters=parameters, multiplications=None)
+    except Exception as error:  # the user's forward pass may need values
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return ModelSize(parameters=parameters, multiplications=None, uncounted=text[:160].rstrip("."))
     return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

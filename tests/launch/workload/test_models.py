@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpscope.launch.measuring.run import plan_run
+from dpscope.launch.planning.manifest import estimate_basis
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize, checked_model_size, size_of
 from dpscope.launch.workload.models import build_model, check_model
@@ -101,7 +102,11 @@ def test_multiplications_of_one_sample_are_counted_if_no_values_are_needed() -> 
         nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
     )
     assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
-    assert size_of(BuiltModel(_NeedsValues(3, 2), (3,), 2)) == ModelSize(parameters=8, multiplications=None)
+    uncounted = size_of(BuiltModel(_NeedsValues(3, 2), (3,), 2))
+    assert (uncounted.parameters, uncounted.multiplications) == (8, None)
+    wrong_shape = size_of(BuiltModel(nn.Linear(12, 2), (3, 8, 8), 2))
+    assert "(RuntimeError: " in estimate_basis("cpu", wrong_shape)
+    assert "[48, 8] X [12, 2]) and are taken" in estimate_basis("cpu", wrong_shape)
 
 
 def test_a_users_model_that_cannot_be_built_is_reported_before_anything_starts(
