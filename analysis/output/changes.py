@@ -242,9 +242,9 @@ def _print_judgement(found: Judgement, share: float, output_format: ChangeFormat
 def _verdict(found: Judgement, share: float) -> str:
     """Which cells got slower; where none is seen to, whether that could have been seen at all."""
     if found.worse:
-        return f"Slower by more than {100 * share:.3g}%: {', '.join(change.cell for change in found.worse)}."
+        return f"Slower by more than {100 * share:g}%: {', '.join(change.cell for change in found.worse)}."
     if not found.status:
-        return f"Slower by more than {100 * share:.3g}%: none."
+        return f"Slower by more than {100 * share:g}%: none."
     steps = [change for change in found.changes if change.quantity in JUDGED and change.ratio.value is not None]
     ratios = ", ".join(f"{change.cell} {100 * ((change.ratio.value or 1) - 1):+.1f}%" for change in steps)
     return f"Cannot be judged: {found.findings[0].message}." + (f" Measured: {ratios}." if ratios else "")

@@ -164,7 +164,7 @@ def job_outcome(
     last_pass = read_progress(folder.path)
     where = f"in its {last_pass} pass" if last_pass else "before its first pass"
     if how == "stopped":
-        message = f"interrupted ({where}); the same command resumes the run"
+        message = f"stopped {where}; the same command resumes the run"
         return JobOutcome("interrupted", message, _log_tail(log, None))
     has_result = folder.status() == "ok"
     if has_result and not exit_status:

@@ -11,7 +11,7 @@ class RunCode(FindingCode):
         -> read the log of the repeat, fix the cause, and run again to retry it"""
     CELL_TIMED_OUT = """error: A cell exceeded its time limit and was stopped before it was measured.
         -> read the log of the repeat, fix the cause, and run again to retry it"""
-    CELL_INTERRUPTED = "error: The user stopped a cell before it was measured. -> no action needed"
+    CELL_INTERRUPTED = "error: The user stopped a cell before it was measured. -> run it again if this cell is needed"
     REPEAT_INCOMPLETE = """error: Files of a repeat were lost after it was measured, so it is left out.
         -> measure the cell again"""
     REPEATS_MISSING = """warning: Some cells have fewer repeats than others.

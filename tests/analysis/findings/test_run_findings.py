@@ -113,7 +113,7 @@ def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
-    message = "interrupted (before its first pass); the same command resumes the run"
+    message = "stopped before its first pass; the same command resumes the run"
     stopped = CellResult(cell=data.planned, repeat=1, status="interrupted", duration_s=1.0, message=message)
     crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
 
@@ -122,7 +122,7 @@ def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
         (found,) = [one for one in conclusions(changed, compare(changed)) if one.code == f"cell_{result.status}"]
         return found.message, found.next_step
 
-    assert finding_on(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "no action needed")
+    assert finding_on(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "run it again if this cell is needed")
     assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
     assert "fix the cause" in finding_on(crashed)[1]
 
