@@ -58,7 +58,10 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value], title: str) -> Fig
             known = [[value(epoch) for epoch in training.epochs] for training in cell.trainings]
             values = [[math.nan if one is None else one for one in seed] for seed in known]
             drawn += [one for seed in values for one in seed if one > 0]
-            epochs = [[float(index + 1) for index in range(len(training.epochs))] for training in cell.trainings]
+            epochs = [  # others' may begin at 0, continued ones begin later
+                [float(max(number, one.epoch)) for number, one in enumerate(training.epochs, 1)]
+                for training in cell.trainings
+            ]
             times_s = [list(accumulate(training.train_s)) for training in cell.trainings]
             _draw_cell(left, cell.name, epochs, values, styles[cell.name])
             _draw_cell(right, cell.name, times_s, values, styles[cell.name])

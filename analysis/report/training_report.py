@@ -112,14 +112,15 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
 
 
 def _headline(data: TrainingData) -> str:
-    """The difference between the last cell without a variant and a single device, else the first cell's accuracy."""
+    """The difference between the last cell without a variant and a single device, else the first known accuracy."""
     plain = {cell.name for cell in data.trained if not cell.variant}
     known = [one for one in against_single(data) if one.points is not None]
     if known:
         return difference_message(([one for one in known if one.cell in plain] or known)[-1])
-    if (accuracy := final_accuracy(data.trained[0]).value) is None:
-        return "No training is complete yet."
-    return f"{data.trained[0].name}: {accuracy:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
+    for cell in data.trained:
+        if (accuracy := final_accuracy(cell).value) is not None:
+            return f"{cell.name}: {accuracy:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
+    return "No training is complete yet."
 
 
 def _setting(data: TrainingData) -> str:

@@ -71,6 +71,11 @@ class Training:
         return max(epoch.test_accuracy for epoch in self.epochs)
 
     @property
+    def continued(self) -> bool:
+        """Whether another training took its first epochs (--resume-from)."""
+        return self.epochs[0].epoch > 1
+
+    @property
     def train_s(self) -> list[float]:
         """Training time of each epoch."""
         return [epoch.train_s for epoch in self.epochs]

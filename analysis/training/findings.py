@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings
 from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, against_default, against_single
-from dpscope.profiling.records.finding import Finding, Severity, counted
+from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 
 
@@ -32,12 +32,11 @@ def _failed(data: TrainingData) -> Iterator[Finding]:
 def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
     short = [training for training in cell.trainings if not training.complete]
     if short:
-        resumed_from_other = all(one.epochs[0].epoch > 1 for one in short)
         seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
         yield LearningCode.TRAINING_INCOMPLETE.finding(
             f"{cell.name}: of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
             "its first epochs are another cell's (--resume-from): train it from the beginning to get its accuracy"
-            if resumed_from_other
+            if all(one.continued for one in short)
             else "repeat the same `dpscope train` command: it resumes where it stopped",
         )
     for training in cell.trainings:
@@ -56,10 +55,11 @@ def _about_all(data: TrainingData) -> Iterator[Finding]:
         )
     few = [cell for cell in data.trained if len(cell.complete) < FEWEST_SEEDS]
     if few and len(data.trained) > 1:
-        fewest, names = min(len(cell.complete) for cell in few), ", ".join(cell.name for cell in few)
+        names = grouped((counted(len(cell.complete), "seed"), cell.name) for cell in few)
+        seeds = "; ".join(f"{', '.join(own)}: {count}" for count, own in names.items())
         yield LearningCode.FEW_SEEDS.finding(
-            f"{names}: {counted(fewest, 'seed')}; {FEWEST_SEEDS} are needed to show how much accuracy varies by chance, so no "
-            "difference in accuracy is judged"
+            f"{seeds}; {FEWEST_SEEDS} are needed to show how much accuracy varies by chance, so no difference in accuracy is "
+            "judged"
         )
 
 

@@ -13,7 +13,7 @@ from dpscope.analysis.stats import samples
 from dpscope.analysis.stats.samples import Range, median_range
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.settings import declarations, top_level_settings
 from dpscope.profiling.records.training import TrainConfig
 
@@ -36,7 +36,7 @@ def epoch_train_s(cell: TrainedCell) -> Range:
 
 @dataclass(frozen=True)
 class TimeToAccuracy:
-    """When a test accuracy was first reached. `epoch` and `train_s` are unknown unless every seed reached it.
+    """When a test accuracy was first reached. `epoch` and `train_s` are unknown, for `reason`, unless every seed reached it.
 
     `train_s` is the training time without evaluation, up to and including the first epoch that reached the accuracy.
     """
@@ -47,6 +47,7 @@ class TimeToAccuracy:
     seeds: int
     epoch: Range
     train_s: Range
+    reason: str
 
 
 def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
@@ -57,9 +58,14 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
         if first is not None:
             epochs.append(first)
             times.append(sum(training.train_s[:first]))
-    seeds = len(cell.trainings)
-    epoch, train_s = (median_range(values) if len(epochs) == seeds else samples.NOTHING for values in (epochs, times))
-    return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s)
+    seeds, reason = len(cell.trainings), ""
+    if len(epochs) < seeds:
+        missed = f"{seeds - len(epochs)} of {counted(seeds, 'seed')} did not reach {target:g}%"
+        reason = f"{missed}; a median over the others would be too optimistic"
+    elif any(training.continued for training in cell.trainings):
+        reason = "its first epochs are another cell's (--resume-from)"
+    epoch, train_s = (samples.NOTHING if reason else median_range(values) for values in (epochs, times))
+    return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s, reason)
 
 
 def chosen_target(data: TrainingData) -> float | None:

@@ -142,12 +142,7 @@ def _target_table(data: TrainingData) -> TextTable | None:
         fields,
         [asdict(one) | _range("time_s", one.train_s) for one in found],
         ["up to and including the first epoch that reached it, without evaluation; median and range over seeds"],
-        (
-            f"{NA} (epoch, time; {one.cell}): {one.seeds - one.reached} of {counted(one.seeds, 'seed')} did not reach "
-            f"{target:g}%; a median over the others would be too optimistic"
-            for one in found
-            if one.reached < one.seeds
-        ),
+        (f"{NA} (epoch, time; {one.cell}): {one.reason}" for one in found if one.reason),
     )
 
 

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from dpscope.analysis.cells.comparison import put_accuracy
 from dpscope.analysis.cells.row import RowBuilder
+from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.stamp import replace_stamp
-from dpscope.analysis.report.training_report import show_training, write_training
+from dpscope.analysis.report.training_report import show_training, training_page, write_training
 from dpscope.analysis.stats.samples import Range
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
@@ -100,6 +101,19 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     assert "1 of 3 seeds did not reach 91%" in table.missing[0]
 
 
+def test_a_training_continued_from_another_has_no_time_to_an_accuracy(tmp_path: Path) -> None:
+    """Its first four epochs were another cell's, whose time is not in it; it is drawn where it began."""
+    late = [one | {"epoch": number} for number, one in enumerate(plain_epochs("ddp", 2, 0, [85.0, 96.0], [1.0] * 2), 5)]
+    data = loaded(tmp_path, plain_epochs("single", 1, 0, [50.0, 60.0, 70.0, 80.0, 81.0, 82.0], [2.0] * 6), late)
+    whole, continued = (time_to_accuracy(cell, 80.0) for cell in data.cells)
+    assert (whole.epoch.value, whole.train_s.value, whole.reason) == (4, 8.0, "")
+    assert (continued.reached, continued.epoch.value, continued.train_s.value) == (1, None, None)
+    assert continued.reason == "its first epochs are another cell's (--resume-from)"
+    assert training_tables(data)["time_to_accuracy"].missing == (f"NA (epoch, time; ddp-d2): {continued.reason}",)
+    (by_epoch, *_) = training_figures(data)["training_accuracy"].axes
+    assert [list(line.get_xdata()) for line in by_epoch.lines] == [[1, 2, 3, 4, 5, 6], [5, 6]]
+
+
 def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
     (one,) = against_single(two_strategies(tmp_path))
     assert (one.cell, one.against) == ("ddp-d2", "single-d1")
@@ -126,6 +140,17 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     assert f"{few} seed" in table.missing[0]
     assert "few_seeds" in codes(data)
     assert f"test accuracy is not judged (-15.00 points, {few} seed" in difference_message(one)
+
+
+def test_cells_with_few_seeds_are_named_with_their_count(tmp_path: Path) -> None:
+    data = loaded(tmp_path, seeds(1, ("single", 1), 95.0, 1.0, 4.0), seeds(2, ("dp", 2), 80.0, 1.0, 2.0))
+    assert codes(data)["few_seeds"].message.startswith("single-d1: 1 seed; dp-d2: 2 seeds; 3 are needed")
+
+
+def test_the_headline_is_of_a_cell_that_is_complete(tmp_path: Path) -> None:
+    short = plain_epochs("single", 1, 0, [50.0], [2.0])
+    data = loaded(tmp_path, short, plain_epochs("ddp", 2, 0, [50.0, 60.0], [1.0, 1.0]))
+    assert training_page(data, {}).headline == "ddp-d2: 60.00% test accuracy after 2 epochs"
 
 
 def test_variants_are_compared_with_their_default_and_the_single_device(tmp_path: Path) -> None:
