@@ -110,8 +110,9 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
         if rate := link or (model_link(model) if model is not None else None):
             links[len(section.ranks)] = rate
     points = [
-        msgspec.structs.replace(point, nodes=len(set(section.hosts)) if len(spans[point.devices]) > 1 else None)
+        msgspec.structs.replace(point, nodes=nodes if nodes > 1 or len(spans[point.devices]) > 1 else None)
         for section in sections
+        for nodes in (len(set(section.hosts)),)
         for point in _points(section, in_place)
     ]
     calibration = Calibration(

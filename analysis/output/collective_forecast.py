@@ -18,8 +18,8 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 _NOTES = (
-    "low, high: nine of ten times lie within this band by the measured counts that the smaller ones predict; it grows with the "
-    "distance",
+    "low, high: nine of ten times lie within this band by assumed errors and, with several counts, by those of measured counts "
+    "that the smaller ones predict; it grows with the distance",
     "predictions are of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from dpscope.analysis.costs.calibration_files import calibration_path
-from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.calibration_fit import FEWEST_SIZES, fit_calibration
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.costs.sources import contention_ratios
@@ -52,7 +52,8 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     )
     errors = (
         "median, largest: relative errors of the fit at its own sizes",
-        "of prediction: 90% of measurements are within it when each size is predicted from the others",
+        "of prediction: 90% of measurements are within it when each size is predicted from the others"
+        + (f"; {NA}: fewer than {FEWEST_SIZES} sizes" if any(fit.sizes < FEWEST_SIZES for fit in slowest) else ""),
     )
     pieces = [(fit, piece, _factor(fit, backend)) for fit in slowest for piece in fit.pieces]
     timed = [(one, contention_ratios(one)) for one in calibration.contention]
@@ -156,6 +157,8 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter:
             f"time: median over {counted(len(first.times_us), 'iteration')} of the slowest rank, as in nccl-tests; "
             "shortest: of the fastest rank, as transfers in traces are defined"
         )
+    if len({point.size_bytes for point in points}) == 1:
+        notes.append("no fit, and no prediction from it: a line needs two sizes")
     if known := [one for one in map(choice, points) if one is not None]:
         fields += [
             Field("NCCL chose", lambda point: getattr(choice(point), "choice", None)),

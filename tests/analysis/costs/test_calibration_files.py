@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
+from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
@@ -176,6 +177,8 @@ def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -
     second = text.replace("102 on    node1", "102 on    node2").replace("103 on    node1", "103 on    node2")
     two = calibration_from_logs([write(tmp_path, "".join(f"0: {line}\n" for line in second.splitlines()), "two.log")])
     assert two.nodes == {4: 2}
+    titles = [table.title for table in calibration_tables(two)]
+    assert titles[0] == "all_reduce on 2x2 devices"  # the layout that the rate between nodes and --predict state
     both = calibration_from_logs([write(tmp_path, text, "one.log"), tmp_path / "two.log"])
     assert both.spans(4) == {1, 2}
     assert {len(both.on_nodes(nodes).points) for nodes in (1, 2)} == {2}

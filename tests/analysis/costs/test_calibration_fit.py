@@ -50,6 +50,17 @@ def test_small_rates_keep_two_digits_and_a_last_piece_has_no_end() -> None:
     assert [row[2:4] for row in tables[1].rows] == [("0", "and up")]
 
 
+def test_a_fit_that_is_missing_has_a_reason() -> None:
+    log = calibration_from_logs([LOGS / "nccl_allreduce.log"])
+    one, three = (
+        calibration_tables(fit_calibration(msgspec.structs.replace(log, points=points, fits=(), left_out=())))
+        for points in ([point(4096, 50.0)], [point(size, 50.0) for size in (4096, 8192, 16384)])
+    )
+    assert [table.notes for table in one] == [("no fit, and no prediction from it: a line needs two sizes",)]
+    assert three[-1].rows == (("all_reduce", "2", "3", "0.0", "0.0", "NA"),)
+    assert three[-1].notes[-1].endswith("; NA: fewer than 5 sizes")
+
+
 def test_a_line_is_found_again() -> None:
     fit = fit_of(LINE)
     (piece,) = fit.pieces
