@@ -49,12 +49,13 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
 
     output_tolerance = max(differences.least_tolerance(settings), differences.SAFETY * max(outputs, default=0.0))
     evidence = _Evidence(data, tolerance, output_tolerance, pairs)
-    explained = [None if pair.agree else evidence.batch_norm_finding(pair) for pair in pairs]
+    explained = [evidence.batch_norm_finding(pair) if pair.verdict == "different" else None for pair in pairs]
     shuffled = reference.ranks[0].record.shuffled
     in_samples = ((name, finding) for name in samples for finding in sample_mistakes(name, samples, shuffled))
     mistakes = [*in_samples, *_rank_mistakes(ranks)]  # with the training that each is about
     mistaken = {training for training, _ in mistakes}
-    unexplained = [pair for pair, finding in zip(pairs, explained, strict=True) if not pair.agree and finding is None]
+    different = [(pair, found) for pair, found in zip(pairs, explained, strict=True) if pair.verdict == "different"]
+    unexplained = [pair for pair, finding in different if finding is None]
     return result.EqualityReport(
         schema_version=result.EQUALITY_SCHEMA_VERSION,
         settings=settings,
@@ -70,7 +71,7 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
             *(finding for _, finding in mistakes),
             *(evidence.unexplained(one) for one in unexplained if not mistaken & {one.reference, one.other}),
             *filter(None, explained),
-            *_judged(settings, judged, all(pair.verdict == "bit-equal" for pair in pairs)),
+            *_judged(settings, min(pair.judged_steps for pair in pairs)),
             *_recorded_settings(settings, reference, samples[reference.name]),
         ),
     )
@@ -98,8 +99,12 @@ def _rank_mistakes(ranks: Sequence[result.RankAgreement]) -> Iterator[tuple[str,
             yield one.training, finding
 
 
-def _judged(settings: EqualitySettings, judged_steps: int, same_bits: bool) -> Iterator[Finding]:
-    if judged_steps < settings.steps and not same_bits:
+def _judged(settings: EqualitySettings, judged_steps: int) -> Iterator[Finding]:
+    if not judged_steps:
+        yield LearningCode.NOTHING_JUDGED.finding(
+            "no step is judged: in the first one values are not finite, or rounding is beyond 1% of them"
+        )
+    elif judged_steps < settings.steps:
         other = "--dtype float64, or " if settings.precision == "float32" else ""
         yield LearningCode.ROUNDING_GROWS.finding(
             f"only the first {judged_steps} of {counted(settings.steps, 'step')} are judged: after that, training "

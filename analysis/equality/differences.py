@@ -40,6 +40,7 @@ WHATS: tuple[What, ...] = ("loss", *_TENSORS)
 _Values = NDArray[np.float64]
 
 
+@np.errstate(invalid="ignore", over="ignore")  # of trainings that diverge
 def training_differences(reference: RecordedTraining, other: RecordedTraining) -> pd.DataFrame:
     """Differences of losses (of the global batch), gradients and weights (of rank 0).
 
@@ -52,6 +53,7 @@ def training_differences(reference: RecordedTraining, other: RecordedTraining) -
     return pd.concat([loss, process_differences(reference.ranks[0], other.ranks[0])], ignore_index=True)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def process_differences(reference: ProcessData, other: ProcessData) -> pd.DataFrame:
     """Differences of gradients and weights of two processes; columns as of `training_differences`."""
     parameters, frames = reference.record.parameters, []
@@ -168,18 +170,20 @@ def judged_steps(tolerance: pd.DataFrame, rounding: pd.DataFrame) -> int:
 def judge_pair(
     reference: RecordedTraining, other: RecordedTraining, tolerance: pd.DataFrame, judged_steps: int
 ) -> result.PairResult:
-    """Compare two trainings by the tolerances of each step (`tolerances`), up to `judged_steps` unless all bits are equal."""
+    """Compare two trainings by each step's tolerances (`tolerances`), up to `judged_steps`, or while finite if all bits agree."""
     rows = training_differences(reference, other)
     per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
     rows = rows.merge(per_row, on=["step", "what"], how="left", sort=False)
     rows["over"] = (rows["relative"] > rows["tolerance"]) & (rows["step"] < judged_steps)
     tensors = rows[rows["what"] != "loss"]
     same_bits = bool(tensors["same_bits"].all())
-    judged = len(tolerance) if same_bits else judged_steps
+    not_finite = rows.loc[rows["relative"].isna(), "step"]  # where equal bits show nothing
+    judged = int(min(not_finite, default=len(tolerance))) if same_bits else judged_steps
+    agreement: result.Agreement = "bit-equal" if same_bits else "different" if rows["over"].any() else "equal"
     return result.PairResult(
         reference=reference.name,
         other=other.name,
-        verdict="bit-equal" if same_bits else "different" if rows["over"].any() else "equal",
+        verdict=agreement if judged else "not judged",
         judged_steps=judged,
         first_difference=_first_beyond(rows[rows["over"]]),
         steps=tuple(result.StepDistance(**row) for row in plain_rows(largest_per_step(rows).reset_index())),

@@ -10,7 +10,9 @@ EQUALITY_SCHEMA_VERSION = 1
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
-Agreement = Literal["bit-equal", "equal", "explained", "different"]  # explained: different, but no mistake
+Agreement = Literal[
+    "bit-equal", "equal", "explained", "different", "not judged"
+]  # explained: different, but no mistake
 
 
 class TensorDifference(Stored, frozen=True):
@@ -64,7 +66,9 @@ class PairResult(Stored, frozen=True):
     reference: str
     other: str
     verdict: Agreement
-    judged_steps: int  # from the first, until rounding has grown too far; all steps of a bit-equal pair
+    judged_steps: (
+        int  # from the first, until rounding has grown too far; of a bit-equal pair until values are not finite
+    )
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
     tensors: tuple[TensorDistance, ...]
@@ -102,5 +106,5 @@ class EqualityReport(Stored, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Whether every difference is explained."""
+        """Whether steps are judged and every difference is explained."""
         return all(finding.severity != "error" for finding in self.findings)

@@ -41,10 +41,12 @@ def headline(report: EqualityReport) -> str:
     """The outcome in one line."""
     settings = report.settings
     judged = min(pair.judged_steps for pair in report.pairs)
+    if not judged:
+        return "no step can be judged: see the findings"
     steps = f"{'' if judged == settings.steps else f'the first {judged} of '}{counted(settings.steps, 'step')}"
     over = f"over {steps} of {counted(settings.global_batch_size, 'sample')} in {settings.precision}"
     if judged < settings.steps:
-        over += " (rounding hides the rest)"
+        over += " (rounding or divergence hides the rest)"
     if not report.sound:
         return f"a difference {over} is not explained: see the findings"
     explained = any(pair.verdict == "explained" for pair in report.pairs)

@@ -53,5 +53,7 @@ class LearningCode(FindingCode):
         -> no action needed; with random layers, strategies agree only on average"""
     NO_EPOCH_BOUNDARY = """info: No epoch ended within the steps, so reshuffling was not tested.
         -> use more --steps, or fewer --samples"""
+    NOTHING_JUDGED = """error: No step can be judged, so the comparison shows nothing.
+        -> check that the loss is finite; use --dtype float64, or a smaller --lr"""
     ROUNDING_GROWS = """warning: Only the first steps are judged, because rounding grows too large after them.
         -> use --dtype float64, or a smaller --lr"""

@@ -22,6 +22,7 @@ from dpscope.analysis.equality.data import (
 )
 from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
 from dpscope.analysis.equality.result import EqualityReport
+from dpscope.analysis.output.equality import headline
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
     EqualityConfig,
@@ -193,6 +194,22 @@ def test_the_rank_that_differs_is_named(wrong: int) -> None:
     assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (wrong,))
     (message,) = (finding.message for finding in report.findings if finding.severity == "error")
     assert f"ddp-d2-b2: from step 1 on rank {wrong} has different gradients" in message
+
+
+def test_without_a_judged_step_nothing_is_equal() -> None:
+    """A training that is not finite from its first step on shows nothing, whatever the other one does."""
+    diverged = [[math.inf] * 3] * STEPS
+    trained = data(training(SINGLE, process(diverged)), training(DP, process(PLAIN)))
+    report = compare_trainings(replace(trained, rounding=training(SINGLE, process(diverged), kind="rounding")))
+    assert [(pair.verdict, pair.judged_steps) for pair in report.pairs] == [("not judged", 0)]
+    assert [one.code for one in report.findings if one.severity != "info"] == ["nothing_judged"]
+    assert not report.sound
+    alike = compare_trainings(data(training(SINGLE, process(diverged)), training(DP, process(diverged))))
+    assert [(pair.verdict, pair.judged_steps) for pair in alike.pairs] == [("not judged", 0)]
+    later = [PLAIN[0], *diverged[1:]]
+    (pair,) = compare_trainings(data(training(SINGLE, process(later)), training(DP, process(later)))).pairs
+    assert (pair.verdict, pair.judged_steps) == ("bit-equal", 1)
+    assert headline(report) == "no step can be judged: see the findings"
 
 
 def test_the_tolerance_of_outputs_ignores_those_that_are_not_finite() -> None:
