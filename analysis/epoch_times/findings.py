@@ -119,6 +119,8 @@ def _coarse_clock(timed: _Estimates, added: _Estimates) -> Iterator[Finding]:
 def _no_baseline(rows: Sequence[EpochTime], added: _Estimates) -> Iterator[Finding]:
     known = {one[:5] for one in added if one.method == "same_local_batch"}
     lacking = [row for row in rows if row.devices > 1 and row.epoch_seconds is not None and row.setting not in known]
+    tried = {(row.study, row.model, row.batch_size) for row in rows if row.devices == 1 and row.epoch_seconds is None}
+    lacking = [row for row in lacking if (row.study, row.model, row.local_batch) not in tried]
     for where, group in by_run(row for row in lacking if row.local_batch):
         cells = listed([at(row.batch_size, row.devices) for row in group])
         batches = ", ".join(map(str, sorted({row.local_batch or 0 for row in group})))
