@@ -100,8 +100,9 @@ class TraceCode(FindingCode):
         torch.compile, CUDA graphs), .item() and other calls that wait for the device"""
     EVENTS_LEFT_OUT = """warning: Some events are unreadable or have invalid times and are not in the merged trace.
         -> trace again if they matter"""
-    CLOCKS_AS_RECORDED = """warning: Some ranks share no synchronising collective with the others, so their clocks could not be
-        aligned.
-        -> harmless on one host, where ranks share the clock; for several hosts, merge traces with all-reduces of all ranks"""
+    CLOCKS_AS_RECORDED = """warning: Some ranks share no synchronising collective that was found on all its ranks, so their clocks
+        could not be aligned.
+        -> harmless on one host, where ranks share the clock; for several hosts, merge the traces of all ranks, with
+        all-reduces in them"""
     EVENTS_IN_LANES = """info: Some events partly overlap another event of their thread and are shown on a separate lane.
         -> no action needed: viewers would otherwise drop them; gloo's ranges overlap because they begin when work is queued"""

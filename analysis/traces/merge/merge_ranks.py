@@ -199,8 +199,8 @@ def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
         )
     if unset := [rank.title for rank in ranks[1:] if not rank.clock.collectives]:
         yield TraceCode.CLOCKS_AS_RECORDED.finding(
-            f"{', '.join(unset)}: they share no synchronising collective with the ranks before them, so their clocks are as "
-            "recorded"
+            f"{', '.join(unset)}: no synchronising collective that was found on all its ranks is shared with the ranks before "
+            "them, so their clocks are as recorded"
         )
     if moved := sum(rank.own_lanes for rank in ranks):
         yield TraceCode.EVENTS_IN_LANES.finding(

@@ -182,6 +182,13 @@ def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> Non
     assert begins["rank 1 CPU"] - begins["rank 0 CPU"] == pytest.approx(2500.0, abs=1e-3)
 
 
+def test_without_one_rank_s_trace_collectives_set_no_clock(tmp_path: Path) -> None:
+    """Ranks 0 and 1 of 4 share all-reduces, but who else made them wait is unknown."""
+    _, made = merged(written(tmp_path, *(ddp_trace(rank, 4, DdpOptions()).trace for rank in range(2))), tmp_path)
+    (found,) = [finding.message for finding in made.findings if finding.code == "clocks_as_recorded"]
+    assert found.startswith("rank 1: no synchronising collective that was found on all its ranks is shared with")
+
+
 def test_one_process_on_two_devices(tmp_path: Path) -> None:
     generated = dp_trace(devices=2, transport="peer_copy")
     trace, made = merged(written(tmp_path, generated.trace), tmp_path)
