@@ -108,7 +108,8 @@ def attach(request: AttachRequest) -> None:
 
 
 def defaults() -> dict[str, str]:
-    return default_texts({one.option: one.default for one in WINDOWS.values()})
+    chosen = default_texts({one.option: one.default for one in WINDOWS.values()})
+    return chosen | {"--devices": options.DEFAULT_DEVICES}
 
 
 def parse_jobs(text: str) -> tuple[int | None, ...]:

@@ -101,4 +101,5 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
 
 
 def defaults() -> dict[str, str]:
-    return default_texts({one.option: DEFAULTS[name] for name, one in SETTINGS.items()})
+    chosen = default_texts({one.option: DEFAULTS[name] for name, one in SETTINGS.items()})
+    return chosen | {"--devices": "2, 4, ... and all GPUs; 2 on the CPU", "--collectives": "all"}

@@ -245,7 +245,8 @@ class Command(TyperCommand):
 def config_defaults(config: msgspec.Struct) -> dict[str, str]:
     """The settings of a configuration by option, as `default_texts` shows them."""
     options = [one.option for one in declarations(type(config)).values()]
-    return default_texts(dict(zip(options, settings_of(config).values(), strict=True)))
+    values = zip(options, settings_of(config).values(), strict=True)  # --devices has two: counts and layouts
+    return default_texts({option: value for option, value in values if value != ()})
 
 
 def default_texts(values: Mapping[str, object]) -> dict[str, str]:

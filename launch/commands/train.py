@@ -67,5 +67,9 @@ def defaults() -> dict[str, str]:
     """By option; `None` is chosen for the machine."""
     from dpscope.launch.training.cells import TRAINING_BATCH_SIZE, load_train_config
 
-    chosen = config_defaults(load_train_config(None, {}))
-    return chosen | {"--devices": options.DEFAULT_DEVICES, "--batch-size": str(TRAINING_BATCH_SIZE)}
+    chosen, others = (config_defaults(load_train_config(None, {"data": data})) for data in ("digits", "cifar10"))
+    return chosen | {
+        "--devices": options.DEFAULT_DEVICES,
+        "--batch-size": str(TRAINING_BATCH_SIZE),
+        "--workers": f"{chosen['--workers']}; {others['--workers']} for other data than digits",
+    }

@@ -70,3 +70,14 @@ def test_a_file_may_name_the_run_folder_and_the_flag_wins(tmp_path: Path, monkey
     for given, folder in (((), "mine"), (("--out", "flag"), "flag")):
         plan = output_of("run", "--config", "run.toml", "--device", "cpu", "--dry-run", *given)
         assert f"--out {folder} " in plan
+
+
+def test_defaults_that_a_command_chooses_are_shown() -> None:
+    """The device counts of equal have their option in common with its layouts, which are none."""
+    shown = {name: COMMANDS[name].defaults()["--devices"] for name in ("attach", "calibrate", "equal")}  # type: ignore[attr-defined]
+    assert shown == {
+        "attach": "all GPUs in powers of two; 1,2 on the CPU",
+        "calibrate": "2, 4, ... and all GPUs; 2 on the CPU",
+        "equal": "2",
+    }
+    assert COMMANDS["train"].defaults()["--workers"] == "0; 2 for other data than digits"  # type: ignore[attr-defined]
