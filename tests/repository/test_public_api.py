@@ -69,5 +69,7 @@ def test_paths_are_strings_or_paths(tmp_path: Path) -> None:
         assert dpscope.analysis.analyze_traces(paths).steps.equals(whole.steps)
     two = [str(job / "rank0.json.gz"), str(job / "rank1.json.gz")]
     assert len(dpscope.analysis.merge_traces(two, str(tmp_path / "merged.json")).ranks) == 2
+    a100 = str(ROOT / "tests" / "data" / "a100x2_ddp_resnet50_rank0.json.gz")
+    assert dpscope.analysis.base_of_traces(a100).base.name == a100
     with pytest.raises(dpscope.analysis.DpscopeError, match="nowhere"):
         dpscope.analysis.load_run(str(tmp_path / "nowhere"))

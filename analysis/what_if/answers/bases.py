@@ -22,7 +22,7 @@ from dpscope.analysis.runs.variant_savings import shared_options, single_device_
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces, find_traces
+from dpscope.analysis.traces.ranks.trace_analysis import Paths, analyze_traces, as_paths, find_traces
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.profiles.job import JobProfile, buckets_overlap, job_profile, run_profile, slowdown_of
 from dpscope.analysis.what_if.replay.replay import Compute
@@ -127,7 +127,7 @@ class StatedJob:
     gradient_bytes: float | None = None
 
 
-def base_of_run(path: Path, cell_name: str | None) -> Question:
+def base_of_run(path: str | Path, cell_name: str | None) -> Question:
     """As `base_of_loaded`, of a run folder."""
     return base_of_loaded(load_run(path), cell_name)
 
@@ -190,14 +190,14 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
     return Question(base, costs, run, data)
 
 
-def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Question:
+def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:
     """Traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
     stated = stated or StatedJob()
-    files = find_traces(list(paths))
+    files, name = find_traces(paths), str(as_paths(paths)[0])
     job = job_profile(files, gradient_bytes=stated.gradient_bytes)
     devices = stated.devices or job.devices
     if devices is None:
-        raise DpscopeError(f"{paths[0]}: the trace does not show how many devices the job had; give --base-devices")
+        raise DpscopeError(f"{name}: the trace does not show how many devices the job had; give --base-devices")
     analysis = analyze_traces(files)
     ledger = analysis.ledger
     interference = interference_of_traces(ledger, job.profiles)
@@ -207,7 +207,7 @@ def base_of_traces(paths: Sequence[Path], stated: StatedJob | None = None) -> Qu
     lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
     base = Base(
-        name=str(paths[0]),
+        name=name,
         profiles=profiles,
         devices=devices,
         per_node=devices,
