@@ -196,11 +196,12 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
         )
     )
     if all(entry.skip_reason for entry in planned):
+        needs = (*map(_needs, matrix.strategies), "a step takes no more samples than the data set has")
+        reasons = dict.fromkeys(entry.skip_reason for entry in planned) or needs
         raise DpscopeError(
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
             f"{','.join((*map(str, matrix.devices), *matrix.layouts))} and batches "
-            f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
-            f"{', '.join(map(_needs, matrix.strategies))}, and a step takes no more samples than the data set has"
+            f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; {'; '.join(map(str, reasons))}"
         )
     return planned
 

@@ -272,6 +272,8 @@ def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts()
         (ONE_GPU, 1, "strategy=dp", "nothing to measure"),
         (HOST, 1, "strategy=single devices=2", "nothing to measure"),
         (HOST, 1, "batch_size=32 samples=20", "nothing to measure"),
+        (HOST, 1, "batch_size=32x2 samples=20", "a step takes no more samples than the data set has"),
+        (HOST, 1, "strategy=dp compile=aot_eager devices=2", "leaves no cell; DataParallel makes new replicas"),
         (FOUR_GPUS, 1, "scaling=strong batch_size=6", "cannot be split over 4"),
         (EIGHT_GPUS, 2, "scaling=strong batch_size=60 devices=2x4 strategy=ddp", "over 8 devices"),
         (
