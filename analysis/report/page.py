@@ -309,7 +309,7 @@ GLOSSARY: Mapping[str, str] = {
     "repeat": "One of several measurements of a cell, each in new processes. Intervals are based on the differences between "
     "repeats: one repeat gives a number, but no interval.",
     "communication": "The time in which a device takes part in collectives or copies between devices: hidden plus exposed.",
-    "hidden": "Communication while the device computes. It costs little or nothing.",
+    "hidden": "Communication while the device computes. It costs only what it slows that compute down by.",
     "exposed": "Communication while the device does not compute, which lengthens the step. It is the most that better "
     "communication can save, and consists of wait, transfer and other.",
     "wait": "The part of a collective in which a rank waits for a later rank. A faster link does not shorten it; find out"
