@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -111,7 +112,7 @@ def test_a_training_continued_from_another_has_no_time_to_an_accuracy(tmp_path: 
     assert continued.reason == "its first epochs are another cell's (--resume-from)"
     assert training_tables(data)["time_to_accuracy"].missing == (f"NA (epoch, time; ddp-d2): {continued.reason}",)
     (by_epoch, *_) = training_figures(data)["training_accuracy"].axes
-    assert [list(line.get_xdata()) for line in by_epoch.lines] == [[1, 2, 3, 4, 5, 6], [5, 6]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in by_epoch.lines] == [[1, 2, 3, 4, 5, 6], [5, 6]]
 
 
 def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
