@@ -73,7 +73,11 @@ def difference_message(one: CellDifference) -> str:
         accuracy = f"no significant difference in test accuracy ({points}; {spread})"
     else:
         accuracy = f"test accuracy differs by {points}, more than the spread over seeds ({spread})"
-    return f"{one.cell} versus {one.against}: {accuracy}; an epoch trains {one.speedup.value:.2f}x as fast"
+    low, high = one.speedup.low, one.speedup.high
+    interval = f"{counted(one.speedup.count, 'epoch')}, no interval"
+    if low is not None and high is not None:
+        interval = f"95% interval {low:.2f} to {high:.2f}"
+    return f"{one.cell} versus {one.against}: {accuracy}; an epoch trains {one.speedup.value:.2f}x as fast ({interval})"
 
 
 def _about_difference(one: CellDifference) -> Finding:

@@ -122,6 +122,8 @@ def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
     assert (one.points, one.spread_points, one.verdict) == (0.0, 2.0, "no_difference_shown")
     assert (one.speedup.value, one.speedup.count) == (2.0, 9)
     assert "no significant difference in test accuracy (+0.00 points" in difference_message(one)
+    # All seeds of a cell have the same median epoch.
+    assert difference_message(one).endswith("an epoch trains 2.00x as fast (95% interval 2.00 to 2.00)")
     data = loaded(tmp_path, seeds(3, ("single", 1), 95.0, 0.1, 4.0), seeds(3, ("dp", 2), 93.0, 0.2, 5.0))
     (one,) = against_single(data)
     # 93.2 - 95.1 = -1.9, beyond the wider range of 0.4; 4 s / 5 s = 0.8
@@ -141,6 +143,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     assert f"{few} seed" in table.missing[0]
     assert "few_seeds" in codes(data)
     assert f"test accuracy is not judged (-15.00 points, {few} seed" in difference_message(one)
+    assert difference_message(one).endswith(f"2.00x as fast ({few} epoch{'s'[: few - 1]}, no interval)")
 
 
 def test_cells_with_few_seeds_are_named_with_their_count(tmp_path: Path) -> None:
