@@ -119,7 +119,7 @@ def _seconds(values: Sequence[float | None]) -> Unit:
     return Unit(unit.label, unit.divisor / 1e6, unit.digits)
 
 
-_OF_ALL = "Of all seeds that were begun"
+_OF_ALL = "Of all seeds that have trained an epoch"
 _UNTIL = "Training time up to and including that epoch without evaluation, median over seeds"
 
 
