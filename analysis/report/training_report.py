@@ -149,7 +149,7 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
     yield from versions(environment)
     yield "Threads per process", str(manifest.threads_per_process)
     yield "Seeds", ", ".join(map(str, config.seeds))
-    yield "Learning rate", f"{optimizer.learning_rate:g}, scaled by devices: {config.learning_rate_scaling}"
+    yield "Learning rate", f"{optimizer.learning_rate:g}, scaled with the global batch: {config.learning_rate_scaling}"
     yield "Milestones", f"{milestones} by {config.gamma:g}" if milestones else "none"
     yield "Warm-up", counted(config.warmup_epochs, "epoch")
     yield "Momentum, weight decay", f"{optimizer.momentum:g}, {optimizer.weight_decay:g}"
