@@ -81,7 +81,7 @@ class WhatIfRequest(Request):
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")
     gradient_bytes: str | None = option("of a trace or a table: size of all gradients, such as 44.7MB", metavar="SIZE")
     trace: Path | None = option("write the first scenario's step as a Chrome trace")
-    figure: Path | None = option("draw efficiency over devices, *.png or *.svg")
+    figure: Path | None = option("draw efficiency over devices, *.png, *.svg or *.pdf")
     output_format: Literal["table", "json", "csv"] = option("what to print", "--format", default="table")
 
 
