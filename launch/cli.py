@@ -177,7 +177,8 @@ def _print_in_any_encoding() -> None:
         return b"".join(map(escaped, error.object[error.start : error.end])), error.end
 
     codecs.register_error("escaped", handle)
-    sys.stdout.reconfigure(errors="escaped")
+    with contextlib.suppress(OSError):  # a pipe in place of a file, whose position is then asked for, after the change
+        sys.stdout.reconfigure(errors="escaped")
 
 
 def _discard_output() -> None:
