@@ -198,7 +198,7 @@ def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_t
     first.send(signal.SIGTERM, 0)
     statuses, message = ended(first)
     assert statuses == [143, 143]
-    assert message.startswith("stopped")
+    assert message.startswith("interrupted: stopped in its timed pass; the same command")
 
 
 @pytest.mark.parametrize("victim", ["node 0", "rank 1"])
