@@ -56,7 +56,7 @@ def calibration_of_run(folder: Path) -> Calibration | None:
 
 
 _PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))")
-_RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
+_RANK = re.compile(r"#\s+Rank\s+\d+\s+(Group\s+\d+\s)?.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
 _HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")
 _NAMED = re.compile(r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)")
 _DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
@@ -72,8 +72,9 @@ class _Section:
     """One test's part of a log: from its list of ranks to its last row."""
 
     path: Path
-    hosts: list[str] = field(default_factory=list)  # of each rank
-    ranks: list[str] = field(default_factory=list)  # device name of each rank
+    group: str | None = None  # the first rank's, if ranks name theirs
+    hosts: list[str] = field(default_factory=list)  # of each rank in the group
+    ranks: list[str] = field(default_factory=list)  # device name of each rank in the group
     headings: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     named: Collective | None = None
@@ -151,11 +152,13 @@ def _sections(path: Path) -> list[_Section]:
 def _add_line(sections: list[_Section], line: str, where: str) -> None:
     current, rank = sections[-1], _RANK.match(line)
     if current.rows and (rank or _HEADINGS.match(line)):
-        current = _Section(current.path) if rank else _Section(current.path, current.hosts, current.ranks)
+        current = _Section(current.path) if rank else _Section(current.path, hosts=current.hosts, ranks=current.ranks)
         sections.append(current)
     if rank:
-        current.hosts.append(rank[1])
-        current.ranks.append(rank[2])
+        current.group = current.group if current.ranks else rank[1]
+        if rank[1] == current.group:  # NCCL_TESTS_SPLIT runs the collective in several groups at once
+            current.hosts.append(rank[2])
+            current.ranks.append(rank[3])
     elif _HEADINGS.match(line):
         current.headings = line.lstrip("# ").split()
     elif line.startswith("#"):

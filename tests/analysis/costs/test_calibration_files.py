@@ -172,6 +172,16 @@ def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
         calibration_from_logs([write(tmp_path, damaged, "damaged.log")])
 
 
+def test_groups_of_a_split_job_are_no_larger_collective(tmp_path: Path) -> None:
+    """NCCL_TESTS_SPLIT lists the ranks of all groups; rows are of the first rank's, here of two on one node."""
+    text = log(ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72"))  # busbw = algbw on two ranks
+    for rank in (1, 3):
+        text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  1")
+    calibration = calibration_from_logs([write(tmp_path, text)])
+    assert {(point.collective, point.devices) for point in calibration.points} == {("all_reduce", 2)}
+    assert len(calibration.device_names) == 2
+
+
 def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -> None:
     text = log(ALL_REDUCE)
     second = text.replace("102 on    node1", "102 on    node2").replace("103 on    node1", "103 on    node2")
