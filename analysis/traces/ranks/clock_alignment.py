@@ -3,15 +3,17 @@
 A collective that synchronises ends on all its ranks at nearly the same moment, however late some of them came. So the
 median difference of the ends of matched collectives is the difference of two ranks' clocks, and what single ends depart
 from it is the residual. Ranks of one host share its clock: they are moved only where the ends disagree by more than they
-scatter, since ranks may also end in a steady order.
+scatter, since ranks may also end in a steady order, and by more than so few of them do by chance.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dpscope.analysis.stats.samples import student_t
 from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.reading.table import Table
 
@@ -51,7 +53,7 @@ def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[Rank
         one_host = origins[0].host is not None and origin.host == origins[0].host
         differences = anchor - ends[index]
         moved_us = float(np.nanmedian(differences)) if shared[index] else 0.0
-        if one_host and shared[index] and abs(moved_us) <= np.nanmax(np.abs(differences - moved_us)):
+        if one_host and not _clocks_differ(differences[np.isfinite(differences)], moved_us):
             moved_us = 0.0
         own = ends[index] + moved_us
         apart = np.abs(own - anchor)
@@ -66,6 +68,15 @@ def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[Rank
         )
         anchor = np.where(np.isnan(anchor), own, anchor)
     return tuple(clocks[index] for index in range(len(origins)))
+
+
+def _clocks_differ(differences: _FloatColumn, moved_us: float) -> bool:
+    """Whether the ends of two ranks of one host are apart by more than they scatter, and than so few show by chance (5%)."""
+    count = len(differences)
+    if count < 2:
+        return False
+    by_chance = student_t(count - 1) * float(np.std(differences, ddof=1)) / math.sqrt(count)
+    return abs(moved_us) > max(by_chance, float(np.abs(differences - moved_us).max()))
 
 
 def _ends(collectives: Table, row_of: Mapping[int, int], place_us: _FloatColumn) -> _FloatColumn:
