@@ -136,7 +136,7 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     if not stored.epochs:
         why = f"; train with `dpscope train --out {folder}`"
         for one in failed_trainings(folder)[:1]:
-            why = f": {one.cell.name}, seed {one.seed}: {one.status}: {one.message}"
+            why = f": {one.cell.name}, seed {one.seed}: {failure(one)}"
         raise NoEpochError(f"{path} holds no epoch{why}")
     for index, epoch in enumerate(stored.epochs):
         if wrong := _wrong(epoch):
@@ -186,7 +186,7 @@ def _trained_cell(name: str, of: Epoch | Cell, trainings: tuple[Training, ...], 
 
 def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -> list[TrainedCell]:
     """Planned cells without an epoch, with the reason."""
-    failures = {one.cell.name: f"{one.status}: {one.message}" for one in reversed(failed_trainings(folder))}
+    failures = {one.cell.name: failure(one) for one in reversed(failed_trainings(folder))}
     return [
         _trained_cell(name, one.cell, (), one.planned.skip_reason or failures.get(name) or "not trained yet")
         for one in manifest.plan
@@ -198,3 +198,8 @@ def failed_trainings(folder: Path) -> list[TrainResult]:
     """Trainings of a run folder that failed."""
     paths = sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)
     return [one for path in paths if (one := TrainingFolder(path).result()) is not None and one.status != "ok"]
+
+
+def failure(result: TrainResult) -> str:
+    """How a training failed; of one that the user stopped, the message states it."""
+    return result.message if result.status == "interrupted" else f"{result.status.replace('_', ' ')}: {result.message}"

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
-from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings
+from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings, failure
 from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, against_default, against_single
 from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
+
+_RESUME = "repeat the same `dpscope train` command: it resumes where it stopped"
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
@@ -23,9 +25,10 @@ def training_findings(data: TrainingData) -> list[Finding]:
 
 def _failed(data: TrainingData) -> Iterator[Finding]:
     for result in failed_trainings(data.folder):
+        log = f"{data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt"
         yield LearningCode.TRAINING_FAILED.finding(
-            f"{result.cell.name}, seed {result.seed}: {result.status.replace('_', ' ')}: {result.message}",
-            f"read {data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt and train again",
+            f"{result.cell.name}, seed {result.seed}: {failure(result)}",
+            _RESUME if result.status == "interrupted" else f"read {log} and train again",
         )
 
 
@@ -37,7 +40,7 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
             f"{cell.name}: of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
             "its first epochs are another cell's (--resume-from): train it from the beginning to get its accuracy"
             if all(one.continued for one in short)
-            else "repeat the same `dpscope train` command: it resumes where it stopped",
+            else _RESUME,
         )
     for training in cell.trainings:
         diverged = next((one.epoch for one in training.epochs if None in (one.train_loss, one.test_loss)), None)

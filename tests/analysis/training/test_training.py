@@ -295,6 +295,13 @@ def test_a_planned_cell_that_was_not_trained_has_a_reason(tmp_path: Path) -> Non
     finding = codes(data)["training_failed"]
     assert finding.severity == "error"
     assert finding.next_step.startswith(f"read {folder}/training/ddp-d2-b16/seed0/log.txt")
+    stopped = TrainResult(cells[1], 0, "interrupted", epochs=0, duration_s=1.0, message="interrupted; saved at epoch 1")
+    write_json(TrainFolder(folder).training(cells[1], 0).result_path, stopped)
+    data = load_training(folder)
+    assert training_tables(data)["test_accuracy"].missing == ("NA (ddp-d2-b16): interrupted; saved at epoch 1",)
+    finding = codes(data)["training_failed"]
+    assert finding.message == "ddp-d2-b16, seed 0: interrupted; saved at epoch 1"
+    assert finding.next_step.startswith("repeat the same `dpscope train` command")
 
 
 def test_the_documented_example_loads(tmp_path: Path) -> None:

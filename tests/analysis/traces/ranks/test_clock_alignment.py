@@ -50,8 +50,8 @@ def test_ranks_of_one_host_are_moved_where_their_clocks_plainly_differ() -> None
 @pytest.mark.parametrize("ends", [[235.0], [114.0, 335.0]])
 def test_one_or_two_scattered_ends_move_no_rank_of_the_same_host(ends: list[float]) -> None:
     """Two ends fall on one side every second time: 14 and 235 us late, gloo's threads had no core before."""
-    began = [100.0, 100.0][: len(ends)]
-    _, found = rank_clocks(collectives(began, ends), [RankOrigin(0, 0, "node"), RankOrigin(1, 0, "node")])
+    table = collectives([100.0 for _ in ends], [*ends])
+    _, found = rank_clocks(table, [RankOrigin(0, 0, "node"), RankOrigin(1, 0, "node")])
     assert (found.moved_us, found.place_us, found.collectives) == (0.0, 0.0, len(ends))
 
 
