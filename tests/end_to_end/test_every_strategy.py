@@ -178,4 +178,4 @@ def test_waiting_for_a_late_rank_in_blocking_collectives_is_exposed(blocked: Pat
     assert len(own) >= 2
     assert own["exposed_us"].max() >= 0.9 * late_us, own  # a step in which rank 0 was held up itself waits less
     assert (own["hidden_us"] <= 0.2 * own["communication_us"]).all(), own
-    assert (own["step_us"] - own["compute_us"] >= 0.9 * late_us).all(), own
+    assert (own["step_us"] - own["compute_us"]).max() >= 0.9 * late_us, own
