@@ -15,7 +15,7 @@ from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.stats.samples import Floats
-from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
@@ -265,8 +265,7 @@ def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
     if sizes is None or not sizes.parameter_tensors:
         holds = "traces do" if sizes is None else "the run does"
         return _unknown(None, f"{holds} not hold the sizes of the model's tensors")
-    sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)
-    reduced = reduce_chunks(sizes.parameter_tensors)
+    sent, reduced = dp_chunks(sizes)
     if by_nccl(data):
         once = dp_nccl_us(sent, reduced, devices, sources.cost)
         moved = passes * once if once is not None else None

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.text.units import show_time, text
-from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records import range_names as phases
@@ -270,8 +270,7 @@ def _check_dp_host(cell: Cell, steps: Table, ranges: Iterable[dict[str, dict[int
 def _check_dp(cell: Cell, sizes: ParameterSizes, steps: Table, collectives: Table, copies: Table) -> Iterator[_Lack]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
     passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
-    broadcasts = passes * len(broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors))
-    reduces = passes * len(reduce_chunks(sizes.parameter_tensors))
+    broadcasts, reduces = (passes * len(chunks) for chunks in dp_chunks(sizes))
     # By copies device 0 sends everything to each other device and receives each one's gradients, those of frozen parameters
     # too: as zeros (torch/nn/parallel/_functions.py, Broadcast.backward).
     copy_bytes = passes * (cell.devices - 1) * (2 * sizes.parameter_bytes + sizes.buffer_bytes)

@@ -20,7 +20,7 @@ from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
 from dpscope.analysis.traces.steps.intervals import Intervals, innermost
 from dpscope.profiling.records import range_names as phases
-from dpscope.profiling.records.run import TensorSize
+from dpscope.profiling.records.run import ParameterSizes, TensorSize
 
 OTHER = "other"
 PHASES = (
@@ -351,3 +351,15 @@ def reduce_chunks(tensors: Sequence[TensorSize]) -> list[int]:
             chunks.append(open_bytes.pop(tensor.dtype))
         open_bytes[tensor.dtype] += tensor.bytes
     return chunks + [size for size in open_bytes.values() if size > 0]
+
+
+def dp_chunks(sizes: ParameterSizes) -> tuple[list[int], list[int]]:
+    """Bytes of the chunks that DataParallel broadcasts in a forward pass and reduces in a backward pass."""
+    sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)
+    return sent, reduce_chunks(sizes.parameter_tensors)
+
+
+def even_chunks(size_bytes: float) -> list[float]:
+    """The same of one dtype where only the tensors' total is known: each chunk as large as the limit, and the rest."""
+    whole, rest = divmod(size_bytes, DP_CHUNK_BYTES)
+    return [float(DP_CHUNK_BYTES)] * int(whole) + ([rest] if rest else [])

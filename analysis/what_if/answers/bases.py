@@ -20,6 +20,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.stats.samples import pooled_median
+from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, analyze_traces, as_paths, find_traces
@@ -169,8 +170,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
         device_name=job.device_name,
         lateness=lateness(job.profiles),
         largest=max(one.cell.devices for one in run.measured if one.cell.strategy == cell.strategy),
-        parameter_bytes=tuple(tensors),
-        buffer_bytes=sizes.buffer_bytes,
+        dp_chunks=dp_chunks(sizes) if tensors else None,
         interference=interference,
         lacks=(*job.lacks, *assumed(interference, job.profiles)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,

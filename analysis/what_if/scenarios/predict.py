@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.data_parallel.phases import DP_CHUNK_BYTES
+from dpscope.analysis.traces.data_parallel.phases import even_chunks
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.prediction import UNKNOWABLE, Prediction, beyond_reach, bound_by, show_ms
 from dpscope.analysis.what_if.replay.replay import (
@@ -181,7 +181,7 @@ def _remains_us(inputs: Inputs, exposed_us: float) -> dict[str, float]:
 def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
     """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device, and copies are by their formula.
 
-    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB, in every
+    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks (`dp_chunks`), in every
     micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
     `dp_transfer_us`.
     """
@@ -189,12 +189,10 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     if place.nodes > 1:
         raise NotKnown(f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several")
     compute = compute_of(base, scenario)
-    parameters = profile.gradients.total_bytes
-    if profile.gradients.known == INTERPOLATED:
-        parameters /= HOOK_FACTORS.get(base.hook, 1.0)
+    sent, returned = base.dp_chunks or (_gradient_chunks(base, profile),) * 2
     try:
-        broadcast = _moved("broadcast", parameters + base.buffer_bytes, place, costs, scenario)
-        reduced = _moved("reduce", parameters, place, costs, scenario)
+        broadcast = _moved("broadcast", sent, place, costs, scenario)
+        reduced = _moved("reduce", returned, place, costs, scenario)
     except NotKnown as unknown:
         raise NotKnown(f"DataParallel: {unknown}") from None
     total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
@@ -214,13 +212,18 @@ def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: 
     )
 
 
-def _moved(kind: str, size: float, place: Place, costs: Costs, scenario: Scenario) -> Cost:
-    """All chunks of one kind, one after another."""
-    whole, rest = divmod(size, DP_CHUNK_BYTES)
-    chunk = costs.cost(kind, float(DP_CHUNK_BYTES), place, scenario.links)
-    last = costs.cost(kind, max(rest, 1.0), place, scenario.links)
-    latency = whole * chunk.latency_us + last.latency_us
-    return replace(chunk, latency_us=latency, transfer_us=whole * chunk.transfer_us + last.transfer_us)
+def _gradient_chunks(base: Base, profile: StepProfile) -> list[float]:
+    """The chunks of parameters whose tensors are not known: as many bytes as their gradients."""
+    size = profile.gradients.total_bytes
+    return even_chunks(size / HOOK_FACTORS.get(base.hook, 1.0) if profile.gradients.known == INTERPOLATED else size)
+
+
+def _moved(kind: str, chunks: Sequence[float], place: Place, costs: Costs, scenario: Scenario) -> Cost:
+    """All chunks of one kind, one after another; described by the first."""
+    each = [costs.cost(kind, float(size), place, scenario.links) for size in chunks]
+    return replace(
+        each[0], latency_us=sum(one.latency_us for one in each), transfer_us=sum(one.transfer_us for one in each)
+    )
 
 
 def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[Answered], place: Place) -> Prediction:

@@ -190,8 +190,7 @@ class Base:
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
     method_error: float | None = None
-    parameter_bytes: tuple[int, ...] = ()
-    buffer_bytes: int = 0
+    dp_chunks: tuple[Sequence[int], Sequence[int]] | None = None  # `phases.dp_chunks`; None without the tensors' sizes
     interference: Interference = NO_INTERFERENCE
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
     traced: Compute = AS_IT_WAS

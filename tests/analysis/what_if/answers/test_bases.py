@@ -53,6 +53,11 @@ def cell(question: Question) -> CellData:
     return known(question.cell)
 
 
+def test_data_parallel_sends_the_run_s_tensors(question: Question) -> None:
+    """268 parameters of 4 bytes; buffers travel apart, those of another dtype too."""
+    assert question.base.dp_chunks == ([1072, 64, 8], [1072])
+
+
 @pytest.mark.long
 def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
     four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4))

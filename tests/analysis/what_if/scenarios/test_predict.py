@@ -306,6 +306,9 @@ def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
     assert found.efficiency == pytest.approx(810 / 970)
     # a base of two micro-batches moves both times: 210 + 80
     assert predict(TWO, Scenario(strategy="dp"), costs).step_us == pytest.approx(290)
+    # tensors whose sizes are known by their own chunks: 3 and 1 MB sent, 3 MB back
+    sized = replace(BASE, dp_chunks=((3_000_000, 1_000_000), (3_000_000,)))
+    assert predict(sized, Scenario(strategy="dp"), costs).step_us == pytest.approx(210 + 70)
     several = predict(BASE, Scenario(strategy="dp", devices=4, per_node=2), costs)
     assert "it cannot drive 4 devices of several" in (several.reason or "")
 
