@@ -14,7 +14,7 @@ from dpscope.analysis.text.units import Unit, show, show_time
 from dpscope.analysis.what_if.answers import output
 from dpscope.analysis.what_if.answers.bases import CellError, base_of_loaded, with_cell_errors
 from dpscope.analysis.what_if.answers.output import RunAnswer
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Replayed, measured_conditions, replay
+from dpscope.analysis.what_if.replay.replay import CollectiveSpan, Replayed, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of
 from dpscope.analysis.what_if.scenarios.predict import refusal
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
@@ -140,7 +140,7 @@ def write_replayed(answer: RunAnswer, path: Path) -> None:
         why = prediction.reason or "DataParallel is predicted by its formula"
         raise DpscopeError(f"no replay to write: {why}")
     inputs = inputs_of(base, profile, scenario, answer.question.costs)
-    measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
+    measured = base.replayed(profile, with_spans=True)
     predicted = replay(inputs.prepared, inputs.conditions, with_spans=True)
     label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
     events = [

@@ -213,15 +213,15 @@ class Base:
         """One of the profiles under a compute scale."""
         return self.once((id(profile), compute), lambda: Prepared(profile, compute))
 
-    def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
-        """One of the profiles replayed as it was measured; under another `gamma` where it is given."""
+    def replayed(self, profile: StepProfile, gamma: float | None = None, with_spans: bool = False) -> Replayed:
+        """One of the profiles replayed as it was measured, untraced; under another `gamma` where it is given."""
         by = self.interference.gamma if gamma is None else gamma
 
         def as_measured() -> Replayed:  # contention cancels
             alike = replace(measured_conditions(profile), gamma=by, slowdown=self.interference.slowdown)
-            return replay(self.prepared(profile, self.traced), alike)
+            return replay(self.prepared(profile, self.traced), alike, with_spans=with_spans)
 
-        return self.once((id(profile), by), as_measured)
+        return self.once((id(profile), by, with_spans), as_measured)
 
     @property
     def place(self) -> Place:

@@ -21,6 +21,7 @@ from dpscope.analysis.what_if.answers.written import (
     write_replayed,
 )
 from dpscope.analysis.what_if.prediction import Prediction
+from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS, loaded
@@ -93,6 +94,20 @@ def test_a_figure_replaces_dpscopes_and_nothing_else(tmp_path: Path, suffix: str
         with pytest.raises(DpscopeError, match="was not written by dpscope, which does not overwrite it"):
             write(theirs)
     assert theirs.read_bytes() == b"precious"
+
+
+def test_a_step_without_a_change_is_traced_as_the_measured_one(tmp_path: Path) -> None:
+    """Both without the tracer, which took half of the forward and backward pass of 200 us, and with the base's contention."""
+    base = replace(BASE, traced=Compute(device=0.5), interference=replace(BASE.interference, gamma=0.5))
+    answered = run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario())])
+    write_replayed(answered, tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    spans = {
+        process: [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == process]
+        for process in (1, 2)
+    }
+    assert spans[1] == spans[2]
+    assert spans[1][0] == ("forward and backward", 0, pytest.approx(110))  # half of 200, and half of 20 us of transfer
 
 
 def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> None:
