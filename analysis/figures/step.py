@@ -16,6 +16,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
+from dpscope.analysis.traces.ranks.exposed_parts import late_ranks
 
 _Parts = Mapping[str, tuple[Sequence[float], str]]  # by label: a value for each bar, and the colour
 _EXPOSED = {
@@ -264,25 +265,28 @@ def wait_strip(run: RunData) -> Figure | None:
 
 
 def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
-    """Time by rank (row, its first where several share one) and (repeat, step), microseconds, 0 where there was none.
+    """Time by rank (row, its first where several share one) and (repeat, whole step), microseconds, 0 where there was none.
 
     "waits": how long the rank waits. "is waited for": how long the others wait for it on average, in collectives to which it
     comes last.
     """
-    steps = data.steps[data.steps["rank"].notna() & data.steps["step"].notna() & data.steps["wait_us"].notna()]
-    table = data.collectives
-    known = table[table["match"].notna() & table["wait_us"].notna() & table["step"].notna()].reset_index(drop=True)
-    of_collective = known.groupby(["repeat", "match"])
-    last = known.loc[of_collective["duration_us"].idxmin(), ["rank", "repeat", "step"]]
-    others = (of_collective["wait_us"].sum() / (of_collective.size() - 1)).to_numpy(dtype=float)
-    late = last.assign(wait_us=others).groupby(["rank", "repeat", "step"], as_index=False)["wait_us"].sum()
+    windows, own = data.whole_windows, data.whole_collectives
+    steps = windows.take(windows.known("rank") & windows.known("step") & windows.known("wait_us"))
+    known = own.take(own.known("match") & own.known("wait_us") & own.known("step"))
+    matches = known.group("repeat", "match")
+    others_us = matches.sums(known["wait_us"]) / (matches.sizes - 1)
+    last = late_ranks(known.assign(match=matches.code)) == known["rank"]
+    of_last = known.take(last).assign(wait_us=others_us[matches.code[last]])
+    caused = of_last.group("rank", "repeat", "step")
+    late = of_last.take(caused.first).assign(wait_us=caused.sums(of_last["wait_us"]))
     together = -(-data.cell.processes // MOST_STRIP_ROWS)
     rows = np.arange(0, data.cell.processes, together)
-    columns = pd.MultiIndex.from_frame(steps[["repeat", "step"]].drop_duplicates().sort_values(["repeat", "step"]))
+    columns = pd.MultiIndex.from_frame(
+        steps.take(steps.group("repeat", "step", in_order=True).first).frame[["repeat", "step"]]
+    )
     strips = {}
     for title, times in (("waits", steps), ("is waited for", late)):
-        row = times["rank"].to_numpy(dtype=np.int64) // together * together
-        plain = times[["repeat", "step"]].assign(row=row, wait_us=times["wait_us"].astype("float64"))
+        plain = times.select(("repeat", "step", "wait_us")).assign(row=times["rank"] // together * together).frame
         strip = plain.pivot_table(index="row", columns=["repeat", "step"], values="wait_us", aggfunc="max")
         strips[title] = strip.reindex(index=rows, columns=columns).fillna(0.0)
     return strips
