@@ -232,8 +232,13 @@ def _transfer_union_us(reduced: Table) -> float:
 def _put_checks(row: RowBuilder, data: CellData) -> None:
     ranks = [rank for _, rank in data.ranks]
     ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
+    reasons = [check.not_comparable for check in data.counter_checks]
+    reasons += [rank.attached.counters_missing for rank in ranks if rank.attached is not None]
+    why = next(filter(None, reasons), None) if data.cell.traits.reducer and data.cell.devices > 1 else None
     row.put(
-        "only DDP on several devices has a pass with its counters",
+        f"DDP's counters were not compared: {why}"
+        if why
+        else "only DDP on several devices has a pass with its counters",
         counter_span_ratio=float(np.median(ratios)) if ratios else None,
         counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
     )

@@ -92,6 +92,13 @@ def save_process(observed: Observed) -> SavedPart:
         write_json(folder.counters_path(place.node, place.rank), observed.counted.counters)
     on_cuda = observed.device.type == "cuda"
     devices = range(detected.devices) if detected.traits.peer_copies else (observed.device,)
+    cell = Cell(
+        detected.strategy,
+        detected.devices,
+        batches.per_device,
+        options=options_of(detected, observed.wrappers, batches.micro_batches, calls.precision),
+        nodes=1 if detected.traits.one_process else min(place.nodes, detected.devices),
+    )
     result = RankResult(
         rank=place.rank,
         node=place.node,
@@ -106,15 +113,9 @@ def save_process(observed: Observed) -> SavedPart:
         model=_sizes(observed),
         blocks=(block,),
         memory=window.memory,
-        findings=(*batches.findings, *_findings(observed)),
+        findings=(*batches.findings, *_findings(observed, cell.name)),
         attached=AttachedProcess(
-            cell=Cell(
-                detected.strategy,
-                detected.devices,
-                batches.per_device,
-                options=options_of(detected, observed.wrappers, batches.micro_batches, calls.precision),
-                nodes=1 if detected.traits.one_process else min(place.nodes, detected.devices),
-            ),
+            cell=cell,
             reduction_known=detected.unknown_hook is None and len(detected.ddp) == 1,
             batch_known=batches.known,
             counters_missing=_counters_missing(observed),
@@ -186,7 +187,7 @@ def _sizes(observed: Observed) -> ParameterSizes:
     return tensor_sizes(parameters.values(), buffers.values(), observed.warm_up.trained_ids)
 
 
-def _findings(observed: Observed) -> Iterator[Finding]:
+def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
     detected, settings = observed.detected, observed.settings
     if observed.profiler_watch.seen:
         traced = "dpscope's trace was complete before that" if observed.is_traced else "no trace"
@@ -199,7 +200,7 @@ def _findings(observed: Observed) -> Iterator[Finding]:
         options = settings.options_for(observed.steps, counters=observed.counters_apply)
         advice = f"attach with {options}, or let the script train longer" if options else "let the script train longer"
         advice += resumed_hint(observed.ended_early, settings)
-        yield AttachCode.SCRIPT_ENDED_EARLY.finding(f"{observed.ended_early}: {observed.early_text()}", advice)
+        yield AttachCode.SCRIPT_ENDED_EARLY.finding(f"{cell}: {observed.ended_early}: {observed.early_text()}", advice)
     if settings.warmup_steps < MINIMUM_WARMUP_STEPS:
         yield AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(settings.warmup_steps, 'step')}")
     if observed.traced is not None and (steps := observed.traced.interrupted_steps):
@@ -212,8 +213,10 @@ def _findings(observed: Observed) -> Iterator[Finding]:
     if detected.group_size is not None and detected.group_size < detected.devices:
         message = f"gradients are reduced among {detected.group_size} of {detected.devices}"
         yield AttachCode.REDUCED_IN_GROUPS.finding(message)
-    if len(detected.ddp) > 1 and (why := _counters_missing(observed)) is not None:
-        yield AttachCode.COUNTERS_NOT_READ.finding(f"DDP's counters were not read: {why}")
+    if len(detected.ddp) > 1:
+        message = f"DDP's counters were not read: {_counters_missing(observed)}"
+        advice = "no action needed: whether every rank communicates in every step is still checked"
+        yield AttachCode.COUNTERS_NOT_READ.finding(message, advice)
     if detected.unknown_hook is not None:
         yield AttachCode.HOOK_NOT_KNOWN.finding(f"gradients travel through {detected.unknown_hook}")
 
@@ -221,12 +224,11 @@ def _findings(observed: Observed) -> Iterator[Finding]:
 def _counters_missing(observed: Observed) -> str | None:
     if not observed.detected.ddp or (observed.counted is not None and observed.counted.counters):
         return None
+    if (models := len(observed.detected.ddp)) > 1:
+        return f"they describe one DDP model, and the script has {models}"
     if observed.ended_early is not None:
         return "the script ended before that"
-    if observed.profiler_watch.seen:
-        return "the script uses a profiler"
-    models = len(observed.detected.ddp)
-    return f"they describe one DDP model, and the script has {models}" if models > 1 else None
+    return "the script uses a profiler" if observed.profiler_watch.seen else None
 
 
 def _model_name(modules: Iterable[nn.Module]) -> str:

@@ -25,7 +25,7 @@ from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import CalibrationPoint
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
@@ -37,8 +37,10 @@ from tests.helpers.run_cells import (
     fitted,
     run_of,
     timed,
+    timed_cell,
     traced_table,
     windows,
+    with_ranks,
     with_tables,
 )
 
@@ -204,6 +206,21 @@ def test_the_rest_of_the_slowdown_has_an_interval_from_both_parts() -> None:
     assert halves[2] == pytest.approx((halves[0] ** 2 + halves[1] ** 2) ** 0.5)
     assert sum(ends[2]) / 2 == pytest.approx(other)
     assert bounds(row(several), "other_slowdown") == (None, None)  # no kernel: no contention, no rest
+
+
+@pytest.mark.parametrize(
+    ("devices", "missing", "reason"),
+    [
+        (2, "the script ended before that", "DDP's counters were not compared: the script ended before that"),
+        (2, None, "only DDP on several devices has a pass with its counters"),
+        (1, "the script ended before that", "only DDP on several devices has a pass with its counters"),
+    ],
+)
+def test_the_reason_for_missing_counters_is_the_recorded_one(devices: int, missing: str | None, reason: str) -> None:
+    cell = Cell(strategy="ddp", devices=devices, batch_size=8)
+    attached = AttachedProcess(cell, True, counters_missing=missing)
+    found = row(with_ranks(timed_cell(cell, 1500.0), attached=attached))
+    assert found.reasons["counter_buckets_equal"] == reason
 
 
 PARTS_OF_SLOWDOWN = ("slowdown", "contention", "other_slowdown")

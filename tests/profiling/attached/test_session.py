@@ -39,7 +39,7 @@ from tests.helpers.attached_scripts import (
     train_attached,
     validate,
 )
-from tests.helpers.known import codes
+from tests.helpers.known import codes, known
 
 
 def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Path) -> None:
@@ -220,6 +220,8 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     assert (len(samples), rank.blocks[0].steps, len(repeat.traces())) == (2 + 2, 2, 1)
     (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
     assert early.next_step == "attach with --warmup 2 --steps 4 --traced-steps 1, or let the script train longer"
+    name = known(rank.attached).cell.name  # several cells may have ended early
+    assert early.message == f"{name}: the script ended: 2 of 4 steps were timed, 1 traced"
     assert notes == ["the script ended: 2 of 4 steps were timed, 1 traced; what was measured is saved"]
 
 
