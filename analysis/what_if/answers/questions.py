@@ -201,7 +201,9 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     low, high = known[first][0], known[last][0]
     sentence = f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be"
     if usual:
-        sentence += f"; the default (1 MiB, then 25) takes {100 * (usual / least - 1):.1f}% longer than the best"
+        sentence += (
+            f"; the default (1 MiB, then 25) takes {100 * (usual / min(usual, least) - 1):.1f}% longer than the best"
+        )
     keep = usual is not None and usual <= alike
     sentence += ". Keep the default: the difference is within the error." if keep else "."
     solved = replace(scenario, bucket_mb=cap)

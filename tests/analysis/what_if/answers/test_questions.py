@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from dpscope.analysis.what_if.answers.bases import base_of_loaded
 from dpscope.analysis.what_if.answers.questions import solve
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
 from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Place
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Lateness, Scenario
+from tests.helpers.examples import FIVE_REPEATS, loaded
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, profile, works
 
@@ -45,6 +47,14 @@ def test_buckets_are_a_flat_region() -> None:
     assert found.low == 0.5
     assert known(found.high) < 1.0  # from 0.954 MiB on both gradients share a bucket, which ends 20 us later
     assert "8.7% longer" in found.sentence  # 250 against 230
+
+
+@pytest.mark.long
+def test_the_default_bucket_is_never_below_the_best() -> None:
+    """It was "-0.0% longer": the sum of the same times, rounded otherwise."""
+    question = base_of_loaded(loaded(FIVE_REPEATS))
+    found = solve(question.base, Scenario(), question.costs, "bucket-mb")
+    assert "the default (1 MiB, then 25) takes 0.0% longer than the best" in found.sentence
 
 
 def test_buckets_beyond_a_worse_cap_are_not_alike() -> None:

@@ -1,6 +1,7 @@
 """Predictions from a base made by hand: values by pocket calculation, each source of costs, each refusal."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,8 @@ from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, g
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from tests.helpers.known import known
-from tests.helpers.replayed_steps import BASE, BUCKETS, COSTS, PROFILE, profile, works
+from tests.helpers.replayed_steps import BASE, BUCKETS, CAP, COSTS, PROFILE, profile, works
+from tests.helpers.run_cells import calibration
 
 
 def prediction(base: Base = BASE, costs: Costs = COSTS, **question: object) -> tuple[float, float, float]:
@@ -295,6 +297,26 @@ def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None
     assert found.efficiency == pytest.approx(330 / 350)
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"devices": 2},
+        {"devices": 2, "per_node": 2},
+        {"batch_size": 4},
+        {"accumulate": 1, "batch_size": 4},
+        {"bucket_mb": CAP.cap_mib},
+        {"overlap": True},
+        {"hook": "none"},
+        {"strategy": "ddp"},
+    ],
+)
+def test_what_is_stated_as_the_base_has_it_changes_nothing(stated: dict[str, object]) -> None:
+    """Neither the step nor its band, to which unknown contention would add."""
+    base = replace(BASE, interference=replace(BASE.interference, gamma_band=(0.0, 0.3)))
+    assert question(base, **stated) == question(base)
+    assert question(base, overlap=False) != question(base)
+
+
 def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
     costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
     assert predict(BASE, Scenario(strategy="dp"), costs).step_us == pytest.approx(
@@ -311,6 +333,15 @@ def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
     assert predict(sized, Scenario(strategy="dp"), costs).step_us == pytest.approx(210 + 70)
     several = predict(BASE, Scenario(strategy="dp", devices=4, per_node=2), costs)
     assert "it cannot drive 4 devices of several" in (several.reason or "")
+
+
+def test_data_parallel_states_what_its_reduce_rests_on_where_only_broadcasts_were_calibrated() -> None:
+    links = Links(intra=parse_link("10GB/s"))
+    costs = replace(COSTS, calibration=calibration({"broadcast": (50.0, 1.0)}))
+    basis = predict(BASE, Scenario(strategy="dp", links=links), costs).rests_on or ""
+    assert re.search(r"broadcast: 10GB/s.*50 us a hop as calibrated.*; reduce: 10GB/s.*no latency known", basis)
+    alike = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
+    assert "reduce" not in (predict(BASE, Scenario(strategy="dp"), alike).rests_on or "")
 
 
 def test_one_device_waits_for_nothing() -> None:
