@@ -47,14 +47,14 @@ analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ran
   profiling/{machine,records,store}
 analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
   profiling/{machine,records}
-analysis/figures: analysis/{cells,costs,runs,stats,text,training} profiling/records
+analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/ranks profiling/records
 analysis/what_if/replay: analysis/{costs,stats} profiling/records
 analysis/what_if/profiles: analysis/{costs,stats} analysis/traces/{ranks,reading,steps} analysis/what_if/replay
   profiling/{machine,records,store}
 analysis/what_if: analysis/{costs,stats,text} analysis/traces/ranks profiling/{records,store}
 analysis/what_if/scenarios: analysis/{costs,text,what_if} analysis/traces/{data_parallel,ranks} analysis/what_if/replay
   profiling/{machine,records}
-analysis/what_if/answers: analysis/{cells,costs,figures,runs,stats,text,what_if} analysis/traces/ranks
+analysis/what_if/answers: analysis/{cells,costs,figures,runs,stats,text,what_if} analysis/traces/{data_parallel,ranks}
   analysis/what_if/{profiles,replay,scenarios} profiling/{machine,records,store}
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
 analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}

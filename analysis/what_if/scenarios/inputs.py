@@ -9,7 +9,7 @@ and no cheaper.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,12 +25,14 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_ends,
 )
 from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
-from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Lateness, Scenario
 from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 from dpscope.profiling.records.finding import counted
 
 _MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their calibration, to be carried on
+
+_Stated = TypeVar("_Stated")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,30 @@ def place_of(base: Base, scenario: Scenario) -> Place:
     devices = scenario.devices or base.devices
     per_node = scenario.per_node or (base.per_node if base.place.nodes > 1 else devices)
     return Place(devices, min(per_node, devices))
+
+
+def changed(base: Base, scenario: Scenario) -> Scenario:
+    """Without what it states as the base has it: stated or not, it is the same configuration."""
+    if place_of(base, scenario) == base.place:
+        scenario = replace(scenario, devices=None, per_node=None)
+    default_mib = DEFAULT_BUCKET if base.bucketing.cap_mib is None else base.bucketing.cap_mib
+    scenario = replace(
+        scenario,
+        bucket_mb=_unless(default_mib, scenario.bucket_mb),
+        overlap=_unless(base.bucketing.overlap, scenario.overlap),
+        hook=_unless(base.hook, scenario.hook),
+        accumulate=_unless(base.accumulate, scenario.accumulate),
+        strategy=_unless("ddp", scenario.strategy),
+    )
+    if (
+        scenario.accumulate is None and scenario.batch_size == base.batch_size
+    ):  # else a batch cut into other micro-batches
+        scenario = replace(scenario, batch_size=None)
+    return scenario
+
+
+def _unless(own: _Stated, stated: _Stated | None) -> _Stated | None:
+    return None if stated == own else stated
 
 
 def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     ASSUMED_ERROR,
     Inputs,
     Parts,
+    changed,
     compute_of,
     half_band,
     inputs_of,
@@ -42,14 +42,13 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     step_batch,
     uneven,
 )
-from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, DEFAULT_BUCKET, Base, Scenario
+from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 from dpscope.profiling.records.strategies import traits_of
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
 _NAMED = 0.05  # of the exposed time, from which on a part of it is named
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
-_Stated = TypeVar("_Stated")
 _ONE_HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one interpreter take N times as long
 
 
@@ -73,7 +72,7 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
 
 def predicted(base: Base, scenario: Scenario, costs: Costs) -> tuple[Prediction, list[Answered]]:
     """The same, with what the scenario adds to each of the base's profiles; empty where it was not replayed."""
-    scenario = _changed(base, scenario)
+    scenario = changed(base, scenario)
     place = place_of(base, scenario)
     unanswered = Prediction(place.devices, place.nodes, step_batch(base, scenario))
     if (reason := refusal(base, scenario)) is not None:
@@ -83,30 +82,6 @@ def predicted(base: Base, scenario: Scenario, costs: Costs) -> tuple[Prediction,
     except NotKnown as unknown:
         return replace(unanswered, reason=str(unknown)), []
     return _joined(base, scenario, unanswered, found, place), found
-
-
-def _changed(base: Base, scenario: Scenario) -> Scenario:
-    """Without what it states as the base has it: stated or not, it is the same configuration."""
-    if place_of(base, scenario) == base.place:
-        scenario = replace(scenario, devices=None, per_node=None)
-    default_mib = DEFAULT_BUCKET if base.bucketing.cap_mib is None else base.bucketing.cap_mib
-    scenario = replace(
-        scenario,
-        bucket_mb=_unless(default_mib, scenario.bucket_mb),
-        overlap=_unless(base.bucketing.overlap, scenario.overlap),
-        hook=_unless(base.hook, scenario.hook),
-        accumulate=_unless(base.accumulate, scenario.accumulate),
-        strategy=_unless("ddp", scenario.strategy),
-    )
-    if (
-        scenario.accumulate is None and scenario.batch_size == base.batch_size
-    ):  # else a batch cut into other micro-batches
-        scenario = replace(scenario, batch_size=None)
-    return scenario
-
-
-def _unless(own: _Stated, stated: _Stated | None) -> _Stated | None:
-    return None if stated == own else stated
 
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
