@@ -10,9 +10,8 @@ EQUALITY_SCHEMA_VERSION = 1
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
-Agreement = Literal[
-    "bit-equal", "equal", "explained", "different", "not judged"
-]  # explained: different, but no mistake
+Agreement = Literal["bit-equal", "equal", "explained", "different", "not judged"]
+"""explained: different, but no mistake."""
 
 
 class TensorDifference(Stored, frozen=True):
@@ -66,9 +65,7 @@ class PairResult(Stored, frozen=True):
     reference: str
     other: str
     verdict: Agreement
-    judged_steps: (
-        int  # from the first, until rounding has grown too far; of a bit-equal pair until values are not finite
-    )
+    judged_steps: int  # until rounding has grown too far, or, if all bits are equal, until values are not finite
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
     tensors: tuple[TensorDistance, ...]

@@ -360,6 +360,6 @@ def dp_chunks(sizes: ParameterSizes) -> tuple[list[int], list[int]]:
 
 
 def even_chunks(size_bytes: float) -> list[float]:
-    """The same of one dtype where only the tensors' total is known: each chunk as large as the limit, and the rest."""
+    """Bytes of the chunks of tensors of one dtype of which only the total is known: each as large as the limit, then the rest."""
     whole, rest = divmod(size_bytes, DP_CHUNK_BYTES)
     return [float(DP_CHUNK_BYTES)] * int(whole) + ([rest] if rest else [])

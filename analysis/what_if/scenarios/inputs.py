@@ -55,7 +55,7 @@ def place_of(base: Base, scenario: Scenario) -> Place:
 
 
 def changed(base: Base, scenario: Scenario) -> Scenario:
-    """Without what it states as the base has it: stated or not, it is the same configuration."""
+    """The scenario without the options that repeat the base's values."""
     if place_of(base, scenario) == base.place:
         scenario = replace(scenario, devices=None, per_node=None)
     default_mib = DEFAULT_BUCKET if base.bucketing.cap_mib is None else base.bucketing.cap_mib
@@ -67,10 +67,8 @@ def changed(base: Base, scenario: Scenario) -> Scenario:
         accumulate=_unless(base.accumulate, scenario.accumulate),
         strategy=_unless("ddp", scenario.strategy),
     )
-    if (
-        scenario.accumulate is None and scenario.batch_size == base.batch_size
-    ):  # else a batch cut into other micro-batches
-        scenario = replace(scenario, batch_size=None)
+    if scenario.accumulate is None:  # else the batch is cut into other micro-batches
+        scenario = replace(scenario, batch_size=_unless(base.batch_size, scenario.batch_size))
     return scenario
 
 
