@@ -166,7 +166,7 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
     names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
     if gap is None:
-        return min(case, key=lambda row: (traits_of(row.strategy).stands_for or "", row.step_us or 0.0)), None
+        return min(case, key=lambda row: (traits_of(row.strategy).stands_for is not None, row.step_us or 0.0)), None
     dp_wins = verdict(gap.ratio) == "below" and not traits_of(names[gap.dp].strategy).stands_for
     chosen = names[gap.dp if dp_wins else gap.ddp]
     against = [one for one in comparison.costs if one.against == chosen.cell and one.cell in names]
