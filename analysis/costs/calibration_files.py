@@ -83,7 +83,8 @@ class _Section:
         """The out-of-place column of this name is the first, the in-place one the second."""
         places = [index for index, heading in enumerate(self.headings) if heading == name]
         if len(places) <= in_place:
-            raise DpscopeError(f"{self.path}: has no {'in-place' if in_place else 'out-of-place'} column {name}")
+            which = "in-place" if in_place else "out-of-place"
+            raise DpscopeError(f"{self.path} has no {which} column {name}; give the whole log")
         return places[in_place]
 
     def number(self, text: str) -> float:
@@ -145,7 +146,9 @@ def _sections(path: Path) -> list[_Section]:
         _add_line(sections, line[found.end() :] if found else line, f"{path}, line {number}")
     sections = [section for own in by_prefix.values() for section in own if section.rows]
     if not sections:
-        raise DpscopeError(f"{path}: has no row of nccl-tests' table (size, count, type, time, ...)")
+        raise DpscopeError(
+            f"{path} has no row of nccl-tests' table (size, count, type, time, ...); name a log of nccl-tests"
+        )
     return sections
 
 
@@ -198,7 +201,7 @@ def _points(section: _Section, in_place: bool) -> list[CalibrationPoint]:
             continue
         time_us = section.number(row[time_column])
         if time_us <= 0:
-            raise DpscopeError(f"{path}: a time of {row[time_column]} µs at size {size}")
+            raise DpscopeError(f"{path}: a time of {row[time_column]} µs at size {size}; remove the line")
         points.append(
             CalibrationPoint(
                 collective=collective,
@@ -210,7 +213,8 @@ def _points(section: _Section, in_place: bool) -> list[CalibrationPoint]:
             )
         )
     if not points:
-        raise DpscopeError(f"{path}: has no {'in-place' if in_place else 'out-of-place'} time above size 0")
+        missing = "in-place" if in_place else "out-of-place"
+        raise DpscopeError(f"{path} has no {missing} time above size 0; measure larger sizes")
     return points
 
 
