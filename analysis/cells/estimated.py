@@ -6,6 +6,7 @@ The three times: the subtraction estimate t_N(b) - t_1(b), which contains more a
 communication, which contains waiting; the transfers alone.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -222,7 +223,7 @@ def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
     """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by the model's.
 
     DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
-    the trace gives no sizes. `matched_only`: of the collectives with a transfer alone.
+    the trace gives no sizes, or nccl-tests no factor for a kind. `matched_only`: of the collectives with a transfer alone.
     """
     if data.cell.traits.peer_copies:
         sizes = model_sizes(data)
@@ -236,7 +237,9 @@ def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
     own = own.take(own.known("transfer_us")) if matched_only else own
     moved = own.words("moved_as").where(own.known("moved_as"), own.words("kind")).tolist()
     factors = [bus_factor(str(kind), ranks) for kind, ranks in zip(moved, own["group_size"].tolist(), strict=True)]
-    return float(np.nansum(own["bytes"] * np.array(factors, dtype=float))) / len(data.whole_windows)
+    factors = [0.0 if ranks == 1 else factor for factor, ranks in zip(factors, own["group_size"].tolist(), strict=True)]
+    sent = float((own["bytes"] * np.array(factors, dtype=float)).sum())
+    return None if math.isnan(sent) else sent / len(data.whole_windows)
 
 
 def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> None:
@@ -247,7 +250,7 @@ def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> Non
     moved, loads, added = wire_bytes(data), ring_loads(data), row.number("same_local_batch_us")
     no_time = f"t_N(b) - t_1(b) is {show_time(added)}, not a time in which bytes could move"
     no_time = NO_SAME_BATCH if added is None else no_time
-    row.put("the trace gives no sizes for some collectives", wire_bytes_per_step=moved)
+    row.put("the trace gives no sizes for some collectives, or one has no bus factor", wire_bytes_per_step=moved)
     row.put(no_time, subtraction_gb_per_s=_gb_per_s(moved, added))
     if isinstance(loads, str):
         row.put(loads, ring_subtraction_gb_per_s=None)

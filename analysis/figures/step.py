@@ -201,6 +201,7 @@ def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:
 
 MOST_WAIT_PANELS = 4
 MOST_WAIT_RANKS = 32  # more are shown by `wait_strip`
+_NOT_KNOWN = "#bbbbbb"
 MOST_STRIP_ROWS = 256  # with more ranks, neighbours share a row, which shows the longest of their times
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
 _SMALL = 4  # ranks up to which two matrices fit side by side
@@ -265,10 +266,10 @@ def wait_strip(run: RunData) -> Figure | None:
 
 
 def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
-    """Time by rank (row, its first where several share one) and (repeat, whole step), microseconds, 0 where there was none.
+    """Time by rank (row, its first where several share one) and (repeat, whole step), microseconds; NaN where not known.
 
     "waits": how long the rank waits. "is waited for": how long the others wait for it on average, in collectives to which it
-    comes last.
+    comes last, 0 where it never does.
     """
     windows, own = data.whole_windows, data.whole_collectives
     steps = windows.take(windows.known("rank") & windows.known("step") & windows.known("wait_us"))
@@ -288,19 +289,22 @@ def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
     for title, times in (("waits", steps), ("is waited for", late)):
         plain = times.select(("repeat", "step", "wait_us")).assign(row=times["rank"] // together * together).frame
         strip = plain.pivot_table(index="row", columns=["repeat", "step"], values="wait_us", aggfunc="max")
-        strips[title] = strip.reindex(index=rows, columns=columns).fillna(0.0)
+        strips[title] = strip.reindex(index=rows, columns=columns).astype(float)
+    strips["is waited for"] = strips["is waited for"].fillna(0.0).where(strips["waits"].notna())
     return strips
 
 
 def _strip_panel(figure: Figure, axes: Axes, title: str, strip: pd.DataFrame) -> None:
-    unit = choose_unit("time", [float(strip.to_numpy().max())])
+    unit = choose_unit("time", [float(np.nanmax(strip.to_numpy()))])
     together = int(strip.index[1] - strip.index[0])
     extent = (-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5)
     image = axes.imshow(
         strip.to_numpy() / unit.divisor, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0.0, extent=extent
     )
     axes.grid(visible=False)
-    axes.set_title(title, loc="left", fontsize=9)
+    axes.set_facecolor(_NOT_KNOWN)
+    unknown = " (grey: not known)" if strip.isna().to_numpy().any() else ""
+    axes.set_title(title + unknown, loc="left", fontsize=9)
     steps = strip.columns.get_level_values("step").tolist()
     ticks = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 10)).astype(int))
     axes.set_xticks(ticks, [str(steps[tick]) for tick in ticks])

@@ -1,5 +1,6 @@
 """Findings about a cell's communication: why little of it is hidden, each reason with its number, and who makes others wait."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -242,8 +243,9 @@ def overlap_evidence(data: CellData) -> Evidence | None:
         means[name] = mean_us
     if not len(data.tables.collectives):
         return None
-    for name in ("exposed_wait_us", "unlaunched_us", "optimizer_us"):  # not known for every trace
-        means[name] = float(np.nan_to_num(windows[name]).mean())
+    for name in ("exposed_wait_us", "unlaunched_us", "optimizer_us"):  # not known for every trace: NaN passes no test
+        mean_us = windows.mean(name)
+        means[name] = math.nan if mean_us is None else mean_us
     buckets = _reductions(data.whole_collectives)
     main = buckets["bytes"] >= _SMALL_BUCKET * buckets["bytes"].max(initial=0.0)
     return Evidence(data, means, buckets.take(main), data.whole_collectives, int((~main).sum()))
@@ -323,7 +325,9 @@ def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     ):
         return
     # `done` is a share of the compute before the optimizer, which waits for all gradients and so hides nothing.
-    compute = evidence.means["compute_us"] - evidence.means["optimizer_us"]
+    compute, optimizer_us = evidence.means["compute_us"], evidence.means["optimizer_us"]
+    if not math.isnan(optimizer_us):  # else all of it is the most that can hide a transfer
+        compute -= optimizer_us
     needed, left = float(buckets["transfer_us"].sum()), compute * (1 - float(buckets["done"][0]))
     if left >= MOST * needed or (evidence.ready_late and compute >= MOST * needed):
         return

@@ -36,7 +36,7 @@ from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted, grouped
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
-_MEANS = ("duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
+_TIMES, _RATES = ("duration_us", "transfer_us", "wait_us"), ("algbw_gb_per_s", "busbw_gb_per_s")
 
 WAIT_FIELDS = ("transfer_us", "wait_us", *EXPOSED)
 COLLECTIVE_FIELDS = (
@@ -190,13 +190,17 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
 
 
 def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
-    """Collectives of whole steps, those of one kind, group (unless those are many) and size together: count, means."""
+    """Collectives of whole steps, those of one kind, group (unless those are many) and size together: count, mean times, rates."""
     in_steps = every.known("step")
     collectives = whole if in_steps.any() else every  # without marked steps all count
     named_groups = by_group and len(collectives.words("group").counts) > 1
     groups = collectives.group(*(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True)
-    means = {name: groups.means(collectives[name]) for name in _MEANS}
-    rows = collectives.take(groups.first).assign(**means, count=groups.sizes).records()
+    means = {name: groups.means(collectives[name]) for name in _TIMES}
+    # As nccl-tests: bytes / mean time. Weighted by its time, each rate gives its bytes again, also where ranks' own differ.
+    rates = {
+        name: groups.means(collectives[name] * collectives["transfer_us"]) / means["transfer_us"] for name in _RATES
+    }
+    rows = collectives.take(groups.first).assign(**means, **rates, count=groups.sizes).records()
 
     kind = Field("kind", "kind")
     if named_groups:
@@ -205,8 +209,8 @@ def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
         kind,
         Field("bytes", lambda row: None if row["bytes"] is None else f"{row['bytes']:,}"),
         Field("count", "count"),
-        *(Field(name.removesuffix("_us"), name, "time") for name in _MEANS[:3]),
-        *(Field(name.removesuffix("_gb_per_s"), name, Unit("GB/s", 1.0, 3)) for name in _MEANS[3:]),
+        *(Field(name.removesuffix("_us"), name, "time") for name in _TIMES),
+        *(Field(name.removesuffix("_gb_per_s"), name, Unit("GB/s", 1.0, 3)) for name in _RATES),
     )
     notes = [*_collective_notes(collectives)]
     if len(outside := every.take(~in_steps & in_steps.any())):
@@ -214,7 +218,13 @@ def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         total = f"{named}; {show_time(float(outside['duration_us'].sum()))} together"
         notes.append(f"{counted(len(outside), 'collective')} outside any step ({total}): not in this table")
-    return table_of("Collectives (means)", fields, rows, notes, times=collectives["duration_us"].tolist())
+    return table_of(
+        "Collectives (mean times; rates: bytes / mean transfer)",
+        fields,
+        rows,
+        notes,
+        times=collectives["duration_us"].tolist(),
+    )
 
 
 def _collective_notes(collectives: Table) -> Iterator[str]:

@@ -30,7 +30,7 @@ _SHORTEST_SHARE = 1e-5  # of the step: shorter bars would be invisible
 class Bar(NamedTuple):
     """`kind` selects the colour; `label` is drawn if there is room, `detail` is shown on hover or focus.
 
-    The first `wait_us` are waiting.
+    The first `wait_us` are waiting; None where the wait is not known.
     """
 
     start_us: float
@@ -38,7 +38,7 @@ class Bar(NamedTuple):
     kind: str
     label: str
     detail: str
-    wait_us: float = 0.0
+    wait_us: float | None = None
 
 
 class Lane(NamedTuple):
@@ -114,7 +114,7 @@ def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
         bar._replace(
             start_us=round(bar.start_us + shift_us, 1),
             duration_us=round(bar.duration_us, 1),
-            wait_us=round(bar.wait_us, 1),
+            wait_us=None if bar.wait_us is None else round(bar.wait_us, 1),
         )
         for bar in lane.bars
         if bar.duration_us >= shortest_us or bar.kind == "collective"
@@ -209,7 +209,7 @@ def _collective_bar(row: Mapping[str, Any]) -> Bar:
         detail.append(f"at least {bound:.3g} GB/s (waiting included)")
     if wait is not None:
         detail.append("does not wait" if wait == 0 else f"the first {show_time(wait)} are waiting for a later rank")
-    return Bar(start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait or 0.0)
+    return Bar(start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait)
 
 
 def _bar(mark: Mark, kind: str) -> Bar:

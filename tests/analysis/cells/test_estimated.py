@@ -418,6 +418,16 @@ def test_the_wire_carries_what_gloo_moves_for_a_reduce_scatter() -> None:
     assert wire_bytes(with_tables(data, collectives=scattered.assign(moved_as="all_reduce"))) == 4e6
 
 
+def test_a_collective_without_a_bus_factor_leaves_the_wire_bytes_unknown() -> None:
+    """nccl-tests states none for a gather: what it moves is not 0. A group of one rank sends nothing."""
+    data = ddp()
+    every = data.tables.collectives
+    half = np.arange(len(every)) % 2 == 0
+    mixed = every.assign(kind=np.where(half, "gather", "all_reduce").tolist())
+    assert wire_bytes(with_tables(data, collectives=mixed)) is None
+    assert wire_bytes(with_tables(data, collectives=every.assign(group_size=1))) == 0.0
+
+
 @pytest.mark.parametrize(("backend", "busbw"), [("gloo", "2.00"), ("nccl", "1.00")])
 def test_calibrations_of_gloos_reduce_scatter_give_the_rate_of_its_all_reduce(backend: str, busbw: str) -> None:
     timed = CalibrationPoint(

@@ -2,8 +2,13 @@
 
 import warnings
 
-from dpscope.analysis.figures.step import _stacked
+import numpy as np
+import pytest
+
+from dpscope.analysis.figures.step import _stacked, wait_strips
 from dpscope.analysis.figures.style import NARROW
+from dpscope.profiling.records.run import Cell
+from tests.helpers.run_cells import all_reduces, cell_data, windows
 
 NAMES = ["single-d1-b8", "ddp-d2-b8-hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"]
 
@@ -21,3 +26,14 @@ def test_nothing_is_cut_where_names_are_long() -> None:
     assert axes.get_window_extent().width > 0.4 * figure.bbox.width
     within = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
     assert figure.bbox.x0 <= within.x0 < within.x1 <= figure.bbox.x1
+
+
+def test_an_unknown_wait_is_no_wait_of_zero() -> None:
+    """Of two ranks the second one's waits are not known in step 1: neither who it waited for, nor that nobody did for it."""
+    cell = Cell("ddp", 2, 8)
+    traced = windows(cell, 3, step_us=100.0, wait_us=20.0)
+    lost = (traced["rank"] == 1) & (traced["step"] == 1)
+    data = cell_data(cell, [[100.0] * 5], traced.assign(wait_us=np.where(lost, np.nan, 20.0)), all_reduces(cell, 3, []))
+    strips = wait_strips(data)
+    assert strips["waits"].to_numpy() == pytest.approx(np.array([[20, 20, 20], [20, np.nan, 20]]), nan_ok=True)
+    assert strips["is waited for"].to_numpy() == pytest.approx(np.array([[0, 0, 0], [0, np.nan, 0]]), nan_ok=True)

@@ -227,6 +227,11 @@ def test_a_host_that_launches_too_late() -> None:
     (text,) = texts(even(idle_us=40e3, unlaunched_us=35e3)).values()
     assert text.endswith("the devices have nothing to run for 35.0 ms of a 100.0 ms step")
     assert texts(even(idle_us=40e3, unlaunched_us=20e3)) == {}
+    data = even(idle_us=40e3, unlaunched_us=35e3)
+    every = data.tables.steps
+    known = np.where(every["step"] == 0, every["unlaunched_us"], np.nan)  # a mean is of the steps in which it is known
+    (text,) = texts(with_tables(data, steps=every.assign(unlaunched_us=known))).values()
+    assert "35.0 ms" in text
 
 
 def test_unused_parameters_are_looked_for() -> None:

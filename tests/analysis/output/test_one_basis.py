@@ -139,7 +139,7 @@ def test_waits_and_collectives_of_traces_are_of_whole_steps_as_in_their_report()
     waits = tables["Which ranks wait for which"].rows
     assert [row[:3] for row in waits] == [("1", "0", "1")]
     assert waits == without_cell(wait_table({"": traced_cell([analysis]).mean_waits})).rows
-    assert [row[2] for row in tables["Collectives (means)"].rows] == ["2"]
+    assert [row[2] for row in tables["Collectives (mean times; rates: bytes / mean transfer)"].rows] == ["2"]
 
 
 @pytest.mark.long

@@ -69,6 +69,15 @@ def test_a_collective_has_its_bytes_rate_and_wait() -> None:
     assert fills["rank 0", "exposed"] == ((80.0, 20.0),)
 
 
+def test_an_unknown_wait_is_missing_and_never_zero() -> None:
+    """As of a job of which only some ranks' traces are here."""
+    data = two_ranks()
+    unmatched = data.tables.collectives.assign(wait_us=None, transfer_us=None, match=None)
+    view = known(timeline_view(with_tables(data, collectives=unmatched)))
+    bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
+    assert [bar.wait_us for bar in bars] == [None, None]
+
+
 def test_an_incomplete_trace_has_a_note() -> None:
     whole, incomplete = (
         known(timeline_view(replace(two_ranks(), communication_known=complete))) for complete in (True, False)
