@@ -190,7 +190,7 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
 
 
 def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
-    """Collectives of whole steps, those of one kind, group (unless those are many) and size together: count, mean times, rates."""
+    """Collectives of whole steps, by kind, group (unless those are many) and size: their count, mean times and rates."""
     in_steps = every.known("step")
     collectives = whole if in_steps.any() else every  # without marked steps all count
     named_groups = by_group and len(collectives.words("group").counts) > 1
