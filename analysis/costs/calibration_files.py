@@ -1,35 +1,25 @@
-"""Calibrations read from files, one reader for each format, chosen by the file's suffix; among them nccl-tests' logs.
-
-Newer logs name their collective in a separate line; older ones only show it by which of the columns `redop` and `root` they
-have. If the columns fit several collectives, the ratio of busbw to algbw decides, which is 2(N-1)/N for all-reduce, (N-1)/N
-for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md); else the file's name.
-
-Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
-Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same prefix are one process's.
-"""
+"""Calibrations read from files, one reader for each format, chosen by the file's suffix; among them nccl-tests' logs."""
 
 import importlib.metadata
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.costs.nccl_tests_log import LoggedTest, read_tests
+from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
-    COLLECTIVES,
     Calibration,
-    CalibrationPoint,
-    Collective,
 )
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.store.errors import DpscopeError, unreadable
+from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
 
@@ -55,43 +45,8 @@ def calibration_of_run(folder: Path) -> Calibration | None:
     return load_calibration(folder) if calibration_path(folder).exists() else None
 
 
-_PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))")
-_RANK = re.compile(r"#\s+Rank\s+\d+\s+(Group\s+\d+\s)?.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
-_HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")
-_NAMED = re.compile(r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)")
-_DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
-_RATIO_TOLERANCE = 0.1  # busbw and algbw are printed with two decimals
-_CLEAR_GB_PER_S = 1.0  # rates below this are too coarsely printed for their ratio
-
-
 LOG_SUFFIXES = (".log", ".txt", ".out")  # of nccl-tests' logs in a folder
-
-
-@dataclass
-class _Section:
-    """One test's part of a log: from its list of ranks to its last row."""
-
-    path: Path
-    group: str | None = None  # the first rank's, if ranks name theirs
-    hosts: list[str] = field(default_factory=list)  # of each rank in the group
-    ranks: list[str] = field(default_factory=list)  # device name of each rank in the group
-    headings: list[str] = field(default_factory=list)
-    rows: list[list[str]] = field(default_factory=list)
-    named: Collective | None = None
-
-    def column(self, name: str, in_place: bool = False) -> int:
-        """The out-of-place column of this name is the first, the in-place one the second."""
-        places = [index for index, heading in enumerate(self.headings) if heading == name]
-        if len(places) <= in_place:
-            which = "in-place" if in_place else "out-of-place"
-            raise DpscopeError(f"{self.path} has no {which} column {name}; give the whole log")
-        return places[in_place]
-
-    def number(self, text: str) -> float:
-        try:
-            return float(text)
-        except ValueError as error:
-            raise DpscopeError(f"{self.path}: {text} stands where a number must; the log is damaged") from error
+LARGEST_SPREAD = 1.25  # of a test's times over another's, in the median over sizes, if one repeats the other
 
 
 def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
@@ -102,20 +57,21 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
     """
     if not paths:
         raise DpscopeError("--from-nccl-tests: name one log or more")
-    sections = [section for path in paths for section in _sections(path)]
+    tests = [test for path in paths for test in read_tests(path, in_place)]
     spans: dict[int, set[int]] = {}
     links: dict[int, LinkRate] = {}
-    for section in sections:
-        hosts, models = set(section.hosts), set(section.ranks)
-        spans.setdefault(len(section.ranks), set()).add(len(hosts))
-        model = gpu_model(section.ranks[0]) if len(hosts) == len(models) == 1 else None
+    for test in tests:
+        models = set(test.device_names)
+        spans.setdefault(test.devices, set()).add(test.nodes)
+        model = gpu_model(test.device_names[0]) if test.nodes == len(models) == 1 else None
         if rate := link or (model_link(model) if model is not None else None):
-            links[len(section.ranks)] = rate
+            links[test.devices] = rate
+    for repeats in grouped(((test.collective, test.devices, test.nodes), test) for test in tests).values():
+        _check_repeats(repeats)
     points = [
-        msgspec.structs.replace(point, nodes=nodes if nodes > 1 or len(spans[point.devices]) > 1 else None)
-        for section in sections
-        for nodes in (len(set(section.hosts)),)
-        for point in _points(section, in_place)
+        msgspec.structs.replace(point, nodes=test.nodes if test.nodes > 1 or len(spans[point.devices]) > 1 else None)
+        for test in tests
+        for point in test.points
     ]
     calibration = Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
@@ -125,119 +81,67 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
         settings=None,
         backend="nccl",
         environment=None,
-        device_names=max((tuple(section.ranks) for section in sections), key=len),
+        device_names=max((test.device_names for test in tests), key=len),
         points=tuple(points),
         links=links,
+        findings=tuple(_wrong_results(tests)),
         nodes={devices: min(nodes) for devices, nodes in spans.items()},
     )
     return fit_calibration(calibration)
 
 
-def _sections(path: Path) -> list[_Section]:
-    """The tests in a log, process by process; one process may print several, one after another."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DpscopeError(f"{unreadable(path, error)}; name a log of nccl-tests") from error
-    by_prefix: dict[str, list[_Section]] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        found = _PREFIX.match(line)
-        sections = by_prefix.setdefault(found[1].strip() if found else "", [_Section(path)])
-        _add_line(sections, line[found.end() :] if found else line, f"{path}, line {number}")
-    sections = [section for own in by_prefix.values() for section in own if section.rows]
-    if not sections:
-        raise DpscopeError(
-            f"{path} has no row of nccl-tests' table (size, count, type, time, ...); name a log of nccl-tests"
-        )
-    return sections
-
-
-def _add_line(sections: list[_Section], line: str, where: str) -> None:
-    current, rank = sections[-1], _RANK.match(line)
-    if current.rows and (rank or _HEADINGS.match(line)):
-        current = _Section(current.path) if rank else _Section(current.path, hosts=current.hosts, ranks=current.ranks)
-        sections.append(current)
-    if rank:
-        current.group = current.group if current.ranks else rank[1]
-        if rank[1] == current.group:  # NCCL_TESTS_SPLIT runs the collective in several groups at once
-            current.hosts.append(rank[2])
-            current.ranks.append(rank[3])
-    elif _HEADINGS.match(line):
-        current.headings = line.lstrip("# ").split()
-    elif line.startswith("#"):
-        current.named = _name_in(line) if "perf" in line else current.named
-    elif re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
-        row = line.split()
-        if not current.headings:
+def _check_repeats(tests: Sequence[LoggedTest]) -> None:
+    """Raise DpscopeError unless the tests of a collective on one layout are one test and its repeats."""
+    first, devices = tests[0], counted(tests[0].devices, "device")
+    for other in tests[1:]:
+        names = dict.fromkeys((*first.variant, *other.variant))
+        differing = [name for name in names if first.variant.get(name) != other.variant.get(name)]
+        if differing:
+            values = (
+                f"{name} {first.variant.get(name, 'unset')} and {other.variant.get(name, 'unset')}"
+                for name in differing
+            )
             raise DpscopeError(
-                f"{where}: a row without the headings (# size count type ...) above it; give the whole log"
+                f"{_where(first, other)}: different tests of {first.collective} on {devices} ({listed(list(values))}), of "
+                "which a calibration holds one; give only the rows of one"
             )
-        if len(row) != len(current.headings):
-            raise DpscopeError(
-                f"{where}: {len(row)} values under {counted(len(current.headings), 'heading')}; the log is cut or mixed with "
-                "other output: repair or remove the line"
-            )
-        current.rows.append(row)
-
-
-def _name_in(text: str) -> Collective | None:
-    found = _NAMED.search(text.lower())
-    return COLLECTIVES[found[1].replace("_", "")] if found else None
-
-
-def _points(section: _Section, in_place: bool) -> list[CalibrationPoint]:
-    path = section.path
-    if len(section.ranks) < 2:
+    slowness = [_slowness(test, tests) for test in tests]
+    if max(slowness) > LARGEST_SPREAD * min(slowness):
+        fast, slow = tests[slowness.index(min(slowness))], tests[slowness.index(max(slowness))]
+        size = max(_times(fast).keys() & _times(slow).keys())
+        times = (
+            f"{show_time(_times(test)[size])} on {listed(list(dict.fromkeys(test.hosts)))}" for test in (fast, slow)
+        )
         raise DpscopeError(
-            f"{path}: lists {counted(len(section.ranks), 'rank')} (# Rank 0 ...); a collective needs two, "
-            "and without the list their number is not known: give the whole log"
+            f"{_where(fast, slow)}: {first.collective} of {show_bytes(size)} on {devices} takes {' and '.join(times)}: "
+            "too different for repeats of one test, and a calibration holds one; give only the log of one"
         )
-    collective = _collective(section)
-    time_column = section.column("time", in_place)
-    points = []
-    for row in section.rows:
-        size = int(row[0])
-        if size == 0 or row[time_column] == "N/A":
-            continue
-        time_us = section.number(row[time_column])
-        if time_us <= 0:
-            raise DpscopeError(f"{path}: a time of {row[time_column]} µs at size {size}; remove the line")
-        points.append(
-            CalibrationPoint(
-                collective=collective,
-                devices=len(section.ranks),
-                size_bytes=size,
-                count=int(row[1]),
-                dtype=_DTYPES.get(row[2], row[2]),
-                times_us=(time_us,),
+
+
+def _where(one: LoggedTest, other: LoggedTest) -> str:
+    return " and ".join(dict.fromkeys(str(test.path) for test in (one, other)))
+
+
+def _times(test: LoggedTest) -> dict[int, float]:
+    """Median times in microseconds by size in bytes."""
+    times = grouped((point.size_bytes, point.times_us[0]) for point in test.points)
+    return {size: median(own) for size, own in times.items()}
+
+
+def _slowness(test: LoggedTest, tests: Sequence[LoggedTest]) -> float:
+    """How many times longer a test takes than the median of all, in the median over its sizes."""
+    every = grouped(pair for one in tests for pair in _times(one).items())
+    return median(time / median(every[size]) for size, time in _times(test).items())
+
+
+def _wrong_results(tests: Sequence[LoggedTest]) -> Iterator[Finding]:
+    for test in tests:
+        if test.wrong is not None:
+            message = (
+                f"{test.path.name}: {test.collective} on {counted(test.devices, 'device')} gave wrong results {test.wrong}: "
+                "its times are those of a collective that did not work"
             )
-        )
-    if not points:
-        missing = "in-place" if in_place else "out-of-place"
-        raise DpscopeError(f"{path} has no {missing} time above size 0; measure larger sizes")
-    return points
-
-
-def _collective(section: _Section) -> Collective:
-    """By the columns redop and root, which newer logs always have, with `none` and -1 where they mean nothing; then by busbw /
-    algbw of the largest size, where they are not printed too coarsely; then by name."""
-    first = dict(zip(section.headings, section.rows[0], strict=True))
-    reduces, rooted = first.get("redop", "none") != "none", first.get("root", "-1") != "-1"
-    candidates: list[Collective] = ["all_reduce", "reduce_scatter"] if reduces else ["all_gather", "all_to_all"]
-    if rooted:
-        candidates = ["reduce"] if reduces else ["broadcast"]
-    algbw, busbw = (section.number(section.rows[-1][section.column(name)]) for name in ("algbw", "busbw"))
-    if algbw >= _CLEAR_GB_PER_S and busbw > 0:
-        factors = {name: bus_factor(name, len(section.ranks)) or 1.0 for name in candidates}
-        candidates = [name for name in candidates if abs(busbw / algbw / factors[name] - 1) < _RATIO_TOLERANCE]
-    if len(candidates) == 1:
-        return candidates[0]
-    named = section.named or _name_in(section.path.name)
-    if named is not None and (not candidates or named in candidates):
-        return named
-    raise DpscopeError(
-        f"{section.path}: its columns fit several collectives; name the file after it, such as all_gather.log"
-    )
+            yield RunCode.CALIBRATION_RESULTS_WRONG.finding(message)
 
 
 def costs_at(path: Path, option: str = "--calibration") -> Calibration:

@@ -15,9 +15,10 @@ from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Manifest
+from dpscope.profiling.records.run_codes import RunCode
 
 _RESAMPLES = 300
 _TAILS = (0.025, 0.975)
@@ -132,6 +133,12 @@ def _rate(calibration: Calibration, several_nodes: bool) -> NodeRate | None:
     rate = bus_gb_per_s(best.collective, best.size_bytes, best.devices, float(np.median(best.times_us)))
     nodes = nodes_of(calibration, best) or 1
     return None if rate is None else NodeRate(rate, best.collective, best.size_bytes, best.devices, nodes)
+
+
+def wrong_results(calibration: Calibration | None) -> tuple[Finding, ...]:
+    """A calibration's findings that its times are of wrong results, which hold wherever it is used."""
+    stored = calibration.findings if calibration is not None else ()
+    return tuple(one for one in stored if one.code == RunCode.CALIBRATION_RESULTS_WRONG.code)
 
 
 Source = Literal["calibration", "specification"]

@@ -13,6 +13,7 @@ from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
+from dpscope.analysis.costs.sources import wrong_results
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Quantity, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding, grouped
@@ -220,9 +221,10 @@ def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: b
 def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> Iterator[Finding]:
     """Cells whose transfers, exposed communication or single collectives differ from the prediction by PREDICTION_TOLERANCE.
 
-    Also reports what the calibration lacks to predict the cells, and those that ran on another NCCL engine than it.
+    Also reports wrong results in the calibration, what it lacks to predict the cells, and cells that ran on another NCCL engine.
     `shared_cores`: communication and compute share a CPU.
     """
+    yield from wrong_results(comparison.sources.calibration)
     for row, off, single in _cells_off(comparison):
         yield _off_finding(row, off, single, shared_cores, comparison.of_script or comparison.of_traces)
     calibrated = [row.cell for row in comparison.rows.values() if row.prediction_source == "calibration"]

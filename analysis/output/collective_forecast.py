@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.costs.collective_forecast import cliff_findings, forecasts
+from dpscope.analysis.costs.sources import wrong_results
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time
@@ -38,9 +39,10 @@ def print_forecasts(
     """Predictions of every collective and size, with findings about times that no law describes."""
     if not calibration.points:
         raise DpscopeError("--predict: the calibration holds no measured times; calibrate again")
-    predictions, cliffs = forecasts(calibration, counts), cliff_findings(calibration)
+    predictions = forecasts(calibration, counts)
+    findings = (*wrong_results(calibration), *cliff_findings(calibration))
     if output_format == "json":
-        content = {"predictions": [asdict(one) for one in predictions], "findings": msgspec.to_builtins(cliffs)}
+        content = {"predictions": [asdict(one) for one in predictions], "findings": msgspec.to_builtins(findings)}
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
     for collective in dict.fromkeys(one.collective for one in predictions):
@@ -48,7 +50,7 @@ def print_forecasts(
         sources = dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in own)
         notes = _NOTES if any(one.basis == "predicted" for one in own) else ()
         print_table(console, table_of(f"{collective} by device count and size", _FIELDS, own, (*sources, *notes)))
-    print_findings(console, cliffs)
+    print_findings(console, findings)
 
 
 _FIELDS = (

@@ -77,6 +77,9 @@ class RunCode(FindingCode):
     CALIBRATION_INCOMPLETE = """info: The calibration lacks a collective that the run uses, so exposed communication is not
         predicted there.
         -> calibrate all collectives that the run uses"""
+    CALIBRATION_RESULTS_WRONG = """warning: nccl-tests found wrong results in a log that a calibration was read from, so the
+        times are those of collectives that did not work.
+        -> find the cause (driver, NCCL, links, memory), repeat the test until nothing is #wrong, and calibrate from that log"""
     COLLECTIVE_CLIFF = """warning: A collective's time at one device count and size is far from that at neighbouring ones, and
         cannot be extrapolated.
         -> repeat that measurement; if it persists, avoid the size (another --bucket-mb) or try another protocol (NCCL_PROTO)"""

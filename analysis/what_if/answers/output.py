@@ -8,6 +8,9 @@ from functools import cached_property, partial
 from operator import itemgetter
 from statistics import fmean
 
+import msgspec
+
+from dpscope.analysis.costs.sources import wrong_results
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import (
@@ -230,6 +233,7 @@ class RunAnswer:
                 "devices": self.largest[1].devices,
                 "changes": [asdict(one) | {"is_significant": one.is_significant} for one in self.savings],
             },
+            "findings": msgspec.to_builtins(wrong_results(self.question.costs.every)),
             "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
             "solution": None if self.solution is None else self.solution.as_plain(),
         }
@@ -360,4 +364,5 @@ def base_sentences(answer: RunAnswer) -> list[str]:
         own = f"None of this run's {counted(len(answer.own.cells), 'other cell')} could be predicted, for the same reason."
     on_cpu = "The devices are processes on a CPU: none of this applies to GPUs." if base.host_cores is not None else ""
     lacks = f"Not known of {base.name}: {'; '.join(base.lacks)}." if base.lacks else ""
-    return [one for one in (first, own, lacks, on_cpu) if one]
+    wrong = [f"{one.message}." for one in wrong_results(answer.question.costs.every)]
+    return [one for one in (first, *wrong, own, lacks, on_cpu) if one]

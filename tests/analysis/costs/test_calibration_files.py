@@ -1,10 +1,16 @@
 """nccl-tests' own output, old and new, and the errors for damaged logs."""
 
+import io
+import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
+from dpscope.analysis.costs.sources import wrong_results
+from dpscope.analysis.output.collective_forecast import print_forecasts
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.errors import DpscopeError
@@ -192,3 +198,148 @@ def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -
     both = calibration_from_logs([write(tmp_path, text, "one.log"), tmp_path / "two.log"])
     assert both.spans(4) == {1, 2}
     assert {len(both.on_nodes(nodes).points) for nodes in (1, 2)} == {2}
+
+
+# Two jobs, three jobs, cut lists, rows of another job: what a log itself contradicts.
+
+TWO_RANKS = ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72")  # busbw = algbw on two ranks
+OF_ONE_JOB = "# Using devices\n" + RANKS[: RANKS.index("#  Rank  2")]
+
+
+def job(host: str, microseconds: float) -> list[str]:
+    """The lines of a job of two ranks on a host: 1 MiB and 2 MiB in the given time and twice as much."""
+    rows = ""
+    for size, time in ((1 << 20, microseconds), (1 << 21, 2 * microseconds)):
+        rate = size / time / 1e3
+        rows += (
+            f"{size} {size // 4} float sum -1 {time:.2f} {rate:.2f} {rate:.2f} 0 {time:.2f} {rate:.2f} {rate:.2f} 0\n"
+        )
+    text = f"# nThread 1 nGpus 2 agg iters: 1 graph: 0\n{OF_ONE_JOB.replace('node1', host)}{NEW_HEADING}{rows}"
+    return f"{text}# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1\n".splitlines()
+
+
+def interleaved(*jobs: list[str]) -> str:
+    return "".join(f"{line}\n" for lines in zip(*jobs, strict=True) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (interleaved(job("a", 64), job("b", 117)), r"rank 0 is listed 2 times \(on a, b\): several jobs"),
+        (interleaved(job("a", 64), job("b", 117), job("c", 64)), r"rank 0 is listed 3 times \(on a, b, c\)"),
+        (interleaved(job("a", 64), job("a", 64)), r"rank 0 is listed 2 times \(on a, a\)"),
+        # one job lists its ranks before the other does
+        ("\n".join(job("a", 64)[:4]) + "\n" + interleaved(job("b", 64), job("b", 64))[120:], "several jobs"),
+        # the lists were removed, or one job began earlier: each job ends once, and nothing follows its end
+        (
+            interleaved(job("a", 64)[4:], job("b", 64)[4:]).replace("#       size", OF_ONE_JOB + "#       size", 1),
+            "more than one job",
+        ),
+        (log(ALL_REDUCE).replace(RANKS, RANKS * 2), "rank 0 is listed 2 times"),
+        (log(ALL_REDUCE).replace("#  Rank  1", "#  cut"), "lacks rank 1"),
+        # 4 ranks are listed, but the rates are those of 2
+        (log(TWO_RANKS), r"busbw / algbw is 1.00, and on the 4 ranks listed it is all_reduce 1.50"),
+        (log(ALL_REDUCE, "all_gather_perf"), r"busbw / algbw is 1.50, and on the 4 ranks listed it is all_gather 0.75"),
+        (log(TWO_RANKS, "sendrecv_perf"), "sendrecv_perf tests no collective"),
+        (log(ALL_REDUCE).replace(RANKS, RANKS[: RANKS.index("#  Rank  1")]), "lists 1 rank .*MPI=1"),
+    ],
+)
+def test_logs_that_contradict_themselves_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DpscopeError, match=message) as raised:
+        calibration_from_logs([write(tmp_path, text, "all_reduce_perf.log")])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_job_that_ended_early_is_not_counted_with_the_next(tmp_path: Path) -> None:
+    """Its ranks are not those of the next job's rows."""
+    for lines in (4, 7):  # before and after the headings
+        text = "\n".join([*job("a", 64)[:lines], "a: Test CUDA failure common.cu:941", *job("b", 64)])
+        calibration = calibration_from_logs([write(tmp_path, text)])
+        assert [(point.devices, point.times_us) for point in calibration.points] == [(2, (64.0,)), (2, (128.0,))]
+
+
+def test_slow_networks_and_logs_without_rates_are_read(tmp_path: Path) -> None:
+    """Rates of 0.01 GB/s decide nothing, and neither do missing columns."""
+    slow = ALL_REDUCE.replace("52.43   78.64", " 0.01    0.01").replace("209.72  314.57", "0.01  0.02")
+    assert len(calibration_from_logs([write(tmp_path, log(slow))]).points) == 2
+    without = [
+        " ".join(word for place, word in enumerate(row.split()) if place not in (6, 7, 10, 11))
+        for row in ALL_REDUCE.splitlines()
+    ]
+    heading = "# size count type redop root time #wrong time #wrong\n"
+    text = NEW.format(name="all_reduce_perf") + heading + "\n".join(without)
+    calibration = calibration_from_logs([write(tmp_path, text)])
+    assert [point.times_us for point in calibration.points] == [(20.0,), (80.0,)]
+
+
+OTHER = {
+    "type": ALL_REDUCE.replace("half", "float"),
+    "redop": ALL_REDUCE.replace(" sum", " max"),
+    "root": ALL_REDUCE.replace(" -1 ", "  3 "),
+}
+
+
+@pytest.mark.parametrize("differs", list(OTHER))
+@pytest.mark.parametrize("places", ["one table", "one file", "two files"])
+def test_different_tests_of_a_collective_are_not_one(tmp_path: Path, differs: str, places: str) -> None:
+    first, other = ALL_REDUCE, OTHER[differs]
+    if differs == "root":  # of a reduce, whose busbw is algbw
+        first, other = (rows.replace("78.64", "52.43").replace("314.57", "209.72") for rows in (first, other))
+        first = first.replace(" -1 ", "  0 ")
+    name = "reduce_perf" if differs == "root" else "all_reduce_perf"
+    paths = {
+        "one table": lambda: [write(tmp_path, log(first + other, name))],
+        "one file": lambda: [write(tmp_path, log(first, name) + log(other, name))],
+        "two files": lambda: [write(tmp_path, log(first, name), "a.log"), write(tmp_path, log(other, name), "b.log")],
+    }[places]()
+    with pytest.raises(DpscopeError, match=rf"different tests of \w+ on 4 devices \({differs} \S+ and \S+\)"):
+        calibration_from_logs(paths)
+
+
+def test_options_and_variables_of_nccl_distinguish_tests(tmp_path: Path) -> None:
+    variable = "node1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to {}."
+    ring, tree = ("\n".join([*job("a", 64)[:4], variable.format(name), *job("a", 64)[4:]]) for name in ("Ring", "Tree"))
+    with pytest.raises(DpscopeError, match=r"\(NCCL_ALGO Ring and Tree\)"):
+        calibration_from_logs([write(tmp_path, f"{ring}\n{tree}")])
+    plain = "\n".join(job("a", 64))
+    with pytest.raises(DpscopeError, match=r"\(NCCL_ALGO Ring and unset\)"):
+        calibration_from_logs([write(tmp_path, f"{ring}\n{plain}")])
+    with pytest.raises(DpscopeError, match=r"\(graph 0 and 1\)"):
+        calibration_from_logs([write(tmp_path, f"{plain}\n{plain.replace('graph: 0', 'graph: 1')}")])
+
+
+def test_repeats_are_merged_unless_they_disagree(tmp_path: Path) -> None:
+    """Two jobs of two ranks each, one at 20 and one at 10 GB/s: no rate is both's."""
+    a, slightly, b = (job(host, time) for host, time in (("a", 64), ("a", 70), ("b", 117)))
+    calibration = calibration_from_logs([write(tmp_path, "\n".join([*a, *slightly]))])
+    assert [point.times_us for point in calibration.points] == [(64.0,), (128.0,), (70.0,), (140.0,)]
+    labelled = interleaved([f"0: {line}" for line in a], [f"1: {line}" for line in b])
+    for text in ("\n".join([*a, *b]), labelled):
+        with pytest.raises(
+            DpscopeError, match=r"2.10 MB on 2 devices takes 128.0 µs on a and 234.0 µs on b: too different"
+        ):
+            calibration_from_logs([write(tmp_path, text)])
+
+
+def test_wrong_results_are_a_warning(tmp_path: Path) -> None:
+    right, wrong = log(ALL_REDUCE), log(ALL_REDUCE.replace("78.64       0", "78.64      50"))
+    failed = right + "# Out of bounds values : 50 FAILED\n"
+    old = (LOGS / "nccl_allreduce.log").read_text().replace("0 OK", "3 FAILED")
+    unchecked = log(ALL_REDUCE.replace("78.64       0", "78.64     N/A"))
+    for text, where in ((wrong, r"in 1 of 2 rows \(#wrong\)"), (failed, "FAILED"), (old, "FAILED")):
+        calibration = calibration_from_logs([write(tmp_path, text)])
+        (finding,) = calibration.findings
+        assert (finding.severity, finding.code) == ("warning", "calibration_results_wrong")
+        assert re.search(where, finding.message)
+        assert wrong_results(calibration) == (finding,)
+    for text in (right, unchecked, right + "# Out of bounds values : 0 OK\n"):
+        assert calibration_from_logs([write(tmp_path, text)]).findings == ()
+
+
+def test_predictions_from_wrong_results_repeat_the_warning(tmp_path: Path) -> None:
+    calibration = calibration_from_logs([write(tmp_path, log(ALL_REDUCE.replace("78.64       0", "78.64      50")))])
+    printed, as_json = io.StringIO(), io.StringIO()
+    print_forecasts(calibration, [8], "table", Console(file=printed, width=200))
+    assert "gave wrong results in 1 of 2 rows (#wrong)" in printed.getvalue()
+    print_forecasts(calibration, [8], "json", Console(file=as_json))
+    assert [one["code"] for one in json.loads(as_json.getvalue())["findings"]] == ["calibration_results_wrong"]

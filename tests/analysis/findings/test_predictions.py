@@ -1,10 +1,13 @@
 """Reasons with their numbers, from a row's measured row; findings about predictions that are off."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.costs.calibration_files import calibration_from_logs
+from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.predictions import (
     collective_table,
     error_table,
@@ -13,6 +16,7 @@ from dpscope.analysis.findings.predictions import (
     prediction_findings,
     reasons,
 )
+from tests.generated_traces.nccl_logs import log_text
 from tests.helpers.known import known
 
 ROW = CellRow(
@@ -120,3 +124,11 @@ def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
     assert [row[4:] for row in table.rows] == [("500.0", "450.0", "-10.0"), ("NA", "NA", "NA")]
     assert any("predicted NA: the calibration holds no broadcast" in note for note in table.notes)
     assert list(prediction_findings(comparison(row, bucket(4e6, 500.0, 450.0)))) == []
+
+
+def test_a_calibration_with_wrong_results_is_a_finding_of_what_it_predicts(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text(log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n")
+    sources = CostSources(calibration=calibration_from_logs([path]))
+    findings = prediction_findings(replace(comparison(CellRow(cell="ddp-d4-b8")), sources=sources))
+    assert [one.code for one in findings] == ["calibration_results_wrong"]

@@ -1,10 +1,13 @@
 """What is printed about a base and its scenarios, and what removing a part saves, by pocket calculation."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.answers.bases import CellErrors, Question, base_of_loaded, base_of_traces
@@ -23,6 +26,7 @@ from dpscope.analysis.what_if.replay.step_profile import OtherCollective
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.links import REACHED_RATE
 from dpscope.profiling.store.errors import DpscopeError
+from tests.generated_traces.nccl_logs import log_text
 from tests.helpers.examples import FIVE_REPEATS, loaded, reported
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
@@ -157,3 +161,13 @@ def test_a_rate_that_was_measured_is_no_specification() -> None:
     assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (12.5, False)
     with pytest.raises(DpscopeError, match="--inter '11' has no unit"):
         scenarios_of({"inter": "reached 11"})
+
+
+@pytest.mark.long
+def test_wrong_results_in_the_calibration_are_stated(question: Question, tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text(log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n")
+    costs = replace(question.costs, every=calibration_from_logs([path]))
+    answer = run_answer(replace(question, costs=costs), CellErrors(()), [({}, Scenario())])
+    assert "gave wrong results (Out of bounds values: FAILED)" in base_sentences(answer)[1]
+    assert [one["code"] for one in json.loads(answer.as_json())["findings"]] == ["calibration_results_wrong"]
