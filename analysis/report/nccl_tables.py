@@ -227,7 +227,8 @@ def nccl_findings(job: JobChoices, interconnect: Interconnect | None = None) -> 
     if lines := job.log.unread_lines:
         verb = "is" if lines == 1 else "are"
         yield NcclCode.NCCL_LOG_INCOMPLETE.finding(
-            f"{counted(lines, 'line')} of choices or cost tables {verb} cut off or of an unknown form"
+            f"{counted(lines, 'line')} of choices or cost tables {verb} cut off, of an unknown form, or of a communicator that "
+            "the line does not name"
         )
 
 

@@ -9,7 +9,9 @@ The lines, by the file of NCCL's sources that prints them (versions 2.4 to 2.30;
 - transport/*.cc: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, early versions ``Ring 00 : 0 -> 1 [send] via NET/Socket/0``;
   ``NET/IB : Using [0]mlx5_0:1/IB``, ``Using network Socket``, ``GPU Direct RDMA Enabled``.
 - enqueue.cc, by rank 0 of a communicator: ``8 Bytes -> Algo 0 proto 0 time 25.200924``, later ``AllGather: 37756928 Bytes ->
-  Algo 1 proto 2 time 2860.208008``, later ``AllReduce: 8388608 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}``.
+  Algo 1 proto 2 time 2860.208008``, from 2.24 on ``AllReduce: 8388608 Bytes -> Algo RING proto LL128
+  channel{Lo..Hi}={0..15}``. Up to 2.23 the bytes are those of the larger buffer (``ncclFuncMaxSendRecvCount``), from 2.24 on
+  those of the call's count, which is one rank's share for all-gather and reduce-scatter.
 - graph/tuning.cc, by rank 0: latencies and bandwidths below ``Latency/AlgBw | Tree/ LL | ...``, later below ``Algorithm | Tree |
   Ring |`` and ``Protocol | LL | LL128 | Simple | ...``, in blocks of a few algorithms.
 
@@ -57,6 +59,32 @@ _TABLE = re.compile(
 _CELL = re.compile(r"(-?[\d.]+)/\s*(-?[\d.]+)")
 
 
+_IN_SHARES = ("all_gather", "reduce_scatter")
+_SHARES_SINCE = (2, 24)  # the version that prints one rank's share of them
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the line of a call states."""
+
+    kind: str | None
+    printed_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int | None
+    time_us: float | None
+    ranks: int | None  # of the only communicator that it can be of; None: of several sizes, or not in the log
+
+    def size_bytes(self, version: tuple[int, ...] | None) -> int | None:
+        """The larger of a rank's buffers; None if the line has a share of an unknown number of ranks."""
+        if self.kind not in _IN_SHARES:
+            return self.printed_bytes
+        in_shares = version >= _SHARES_SINCE if version is not None else self.channels is not None
+        if not in_shares:
+            return self.printed_bytes
+        return None if self.ranks is None else self.printed_bytes * self.ranks
+
+
 @dataclass
 class _Process:
     """One process while its lines are read; `pending` holds values printed before its communicator is complete."""
@@ -65,13 +93,15 @@ class _Process:
     table: list[TableEntry] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)  # of the table's current block: algorithm, protocol
     algorithms: list[str] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)  # of its communicators so far
 
 
 class _Reader:
     def __init__(self) -> None:
         self.found: dict[str, Any] = {"library": None, "unread_lines": 0}  # fields of NcclLog
         self.communicators: dict[str, Communicator] = {}
-        self.choices: Counter[tuple[str | None, int, str, str, int | None, float | None]] = Counter()
+        self.version: tuple[int, ...] | None = None
+        self.calls: Counter[_Call] = Counter()
         self.links: set[tuple[int, int, str]] = set()  # ranks, transport
         self.networks: dict[str, None] = {}
 
@@ -79,6 +109,7 @@ class _Reader:
         found = self.found
         if version := _VERSION.search(text):
             found["library"] = f"{version[1]} {version[2]}"
+            self.version = tuple(map(int, version[2].split(".")))
         elif text.rstrip().endswith("Init COMPLETE"):
             self._complete(process, text)
         elif channels := _CHANNELS.search(text):
@@ -86,7 +117,7 @@ class _Reader:
         elif link := _LINK.search(text):
             self.links.add((int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3])))
         elif "Bytes -> " in text:
-            self._choice(text)
+            self._call(process, text)
         elif _TABLE.match(text):
             found["unread_lines"] += not _read_table(process, text)
         elif network := _NETWORK.search(text):
@@ -111,8 +142,9 @@ class _Reader:
         table = tuple(process.table) or known.cost_table
         self.communicators[key] = msgspec.structs.replace(known, cost_table=table, **process.pending)
         process.pending, process.table = {}, []
+        process.ranks.add(int(ranks[1]))
 
-    def _choice(self, text: str) -> None:
+    def _call(self, process: _Process, text: str) -> None:
         call = _CALL.search(text)
         algorithm = _name(call["algorithm"], ALGORITHMS) if call else None
         protocol = _name(call["protocol"], PROTOCOLS) if call else None
@@ -122,7 +154,20 @@ class _Reader:
         kind = COLLECTIVES.get((call["kind"] or "").lower())
         channels = None if call["low"] is None else int(call["high"]) - int(call["low"]) + 1
         time_us = None if call["time"] is None else float(call["time"])
-        self.choices[kind, int(call["bytes"]), algorithm, protocol, channels, time_us] += 1
+        ranks = next(iter(process.ranks)) if len(process.ranks) == 1 else None
+        self.calls[_Call(kind, int(call["bytes"]), algorithm, protocol, channels, time_us, ranks)] += 1
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Calls counted by size and choice; those of an unknown size count as unread."""
+        counts: Counter[tuple[str | None, int, str, str, int | None, float | None]] = Counter()
+        for call, times in self.calls.items():
+            size = call.size_bytes(self.version)
+            if size is None:
+                self.found["unread_lines"] += times
+            else:
+                counts[call.kind, size, call.algorithm, call.protocol, call.channels, call.time_us] += times
+        ordered = sorted(counts.items(), key=lambda one: (str(one[0][0]), one[0][1]))
+        return tuple(Choice(*choice, times) for choice, times in ordered)
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
@@ -141,7 +186,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
                 f"{path} has no line of NCCL at INFO level; run the job with NCCL_DEBUG=INFO and "
                 "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET"
             )
-    choices = sorted(reader.choices.items(), key=lambda one: (str(one[0][0]), one[0][1]))
+    choices = reader.choices()
     peers: dict[str, list[tuple[int, int]]] = {}
     for first, second, transport in sorted(reader.links):
         peers.setdefault(transport, []).append((first, second))
@@ -149,7 +194,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
         **reader.found,
         hosts=tuple(dict.fromkeys(host for host, _ in processes)),
         communicators=tuple(sorted(reader.communicators.values(), key=lambda one: -one.ranks)),
-        choices=tuple(Choice(*key, calls) for key, calls in choices),
+        choices=choices,
         links={transport: len(pairs) for transport, pairs in peers.items()},
         peers={transport: tuple(pairs) for transport, pairs in peers.items()},
         networks=tuple(reader.networks),

@@ -69,7 +69,7 @@ class NcclLog(Stored, frozen=True):
     """The logs of one job. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``; `peers` lists them.
 
     Ranks are those of the communicator that connects them; each direction is a pair. A call does not name its communicator:
-    `choices` are those of all communicators together.
+    `choices` are those of all communicators together. Sizes are those of the larger of a rank's buffers.
     """
 
     library: str | None  # "NCCL 2.27.5"
@@ -80,7 +80,7 @@ class NcclLog(Stored, frozen=True):
     networks: tuple[str, ...] = ()
     infiniband: bool = False  # whether InfiniBand or RoCE devices were found
     gpu_direct: bool | None = None  # GPU Direct RDMA, if the log reports it
-    unread_lines: int = 0  # of choices and tables, cut or of another form
+    unread_lines: int = 0  # of choices and tables: cut, of another form, or shares of an unknown number of ranks
     network_ports: int | None = None  # that NCCL uses on a host, if a line lists them
     peer_access_off: str | None = None  # the message that peer-to-peer access between GPUs is off
     peers: dict[str, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)  # empty in older records

@@ -77,7 +77,7 @@ class RunCode(FindingCode):
     CALIBRATION_INCOMPLETE = """info: The calibration lacks a collective that the run uses, so exposed communication is not
         predicted there.
         -> calibrate all collectives that the run uses"""
-    CALIBRATION_RESULTS_WRONG = """warning: nccl-tests found wrong results in a log that a calibration was read from, so the
+    CALIBRATION_RESULTS_WRONG = """warning: A calibration was read from a log in which nccl-tests found wrong results, so its
         times are those of collectives that did not work.
         -> find the cause (driver, NCCL, links, memory), repeat the test until nothing is #wrong, and calibrate from that log"""
     COLLECTIVE_CLIFF = """warning: A collective's time at one device count and size is far from that at neighbouring ones, and
@@ -145,7 +145,8 @@ class NcclCode(FindingCode):
     FEWER_CHANNELS_THAN_LINKS = """info: NCCL uses fewer channels than there are links or network ports, so some of them carry
         no data.
         -> compare with NCCL_MIN_NCHANNELS set to the number of links; unset NCCL_MAX_NCHANNELS"""
-    NCCL_LOG_INCOMPLETE = """info: Some lines of NCCL's log are cut off or have an unknown form, so choices may be missing.
+    NCCL_LOG_INCOMPLETE = """info: Some lines of NCCL's log are cut off, have an unknown form, or state one rank's share of
+        a collective whose number of ranks is unknown, so choices may be missing.
         -> write one log per process with NCCL_DEBUG_FILE=nccl.%h.%p.log"""
     NCCL_CHOICES_NOT_READ = """info: The calibration did not record which algorithms NCCL chose.
         -> unset NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE and calibrate again, or pass a log with --nccl-log"""

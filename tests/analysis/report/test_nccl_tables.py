@@ -197,7 +197,7 @@ SHARED_MEMORY = "shared_memory_with_peer_access"
         ("", "nothing else is possible", (SHARED,), STRANGERS),
         ("", "peers are not known", (SHARED,), None),
         ("", "peers reach each other", (connection(0, 1, "P2P/CUMEM"),), PEERS),
-        ("nccl_log_incomplete", "1 line of choices or cost tables is cut off or of an unknown form", (CUT,), None),
+        ("nccl_log_incomplete", "1 line of choices or cost tables is cut off, of an unknown form", (CUT,), None),
     ],
 )
 def test_connections_that_could_be_faster_have_a_finding(

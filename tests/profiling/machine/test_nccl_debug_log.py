@@ -119,3 +119,52 @@ def test_peer_access_that_is_off_and_a_proxy_of_another_rank(tmp_path: Path) -> 
     for value, expected in (("1", "NCCL_P2P_DISABLE set by environment to 1"), ("0", None)):
         line = f"h:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to {value}.\n"
         assert read_nccl_logs([written(tmp_path, RANK0 + line)]).peer_access_off == expected
+
+
+def calls(version: str, *lines: str, communicators: tuple[int, ...] = (4,)) -> str:
+    """Rank 0's log: its version, its communicators, then calls."""
+    complete = (
+        f"ncclCommInitRank comm 0x{ranks} rank 0 nranks {ranks} cudaDev 0 busId a0 commId 0x{ranks} - Init COMPLETE"
+        for ranks in communicators
+    )
+    known = [f"NCCL version {version}+cuda12.9"] if version else []
+    return "".join(f"node1:10:10 [0] NCCL INFO {line}\n" for line in (*known, *complete, *lines))
+
+
+IN_NAMES = "{}: 1024 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..1}}"  # since 2.24
+IN_NUMBERS = "{}: 1024 Bytes -> Algo 1 proto 0 time 8.5"  # 2.23
+
+
+@pytest.mark.parametrize(
+    ("version", "form", "of_shares"),
+    [
+        ("2.24.3", IN_NAMES, 4096),
+        ("2.30.7", IN_NAMES, 4096),
+        ("2.23.4", IN_NUMBERS, 1024),
+        ("", IN_NAMES, 4096),
+        ("", IN_NUMBERS, 1024),
+    ],
+)
+def test_sizes_are_of_the_larger_buffer_in_every_version(
+    tmp_path: Path, version: str, form: str, of_shares: int
+) -> None:
+    """Four ranks: from 2.24 on a line states one rank's share of an all-gather or a reduce-scatter."""
+    kinds = {"AllGather": of_shares, "ReduceScatter": of_shares, "AllReduce": 1024, "Broadcast": 1024, "Reduce": 1024}
+    log = read_nccl_logs([written(tmp_path, calls(version, *(form.format(kind) for kind in kinds)))])
+    assert {one.kind: one.size_bytes for one in log.choices} == {
+        "all_gather": of_shares, "reduce_scatter": of_shares, "all_reduce": 1024, "broadcast": 1024, "reduce": 1024,
+    }  # fmt: skip
+    assert log.unread_lines == 0
+
+
+def test_a_share_of_an_unknown_number_of_ranks_has_no_size(tmp_path: Path) -> None:
+    """HSDP's rank 0 is in a group of 4 and in one of 2; before the second is made, the first is meant."""
+    lines = [IN_NAMES.format(kind) for kind in ("AllGather", "AllReduce")]
+    both = read_nccl_logs([written(tmp_path, calls("2.27.5", *lines, communicators=(4, 2)))])
+    assert [(one.kind, one.size_bytes) for one in both.choices] == [("all_reduce", 1024)]
+    assert both.unread_lines == 1
+    later = calls("2.27.5", lines[0]) + calls("", communicators=(2,))
+    log = read_nccl_logs([written(tmp_path, later)])
+    assert [(one.kind, one.size_bytes) for one in log.choices] == [("all_gather", 4096)]
+    equal = read_nccl_logs([written(tmp_path, calls("2.27.5", lines[0]) + calls("", lines[0]))])
+    assert [(one.size_bytes, one.calls) for one in equal.choices] == [(4096, 2)]
