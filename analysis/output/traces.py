@@ -172,8 +172,8 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     if len(steps) and partial.all():
         own = "these are timed from their first event to their last, and averages are of them"
         notes.append(f"* no whole step was traced: {own}")
-    elif partial.any() and steps.known("device").any():
-        starred = steps.take(partial)
+    elif (partial & steps.known("step_us")).any() and steps.known("device").any():
+        starred = steps.take(partial & steps.known("step_us"))
         once = len(starred.group("rank", "device")) == len(starred)
         first = f"first traced step{'' if once else ', or one after a step without work'}"
         notes.append(f"* {first}: its start was not recorded, so it is left out of averages")

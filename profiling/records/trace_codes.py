@@ -42,7 +42,8 @@ class TraceCode(FindingCode):
     EVENTS_OF_NO_STEP = """warning: More than 1% of the device's time belongs to events launched outside of the traced steps:
         they count in the step during which they ran, or in none.
         -> usual at a trace's edges and for replayed CUDA graphs; if there are many, trace more steps after a warm-up"""
-    STEPS_EMPTY = """varying: Some marked steps hold no event, so their times are not given. An error if none holds any.
+    STEPS_EMPTY = """varying: Some steps hold no event, or may lack some of theirs since the file ends early, so their times are
+        not given. An error if none can be timed.
         -> trace again with each step's work between two calls of profiler.step(); the file may have been edited or cut"""
     STEPS_UNEVEN = """warning: Some steps hold at least twice as many collectives as the median step, so means over steps mix
         two kinds of steps.

@@ -196,7 +196,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     communicates, computes = attribution.rows(*COMMUNICATION_KINDS), (phase >= 0) & attribution.rows(Kind.COMPUTE)
     devices = np.unique(events.device[phase >= 0]).tolist()
     compute = {device: intervals.of_events(events, computes & (events.device == device)) for device in devices}
-    for step, rows in enumerate(attribution.by_step(phase >= 0)):
+    for step, rows in enumerate(attribution.by_step((phase >= 0) & ~windows.is_cut(attribution.step))):
         start_us, end_us = float(windows.start_us[step]), float(windows.end_us[step])
         for device in devices:
             own = rows[events.device[rows] == device]
@@ -281,7 +281,8 @@ def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not any("#" in name and phases.base_name(name) in phases.DP_PHASES for name in events.names):
         return
     compute = cpu_compute(attribution)
-    annotations_of_step = attribution.by_step(events.is_category(Category.USER_ANNOTATION))
+    in_shown_steps = ~attribution.windows.is_cut(attribution.step)
+    annotations_of_step = attribution.by_step(events.is_category(Category.USER_ANNOTATION) & in_shown_steps)
     for step, annotations in enumerate(annotations_of_step):
         rows_of: dict[tuple[str, int | None], list[int]] = defaultdict(list)
         copies_of: dict[str, list[int]] = defaultdict(list)

@@ -194,5 +194,6 @@ class Trace(Header):
     zero_us: int  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
     findings: tuple[Finding, ...]
     cut_short: bool  # its file ends too early, or cannot be read to its end
+    lacks_events: bool  # its file ends, or is damaged, before its last event
     process_id: int | None  # of the process that ran the steps; None in a file of several ranks
     unread: tuple[tuple[str, int], ...]  # categories of a device that are not read, with their numbers of events

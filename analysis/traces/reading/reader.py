@@ -195,6 +195,7 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
             zero_us=rank.base_us - reading.subtracted_us,
             findings=(*(() if traces else file_findings), *duplicates),  # of the file: with its first rank
             cut_short=reading.damaged or not reading.ended,
+            lacks_events=not reading.ended,
             unread=tuple(sorted(builder.unread.items())),
             process_id=None if several else builder.process_id,
         )

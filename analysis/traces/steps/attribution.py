@@ -38,6 +38,7 @@ class Windows:
     whole: BoolColumn
     hidden: BoolColumn
     outlasting: IntColumn  # rows of copies that end after a later step does, and bound no window
+    cut: BoolColumn  # steps of which a file that lacks events may lack some: NaN too
 
     def index_of(self, ends_us: FloatColumn) -> IntColumn:
         """The window in which each event ends, NO_STEP for those before the first and after the last."""
@@ -47,6 +48,10 @@ class Windows:
         place = np.searchsorted(self.end_us[known], ends_us, side="left")
         inside = (place < len(known)) & (ends_us > self.start_us[known[0]])
         return np.where(inside, known[np.minimum(place, len(known) - 1)], NO_STEP)
+
+    def is_cut(self, steps: IntColumn) -> BoolColumn:
+        """Which of these steps, NO_STEP among them, are cut."""
+        return np.append(self.cut, False)[steps]
 
     def lengths_of(self, spans: intervals.Intervals) -> FloatColumn:
         """Length of disjoint intervals in each window, NaN for a step without one."""
@@ -70,7 +75,9 @@ def windows_of(events: EventTable, kind: CodeColumn, step: IntColumn, count: int
     whole = np.concatenate(([False], np.isfinite(ends[:-1])))  # else its start is not known
     starts = np.where(whole, np.concatenate(([-np.inf], reach[:-1])), first)
     has_window = np.isfinite(ends) & ~hidden
-    return Windows(np.where(has_window, starts, np.nan), np.where(has_window, reach, np.nan), whole, hidden, outlasting)
+    none_cut = np.zeros(count, dtype=bool)
+    known_starts, known_ends = (np.where(has_window, times, np.nan) for times in (starts, reach))
+    return Windows(known_starts, known_ends, whole, hidden, outlasting, none_cut)
 
 
 def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> tuple[FloatColumn, BoolColumn]:
@@ -112,6 +119,7 @@ def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntCol
 
 
 _IN_ORDER = 0.9  # of successive calls: threads may begin theirs in another order than they are numbered in
+_LAUNCHES = re.compile(r"Launch(?!HostFunc)|Memcpy")  # each leaves an event of a device; some memsets leave none
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")
 
 
@@ -176,13 +184,14 @@ def empty_steps(attribution: Attribution) -> IntColumn:
     if not steps.marked:
         return np.empty(0, dtype=np.int64)
     if attribution.on_device:
-        return np.flatnonzero(~(np.isfinite(attribution.windows.end_us) | attribution.windows.hidden))
+        windows = attribution.windows
+        return np.flatnonzero(~(np.isfinite(windows.end_us) | windows.hidden | windows.cut))
     rows = np.flatnonzero(~named_annotations(events, "ProfilerStep#"))
     begun = np.isin(np.arange(len(steps)), attribution.step[rows])
     starts, ends = events.start_us[rows], events.end_us[rows]
     for index in np.flatnonzero(~begun):  # an event may have begun in an earlier step
         begun[index] = ((starts < steps.end_us[index]) & (ends > steps.start_us[index])).any()
-    return np.flatnonzero(~begun)
+    return np.flatnonzero(~begun & ~attribution.windows.cut)
 
 
 def attribute(trace: Trace) -> Attribution:
@@ -200,6 +209,8 @@ def attribute(trace: Trace) -> Attribution:
         kind, step = event_kind.cpu_event_kinds(events), steps.index_at(events.start_us)
         none, never = np.full(len(events), -1, dtype=np.int64), np.full(len(events), np.nan)
         windows = windows_of(events, kind, none, len(steps))
+        if trace.lacks_events:
+            windows = _without_cut_steps(trace, steps, none, windows)
         return Attribution(trace, steps, kind, none, never, step, np.zeros(len(events), dtype=bool), windows)
     launch_row = _launch_rows(events)
     kind = event_kind.event_kinds(events, launch_row)
@@ -208,6 +219,8 @@ def attribute(trace: Trace) -> Attribution:
     launch_us = np.append(events.start_us, np.nan)[launch_row]
     launched = steps.index_at(launch_us)
     step, windows = _with_those_of_no_launch(events, kind, steps, launched)
+    if trace.lacks_events:
+        windows = _without_cut_steps(trace, steps, launch_row, windows)
     return Attribution(trace, steps, kind, launch_row, launch_us, step, (launched == NO_STEP) & (step >= 0), windows)
 
 
@@ -258,6 +271,36 @@ def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
     in_order = (np.diff(numbers) >= 0).mean() > _IN_ORDER if len(numbers) > 1 else True
     own = events.correlation[rows]
     return np.asarray((own > 0) & (own < numbers.min()) & in_order, dtype=bool)
+
+
+def _without_cut_steps(trace: Trace, steps: StepRanges, launch_row: IntColumn, windows: Windows) -> Windows:
+    """The windows of the steps that a file which lacks events shows to their end; those of the others are not known.
+
+    Kineto writes the events of a CPU thread by thread: a step may lack those of any thread, such as gloo's. It writes a device's
+    buffer by buffer, mostly but not always in order of time: those lost are taken to begin as long before the latest one read as
+    any that was read begins before one ahead of it in the file.
+    """
+    events = trace.events
+    if not trace.has_accelerator:
+        return replace(windows, cut=np.ones(len(steps), dtype=bool))
+    calls = events.is_category(Category.RUNTIME) & events.named(_LAUNCHES.search)
+    has_event = np.zeros(len(events) + 1, dtype=bool)
+    has_event[launch_row] = True
+    cut = steps.end_us > _shown_until_us(events.start_us[events.is_category(Category.RUNTIME)])
+    cut |= windows.end_us > _shown_until_us(events.start_us[events.is_category(*DEVICE_WORK)])
+    cut[1:] |= ~windows.whole[1:]  # nothing of the step before it was read
+    without_event = steps.index_at(events.start_us[calls & ~has_event[:-1]])
+    cut[without_event[without_event >= 0]] = True
+    start_us, end_us = (np.where(cut, np.nan, times) for times in (windows.start_us, windows.end_us))
+    return replace(windows, start_us=start_us, end_us=end_us, cut=cut)
+
+
+def _shown_until_us(starts: FloatColumn) -> float:
+    """Before this no event begins that may be lost behind the last of these starts, which are in the file's order."""
+    if not len(starts):
+        return -np.inf
+    latest = np.maximum.accumulate(starts)
+    return float(latest[-1] - (latest - starts).max())
 
 
 def step_ranges(events: EventTable) -> StepRanges:

@@ -84,7 +84,10 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
         inside = _lengths_in_windows(attribution, own, compute, communication)
         by_time_us = windows.lengths_of(intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
-        for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
+        for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden | windows.cut).tolist():
+            if windows.cut[index]:
+                yield _cut_row(attribution, index) | {"device": device}, intervals.EMPTY
+                continue
             in_step, start_us = own_of_step[index], windows.start_us[index]
             early = in_step[(events.start_us[in_step] < start_us) & ~attribution.by_time[in_step]]
             row: dict[str, object] = {
@@ -106,6 +109,11 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
                 for code, column in enumerate(_PHASE_COLUMNS):
                     row[column] = intervals.length(intervals.of_events(events, work[phase_of_row[work] == code]))
             yield row, intervals.clip(exposed, start_us, windows.end_us[index])
+
+
+def _cut_row(attribution: Attribution, index: int) -> dict[str, object]:
+    """Of a step that the file may not hold to its end: nothing is known of it."""
+    return {"step": attribution.steps.numbers[index], "partial_window": True}
 
 
 def _lengths_in_windows(
@@ -183,6 +191,9 @@ def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
     first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
     for index, rows in enumerate(attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))):
         start, end = max(float(steps.start_us[index]), first_us), min(float(steps.end_us[index]), last_us)
+        if attribution.windows.cut[index]:
+            yield _cut_row(attribution, index), intervals.EMPTY
+            continue
         if index in empty:
             yield {"step": numbers[index], "step_us": end - start, "partial_window": True}, intervals.EMPTY
             continue

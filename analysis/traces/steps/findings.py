@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs
+from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, IntColumn
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps import event_kind
@@ -94,20 +94,30 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
     if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(f"{trace.source} marks no ProfilerStep: its whole length is taken as one step")
-    if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
+    if not shows_no_device(attribution):
+        empty, cut = empty_steps(attribution), np.flatnonzero(windows.cut)
         what = "work of a device" if attribution.on_device else "event"
-        named = listed([steps.numbers[index] for index in empty.tolist()], _NAMED)
-        hold, times = ("holds", "its time is") if len(empty) == 1 else ("hold", "their times are")
-        yield TraceCode.STEPS_EMPTY.finding(
-            f"{len(empty)} of {counted(len(steps), 'step')} of {trace.source} {hold} no {what} (step {named}): {times} not given",
-            severity="error" if len(empty) == len(steps) else "warning",
-        )
+        yield from _not_timed(attribution, empty, f"{'holds' if len(empty) == 1 else 'hold'} no {what}")
+        yield from _not_timed(attribution, cut, "may lack events that stood behind the file's end")
     copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
     parts = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
     if hidden:
         parts.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown")
     if parts:
         yield TraceCode.STEPS_OUTLASTED.finding(f"in {trace.source} {'; '.join(parts)}")
+
+
+def _not_timed(attribution: Attribution, indices: IntColumn, what_lacks: str) -> Iterator[Finding]:
+    """One finding about the steps at these indices, if there are any."""
+    steps = attribution.steps
+    if not len(indices):
+        return
+    named = f" (step {listed([steps.numbers[index] for index in indices.tolist()], _NAMED)})" if steps.marked else ""
+    times = "its time is" if len(indices) == 1 else "their times are"
+    yield TraceCode.STEPS_EMPTY.finding(
+        f"{len(indices)} of {counted(len(steps), 'step')} of {attribution.trace.source} {what_lacks}{named}: {times} not given",
+        severity="error" if len(indices) == len(steps) else "warning",
+    )
 
 
 def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
