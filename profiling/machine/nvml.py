@@ -1,7 +1,8 @@
 """Opens and queries NVML; records its answers. Imports no torch.
 
 `query` returns None, for unknown, if the bindings are missing or too old, the driver has no answer, or a GPU fell off the bus.
-Source of the functions and their codes: NVML API reference, nvml.h.
+Any error of the bindings counts as no answer: besides NVMLError they raise an unrelated NVMLLibraryMismatchError where the driver
+is older than they are, and errors of ctypes. Source of the functions and their codes: NVML API reference, nvml.h.
 """
 
 import functools
@@ -13,11 +14,9 @@ def open_nvml() -> Any | None:
     """NVML, initialised; None without its bindings or an NVIDIA driver."""
     try:
         import pynvml
-    except ImportError:
-        return None
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except Exception:
         return None
     return pynvml
 
@@ -27,10 +26,9 @@ def query(nvml: Any | None, function: str, *arguments: Any) -> Any:
     if nvml is None:
         return None
     try:
-        answer = getattr(nvml, function)(*arguments)
-    except (nvml.NVMLError, AttributeError):
+        return decoded_text(getattr(nvml, function)(*arguments))
+    except Exception:
         return None
-    return decoded_text(answer)
 
 
 def decoded_text(answer: Any) -> Any:
@@ -61,7 +59,6 @@ class NvmlRecorder:
     """
 
     def __init__(self, nvml: Any) -> None:
-        self.NVMLError = nvml.NVMLError
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
         self._calls: dict[str, tuple[dict[str, Any], Any]] = {}  # as recorded, and the answer or the exception
@@ -82,7 +79,7 @@ class NvmlRecorder:
         real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
         try:
             value = getattr(self._nvml, name)(*real)
-        except (self.NVMLError, AttributeError) as error:
+        except Exception as error:
             return {**call, "error": str(error)}, error
         if name == "nvmlDeviceGetHandleByIndex":
             handle = f"gpu{arguments[0]}"
