@@ -30,7 +30,6 @@ from dpscope.profiling.store.folders import JobFolder
 def main() -> None:
     """Measure the cell the arguments name."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the same GPUs first as in a run's jobs
     work(_read)
 
 

@@ -19,6 +19,7 @@ class ScriptLast(Command):
     """A command whose options end where the script begins, or -m and a module: as with Python and torchrun."""
 
     takes_empty = True
+    orders_gpus = False  # the script's order, as without dpscope
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer does; raises DpscopeError for an option of the command's own behind the script, where -- is missing."""

@@ -5,6 +5,7 @@ Imports no torch; what a command runs is imported when it runs.
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -14,6 +15,7 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from dpscope.profiling.machine.gpus import GPU_ORDER
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import VARIANTS
 from dpscope.profiling.records.settings import (
@@ -175,6 +177,7 @@ class Command(TyperCommand):
     """A command whose help groups its options and shows their defaults, and which refuses options without effect."""
 
     takes_empty = False  # words, which are another program's
+    orders_gpus = True  # as NVML does and a run's jobs do: what it records of GPU 0 is of the one that they use
     idle: Sequence[Idle] = ()
     defaults: Callable[[], dict[str, str]]  # that are no parameters' defaults, by option
 
@@ -221,6 +224,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run it; raises DpscopeError for an option without effect."""
+        if self.orders_gpus:
+            os.environ.setdefault(*GPU_ORDER)  # before torch starts CUDA, which reads it once
         sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
         stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         off = {name for name in stated if ctx.params[name] is False}

@@ -28,10 +28,11 @@ from dpscope.profiling.machine.environment import (
     usable_cores,
     usable_device_states,
 )
+from dpscope.profiling.machine.gpus import usable_gpu_count
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import driver_version, open_nvml
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, error_line
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
 _ROCM_FIX = "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
@@ -71,8 +72,17 @@ def run_doctor() -> dict[str, Check]:
     with progress("Checking this machine") as update:
         for name, check in checks.items():
             update(name)
-            found[name] = check()
+            found[name] = _answer_of(check)
     return found
+
+
+def _answer_of(check: Callable[[], Check]) -> Check:
+    """A check's answer; one that fails itself, as on a GPU that torch lists and cannot use, is an answer as well."""
+    try:
+        return check()
+    except Exception as error:
+        fix = "fix what it names; nvidia-smi shows a GPU's free memory, processes and compute mode"
+        return Check("failed", error_line(error), fix)
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> bool:
@@ -85,12 +95,6 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> bool:
         column.overflow = "fold"  # a path is never cut
     console.print(table)
     return all(check.status != "failed" for check in checks.values())
-
-
-def _usable_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _torch() -> Check:
@@ -109,12 +113,12 @@ def _devices() -> Check:
     try:
         devices = resolve_devices("auto")
     except DpscopeError as error:
-        return Check("failed", str(error), "see above what was found; --device cpu measures the CPU on purpose")
+        return Check("failed", str(error), "do what it names; --device cpu measures the CPU on purpose")
     if devices.kind == "cpu":
         return Check("ok", f"no GPU; CPU with {counted(usable_cores(), 'core')}: gloo, and dp-host for DataParallel")
     import torch
 
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    names = [torch.cuda.get_device_name(index) for index in range(devices.count or 0)]
     detail = f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}"
     if (present := present_gpus()) and (ignored := unknown_visible_device(present.count)) is not None:
         detail += f"; CUDA ignores {ignored!r} in CUDA_VISIBLE_DEVICES and everything after it"
@@ -155,10 +159,12 @@ def _device_state() -> Check:
 
 
 def _links() -> Check:
-    links = {
-        f"{counted(link.active_nvlinks, 'NVLink')}, PCIe gen {link.pcie_generation} x{link.pcie_width}"
-        for link in interconnect(open_nvml()).devices
-    }
+    links = set()
+    for link in interconnect(open_nvml()).devices:
+        pcie = "unknown PCIe link"
+        if link.pcie_generation is not None:
+            pcie = f"PCIe gen {link.pcie_generation} x{link.pcie_width or '?'}"
+        links.add(f"{counted(link.active_nvlinks, 'NVLink')}, {pcie}")
     if not links:
         return Check("not applicable", "no GPU that NVML knows")
     return Check("ok" if len(links) == 1 else "warning", "; ".join(sorted(links)))
@@ -171,13 +177,13 @@ def _backends() -> Check:
         return Check("failed", "torch.distributed is not in this torch", "install a torch that has it")
     available = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
     detail = ", ".join(f"{name} {'available' if there else 'missing'}" for name, there in available.items())
-    needed = "nccl" if _usable_gpus() else "gloo"
+    needed = "nccl" if usable_gpu_count() else "gloo"
     return Check("ok", detail) if available[needed] else Check("failed", detail, f"install a torch with {needed}")
 
 
 def _all_reduce() -> Check:
     """NCCL at work, over all GPUs: whether it is in torch says little."""
-    if not (count := _usable_gpus()):
+    if not (count := usable_gpu_count()):
         return Check("not applicable", "no GPU")
     try:
         engine = all_reduce_once("cuda", count, Console(markup=False, stderr=True))
@@ -189,7 +195,7 @@ def _all_reduce() -> Check:
 def _peer_access() -> Check:
     import torch
 
-    if not (pairs := list(permutations(range(_usable_gpus()), 2))):
+    if not (pairs := list(permutations(range(usable_gpu_count()), 2))):
         return Check("not applicable", "fewer than two GPUs")
     if without := sum(not torch.cuda.can_device_access_peer(*pair) for pair in pairs):
         detail = f"{without} of {len(pairs)} ordered pairs have none: copies go through host memory"
@@ -213,7 +219,7 @@ def _tracer() -> Check:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    cuda = bool(_usable_gpus())
+    cuda = bool(usable_gpu_count())
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
         matrix = torch.ones(64, 64, device="cuda" if cuda else "cpu")
         (matrix @ matrix).sum().item()

@@ -69,9 +69,11 @@ def _reduce(kind: str, place: TorchrunPlace) -> _Answer:
     distributed.all_reduce(tensor)
     process_group.synchronise([device])
     expected = place.world_size * (place.world_size + 1) / 2  # 1 + 2 + ... + N
-    if not bool((tensor == expected).all()):
+    sums = tensor.cpu()
+    if (wrong := sums[sums != expected]).numel():
         raise DpscopeError(
-            f"an all-reduce over {counted(place.world_size, 'process')} gave {float(tensor[0]):g}, not {expected:g}"
+            f"an all-reduce over {counted(place.world_size, 'process')} gave {float(wrong[0]):.9g}, not {expected:g}, in "
+            f"{wrong.numel()} of {_ELEMENTS} elements"
         )
     return _Answer(backend=process_group.nccl_engine(device) or distributed.get_backend())
 

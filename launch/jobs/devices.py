@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.profiling.machine.environment import platform_version
+from dpscope.profiling.machine.gpus import usable_gpu_count, without_kernels
 from dpscope.profiling.machine.nvml import driver_version, gpu_handles, open_nvml, query
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, error_line
 
 DeviceType = Literal["cuda", "cpu"]
 
 _AMD_DEVICE = Path("/dev/kfd")
+# GPUs that only torch can list may be behind these: AMD's, those of Windows under WSL, and a Jetson's.
+_DEVICE_FILES = (_AMD_DEVICE, Path("/dev/dxg"), Path("/dev/nvmap"))
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
@@ -45,20 +48,43 @@ class Devices:
 
 
 def resolve_devices(requested: Literal["auto", "cuda", "cpu"]) -> Devices:
-    """The devices for `--device`; raises DpscopeError if GPUs are present but unusable, or requested but absent."""
+    """The devices for `--device`; raises DpscopeError if GPUs are present but unusable, or requested but absent.
+
+    A GPU for which torch has no kernels is unusable, and so is one next to it that torch can use, until the first is hidden.
+    """
     if requested == "cpu":
         return Devices(kind="cpu", count=None)
     present = present_gpus()
-    # Where AMD's driver lists no GPU, torch knows best.
-    if present is None and requested == "auto" and not _AMD_DEVICE.exists():
+    if present is None and requested == "auto" and not any(path.exists() for path in _DEVICE_FILES):
         return Devices(kind="cpu", count=None)
     import torch
 
     if torch.cuda.is_available():
-        return Devices(kind="cuda", count=torch.cuda.device_count())
+        return Devices(kind="cuda", count=_count_usable())
     if present is None and requested == "auto":
         return Devices(kind="cpu", count=None)
     raise DpscopeError(_unusable_message(present, torch.__version__, platform_version(torch.version)))
+
+
+def _count_usable() -> int:
+    """The number of GPUs that torch can use; raises DpscopeError if CUDA does not start, or for a GPU without kernels."""
+    import torch
+
+    try:
+        count = usable_gpu_count()
+        named = without_kernels(count)
+    except RuntimeError as error:
+        raise DpscopeError(
+            f"torch lists GPUs and cannot use them: {error_line(error)}; nvidia-smi shows their state; "
+            "or measure the CPU on purpose with --device cpu"
+        ) from error
+    if named is not None:
+        raise DpscopeError(
+            f"torch {torch.__version__} has no kernels for {named}: it is built for {', '.join(torch.cuda.get_arch_list())}; "
+            "install a torch that is (for an old GPU, with an older CUDA), name other GPUs in CUDA_VISIBLE_DEVICES, or measure "
+            "the CPU on purpose with --device cpu"
+        )
+    return count
 
 
 def _unusable_message(present: PresentGpus | None, torch_version: str, built_for: str | None) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import error_line
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
 
@@ -74,8 +74,7 @@ def _fullest_memory() -> float:
 
 
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
-    text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
-    first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
+    text, first_line = f"{type(error).__name__}: {error}", error_line(error)
     lacked = isinstance(error, MemoryError) or _has_one(_OUT_OF_MEMORY_SIGNS, text)
     if _has_one(_LIBRARY_FAILURE_SIGNS, text) and _fullest_memory() > _FULL:
         lacked, first_line = True, f"GPU memory over {_FULL:.0%} full: {first_line}"

@@ -78,7 +78,6 @@ class TorchrunJob:
         self._token = f"{JOB_TOKEN_VARIABLE}={token}"
         environment = {
             "OMP_NUM_THREADS": str(job.threads),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which the manifest lists the devices
             **({} if interface is None else {"GLOO_SOCKET_IFNAME": interface}),
             **os.environ,
             **({} if job.run is None else {RUN_TOKEN_VARIABLE: str(job.run.path.resolve())}),

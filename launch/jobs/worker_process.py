@@ -18,6 +18,7 @@ from dpscope.launch.jobs.job_outcome import (
     remove_job_files,
     write_failure,
 )
+from dpscope.profiling.machine.gpus import GPU_ORDER
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.stored import Stored
@@ -111,6 +112,7 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
     `read_task` returns the job's folder and the task. Only the task imports torch: a mistake in the arguments should not take the
     seconds that this takes.
     """
+    os.environ.setdefault(*GPU_ORDER)  # in which the manifest lists the devices
     began_s = min(time.time(), float(os.environ.get(STARTED_AT_VARIABLE, "inf")))  # of torchrun, if dpscope started it
     try:
         place = torchrun_place(os.environ)

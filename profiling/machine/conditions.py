@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dpscope.profiling.machine.gpus import GPU_ORDER
 from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -14,7 +15,7 @@ from dpscope.profiling.records.settings import declarations, settings_of
 from dpscope.profiling.records.training import TrainManifest
 
 _SET_FOR_JOBS = {
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # by dpscope
+    **dict([GPU_ORDER]),  # by dpscope
     "CUDA_MODULE_LOADING": "LAZY",  # by torch, once it uses CUDA
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # by torchrun
 }

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from dpscope.profiling.machine.gpus import usable_gpu_count
 from dpscope.profiling.machine.host_memory import total_host_bytes
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
 from dpscope.profiling.machine.nvml import bare_uuid, driver_version, gpu_handles, query
@@ -103,9 +104,9 @@ def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None
     """
     import torch
 
-    if not torch.cuda.is_available():
+    if not (count := usable_gpu_count()):
         return device_states(nvml, own_process_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    named = {index: torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())}
+    named = {index: torch.cuda.get_device_properties(index) for index in range(count)}
     uuids = {index: str(getattr(one, "uuid", "")) for index, one in named.items()}
     known = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
     return tuple(

@@ -15,6 +15,12 @@ class DpscopeError(Exception):
     exit_status = 2
 
 
+def error_line(error: BaseException) -> str:
+    """An error in one line: its type, unless it is dpscope's, and the first line of its message."""
+    text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
+    return next((line.strip() for line in text.splitlines() if line.strip()), text)
+
+
 def read_option(option: str, text: str, parse: Callable[[str], _Read]) -> _Read:
     """What `parse` makes of an option's text; its ValueError becomes a DpscopeError that names the option."""
     try:

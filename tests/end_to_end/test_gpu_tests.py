@@ -173,10 +173,11 @@ def test_step_times_against_the_wall_clock_of_this_cpu() -> None:
 
 
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="aaaa")
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="aaaa", major=9, minor=0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices, "present_gpus", lambda: devices.PresentGpus(2, "NVML", "570.86"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
 

@@ -191,6 +191,9 @@ def machine(out: Path) -> dict[str, Any]:
     checks["driver"] = doctor._driver()
     setattr(torch.version, "hip", None)  # noqa: B010
     environment = collect_environment(None, on_gpus=True)
+    DEVICES.built_for = ["sm_75", "sm_80", "sm_90a", "compute_120"]
+    unsupported = doctor._devices()
+    DEVICES.built_for = ["sm_70"]
     devices = tuple(torch.device("cuda", index) for index in range(2))
     set_rng_states(rng_states(devices), devices)
     reduced = ""
@@ -202,6 +205,7 @@ def machine(out: Path) -> dict[str, Any]:
     return {
         "checks": [(name, check.status, check.detail) for name, check in checks.items()],
         "devices": jobs_devices.resolve_devices("cuda").count,
+        "unsupported": (unsupported.status, unsupported.detail),
         "names": [one.name for one in environment.accelerators],
         "findings": [one.code for one in machine_findings(environment, "cuda", 2)],
         "emulated": [one.message for one in precision_findings("bf16", devices)],

@@ -47,6 +47,7 @@ class RecordingDevices:
         self.streams = [DoubleStream(self, index, "default") for index in range(count)]
         self._chosen = list(self.streams)
         self.peers: set[tuple[int, int]] = set()  # pairs without access
+        self.built_for = ["sm_70"]  # architectures for which torch has kernels
 
     def note(self, what: str, device: int | None = None, *more: Any) -> None:
         self.calls.append((what, device, *more))
@@ -128,6 +129,8 @@ def _about_devices(double: RecordingDevices) -> dict[str, Callable[..., Any]]:
         return SimpleNamespace(name=double.name, uuid=uuid, total_memory=TOTAL_BYTES)
 
     return {
+        "init": lambda: None,
+        "get_arch_list": lambda: double.built_for,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: double.count,

@@ -1,6 +1,9 @@
 """GPUs that are present but unusable stop a run; `auto` is the CPU only on machines without GPUs."""
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from dpscope.launch.commands.doctor import run_doctor
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import Devices, resolve_devices
+from dpscope.profiling.machine.environment import usable_device_states
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.nvml_records import TwoGpuNvml
 
@@ -63,14 +67,123 @@ def test_the_doctor_looks_at_everything() -> None:
     assert all(check.next_step for check in checks.values() if check.status in ("failed", "warning"))
 
 
+def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU in exclusive mode: torch lists it, and nothing runs on it."""
+
+    def busy(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError(
+            "CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with `TORCH_USE_CUDA_DSA`"
+        )
+
+    monkeypatch.setattr(doctor, "_tracer", busy)
+    monkeypatch.setattr(doctor, "_devices", busy)
+    checks = run_doctor()
+    failed = checks["tracer"]
+    assert failed.status == "failed"
+    assert failed.detail == "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
+    assert "compute mode" in failed.next_step
+    assert checks["devices"] == failed
+    assert (checks["torch"].status, checks["shared memory"].status, len(checks)) == ("ok", "ok", 11)
+
+
+def usable_gpus(patch: pytest.MonkeyPatch, by_nvml: int, by_cuda: int, capability: tuple[int, int] = (9, 0)) -> None:
+    """torch with GPUs, which it counts by NVML until CUDA is started."""
+    started = []
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "init", lambda: started.append(True))
+    patch.setattr(torch.cuda, "device_count", lambda: by_cuda if started else by_nvml)
+    patch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU model {index}")
+    patch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    patch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"])
+
+
+def test_gpus_are_counted_by_cuda_not_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four GPUs in MIG mode: NVML has four, and a process may use one instance."""
+    usable_gpus(monkeypatch, by_nvml=4, by_cuda=1)
+    monkeypatch.setattr(devices, "present_gpus", lambda: devices.PresentGpus(4, "NVML", "580.0"))
+    assert resolve_devices("auto") == Devices(kind="cuda", count=1)
+    usable_gpus(monkeypatch, by_nvml=4, by_cuda=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=f"instance {index}"))
+    assert [state.name for state in usable_device_states(None, None)] == ["instance 0"]
+    usable_gpus(monkeypatch, by_nvml=4, by_cuda=1)
+    monkeypatch.setattr(doctor, "present_gpus", lambda: None)
+    assert doctor._devices().detail == "1 GPU: GPU model 0"
+    assert doctor._peer_access().detail == "fewer than two GPUs"
+
+
+@pytest.mark.parametrize(
+    ("built_for", "capability", "runs"),
+    [
+        ("sm_75 sm_80 sm_86 compute_120", (7, 0), False),  # a V100 in builds for CUDA 13
+        ("sm_75 sm_80 sm_86 compute_120", (6, 0), False),  # a P100
+        ("sm_75 sm_80", (8, 9), True),  # within a major version
+        ("sm_86", (8, 0), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_100a", (10, 3), False),
+        ("sm_100f", (10, 3), True),
+        ("sm_80 compute_90", (12, 0), True),  # compiled at run time
+        ("sm_80 compute_90a", (12, 0), False),
+        ("sm_120", (12, 1), True),
+        ("", (7, 0), True),  # not known
+    ],
+)
+def test_a_gpu_without_kernels_is_refused(
+    monkeypatch: pytest.MonkeyPatch, built_for: str, capability: tuple[int, int], runs: bool
+) -> None:
+    usable_gpus(monkeypatch, by_nvml=1, by_cuda=1, capability=capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", built_for.split)
+    if runs:
+        assert resolve_devices("cuda").count == 1
+        return
+    major, minor = capability
+    with pytest.raises(DpscopeError, match=rf"no kernels for GPU 0 \(GPU model 0, {major}\.{minor}\)") as caught:
+        resolve_devices("cuda")
+    assert "\n" not in str(caught.value)
+
+
+def test_gpus_that_do_not_start_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> NoReturn:
+        raise RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment\nmore")
+
+    usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
+    monkeypatch.setattr(torch.cuda, "init", failing)
+    monkeypatch.setattr(devices, "present_gpus", lambda: devices.PresentGpus(1, "NVML", "580.0"))
+    with pytest.raises(DpscopeError, match=r"RuntimeError: CUDA unknown error .* environment; nvidia-smi"):
+        resolve_devices("cuda")
+    assert doctor._devices().status == "failed"
+
+
+@pytest.mark.parametrize("name", ["kfd", "dxg", "nvmap"])
+def test_torch_is_asked_where_only_a_device_file_shows_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """ROCm on WSL and Jetson: no NVML, no nvidia-smi, no /dev/nvidia*, nothing under /sys/class/kfd."""
+    usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
+    monkeypatch.setattr(devices, "present_gpus", lambda: None)
+    found = tuple(tmp_path / path.name for path in devices._DEVICE_FILES)
+    monkeypatch.setattr(devices, "_DEVICE_FILES", found)
+    assert name in {path.name for path in found}
+    assert resolve_devices("auto") == CPU
+    (tmp_path / name).touch()
+    assert resolve_devices("auto") == Devices(kind="cuda", count=1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_devices("auto") == CPU
+
+
+def test_links_that_nvml_does_not_describe_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = partial(TwoGpuNvml, CurrPcieLinkGeneration=(None, None), CurrPcieLinkWidth=(None, None))
+    monkeypatch.setattr(doctor, "open_nvml", lacking)
+    assert doctor._links().detail == "12 NVLinks, unknown PCIe link"
+
+
 def test_an_amd_gpu_needs_no_nvml_and_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch lists it, NVML, nvidia-smi and /dev/nvidia* do not."""
     monkeypatch.setattr(doctor, "present_gpus", lambda: None)
     monkeypatch.setattr(doctor, "open_nvml", lambda: None)
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
     monkeypatch.setattr(doctor, "all_reduce_once", lambda kind, count, _: f"{kind} on {count}")
     driver, reduced = doctor._driver(), doctor._all_reduce()
     assert (driver.status, "built for ROCm 6.4.43482" in driver.detail) == ("ok", True)
@@ -110,6 +223,7 @@ def amd_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(devices, "_AMD_NODES", nodes)
     monkeypatch.setattr(devices, "_AMD_DEVICE", tmp_path / "kfd")
+    monkeypatch.setattr(devices, "_DEVICE_FILES", (tmp_path / "kfd",))
     monkeypatch.setattr(devices, "open_nvml", lambda: None)
     monkeypatch.setattr(devices, "_listed_by_nvidia_smi", lambda: 0)
     monkeypatch.setattr("glob.glob", lambda pattern: [])
@@ -142,7 +256,7 @@ def test_amds_gpus_that_torch_cannot_use_stop_a_run(
 
 
 def test_what_torch_and_amds_driver_know_decides(amd_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    usable_gpus(monkeypatch, by_nvml=2, by_cuda=2)
     usable = [True]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: usable[0])
     assert resolve_devices("auto") == Devices(kind="cuda", count=2)
@@ -152,6 +266,7 @@ def test_what_torch_and_amds_driver_know_decides(amd_node: Path, monkeypatch: py
     usable[0] = False
     with monkeypatch.context() as patch:  # a container with the host's /sys and no device
         patch.setattr(devices, "_AMD_DEVICE", amd_node / "missing")
+        patch.setattr(devices, "_DEVICE_FILES", ())
         assert resolve_devices("auto") == CPU
     for node in (1, 2):  # a processor is left
         (amd_node / str(node) / "properties").unlink()
@@ -183,9 +298,7 @@ def test_invalid_entries_of_cuda_visible_devices_are_named(
 def test_the_doctor_names_what_cuda_ignores_and_a_missing_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7,1")
     monkeypatch.setattr(devices, "open_nvml", TwoGpuNvml)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA A100-SXM4-40GB")
+    usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
     check = doctor._devices()
     assert (check.status, "CUDA ignores '7' in CUDA_VISIBLE_DEVICES" in check.detail) == ("warning", True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -193,6 +193,10 @@ def test_torch_describes_the_machine_where_nvml_finds_no_gpu(results: dict[str, 
     ]  # fmt: skip
     assert found["checks"][2][2].startswith("1 of 12 ordered pairs have none")
     assert "AMD's driver" in found["checks"][3][2]
+    status, detail = found["unsupported"]
+    assert status == "failed"
+    assert "has no kernels for GPU 0, 1, 2, 3 (NVIDIA A100-SXM4-40GB, 7.0): " in detail
+    assert ": it is built for sm_75, sm_80, sm_90a, compute_120; install a torch that is" in detail
     assert (found["devices"], found["names"]) == (4, ["NVIDIA A100-SXM4-40GB"] * 4)
     assert found["findings"] == ["device_state_unknown"]
     assert found["emulated"] == ["NVIDIA A100-SXM4-40GB has no units for bf16: it is emulated there."]  # (7, 0) here
@@ -200,7 +204,8 @@ def test_torch_describes_the_machine_where_nvml_finds_no_gpu(results: dict[str, 
 
 
 def test_doctors_all_reduce_notices_a_wrong_sum(results: dict[str, Any]) -> None:
-    assert results["machine"]["reduced"] == "an all-reduce over 2 processes gave 2, not 3"
+    wrong = "an all-reduce over 2 processes gave 2, not 3, in 1048576 of 1048576 elements"
+    assert results["machine"]["reduced"] == wrong
     order = [
         call[0] for call in calls(results, "machine", "set_device", "init_process_group", "all_reduce", "synchronize")
     ]

@@ -128,6 +128,7 @@ def on_gpus(patch: pytest.MonkeyPatch, nvml: TwoGpuNvml | None, *devices: Simple
     """The environment where torch can use these devices."""
     patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "init", lambda: None)
     patch.setattr(torch.cuda, "device_count", lambda: len(devices))
     patch.setattr(torch.cuda, "get_device_properties", lambda index: devices[index])
     return collect_environment(nvml, on_gpus=True)
