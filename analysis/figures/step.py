@@ -16,7 +16,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
-from dpscope.analysis.traces.ranks.exposed_parts import late_ranks
+from dpscope.analysis.traces.ranks.lateness import late_ranks
 
 _Parts = Mapping[str, tuple[Sequence[float], str]]  # by label: a value for each bar, and the colour
 _EXPOSED = {
@@ -276,7 +276,7 @@ def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
     known = own.take(own.known("match") & own.known("wait_us") & own.known("step"))
     matches = known.group("repeat", "match")
     others_us = matches.sums(known["wait_us"]) / (matches.sizes - 1)
-    last = late_ranks(known.assign(match=matches.code)) == known["rank"]
+    last = late_ranks(known) == known["rank"]
     of_last = known.take(last).assign(wait_us=others_us[matches.code[last]])
     caused = of_last.group("rank", "repeat", "step")
     late = of_last.take(caused.first).assign(wait_us=caused.sums(of_last["wait_us"]))

@@ -9,17 +9,16 @@ from dpscope.analysis.findings.ledger_text import (
     SIGNIFICANT,
     TRACED,
     Answer,
-    LateRank,
     Situation,
     best_action,
     cost_text,
-    late_rank,
     slowed_by_tracing,
     slowed_text,
 )
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import NA, choose_unit, sentence, show, show_time, with_article
+from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -108,12 +107,14 @@ def traces_verdict(data: "CellData", shortcuts: str | None = None) -> Verdict:
             action = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost is not None else action
         return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), Answer(action), caveat)
     chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
-    late = late_rank(data.whole_windows, data.straggler, ledger)
+    late = data.late
     return Verdict(
         which=which,
         cost=cost_answer(chosen, late),
         shortcuts=Answer(NO_SINGLE_DEVICE) if shortcuts is None else Answer(shortcuts, TRACED),
-        action=best_action([], Situation(chosen, late, on_device, of_script=True, not_split=data.not_split)),
+        action=best_action(
+            [], Situation(chosen, late, on_device, data.last_rank, of_script=True, not_split=data.not_split)
+        ),
         caveat=caveat,
         strategy=job.strategy,
         cell=job.name,

@@ -9,7 +9,8 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, Straggler
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
     IDLE,
     STEP_PARTS,
@@ -18,70 +19,10 @@ from dpscope.analysis.traces.ranks.ledger import (
     WAITING,
     Ledger,
     other_part,
-    step_count,
 )
-from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import DDP_ARGUMENTS
 from dpscope.profiling.records.strategies import traits_of
-
-_MOST = 0.5  # of the exposed waiting (and twice an even share), from which on a rank is named without a test
-_FEW_STEPS = 5  # traced: below it chance cannot be excluded
-
-
-@dataclass(frozen=True)
-class LateRank:
-    """`wait_us` is the exposed waiting for it per step, broadcasts included; `share` its part of all exposed waiting.
-
-    `wait_us` is a mean over all `ranks`, this one included. `significant`: as in `CellData.straggler`. `idle_us` is its idle time
-    per step, `unlaunched_us` the part of it in which nothing was launched for its device; None is unknown.
-    """
-
-    rank: int
-    wait_us: float
-    share: float
-    significant: bool
-    steps: int
-    ranks: int
-    idle_us: float | None = None
-    unlaunched_us: float | None = None
-
-    @property
-    def lateness_us(self) -> float:
-        """What each other rank waits for it in a step, not hidden behind compute."""
-        return self.wait_us * self.ranks / max(self.ranks - 1, 1)
-
-
-def late_rank(windows: Table, straggler: Straggler | None, ledger: Ledger | None) -> LateRank | None:
-    """The rank that causes most exposed waiting; None if the waiting is spread over ranks, or unknown.
-
-    `windows` are the whole traced steps, `straggler` is their significant straggler.
-    """
-    if ledger is None or not ledger.is_split or not len(windows):
-        return None
-    steps, ranks = step_count(windows), len(windows.group("rank"))
-    waits, total, broadcasts = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0, 0.0
-    if straggler is not None:
-        rank, broadcasts = straggler.rank, ledger.other_by_kind_us.get("broadcast", 0.0)
-    elif not waits or total <= 0 or steps >= _FEW_STEPS:
-        return None
-    else:
-        rank = max(waits, key=lambda one: waits[one])
-        if waits[rank] < max(_MOST, 2 / ranks) * total:
-            return None
-    of_rank = windows.take(windows["rank"] == rank)
-    idle, unlaunched = (of_rank[name][of_rank.known(name)] for name in ("idle_us", "unlaunched_us"))
-    return LateRank(
-        rank=rank,
-        wait_us=waits.get(rank, 0.0) + broadcasts,
-        share=waits.get(rank, 0.0) / total if total else 1.0,
-        significant=straggler is not None,
-        steps=steps,
-        ranks=ranks,
-        idle_us=float(idle.mean()) if len(idle) else None,
-        unlaunched_us=float(unlaunched.mean()) if len(unlaunched) else None,
-    )
-
 
 _TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, both are stated
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
@@ -131,7 +72,7 @@ def _split(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
     if wait is None or transfer is None:
         alone = set(kinds) <= {"copy", "broadcast", "reduce"}
         return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
-    few = "" if late is None or late.significant else f" in {counted(late.steps, 'traced step')}"
+    few = "" if late is None or late.significant else f" in {counted(late.last.of_steps, 'traced step')}"
     whom = f" ({late.share:.0%} of it for rank {late.rank}{few})" if late is not None and late.wait_us else ""
     parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
     if (ledger.exposed_other_us or 0.0) > _NOTHING * exposed:
@@ -211,6 +152,7 @@ class Situation:
     chosen: CellRow
     late: LateRank | None
     on_device: bool
+    last: LastRank | None = None  # the rank that arrives last in most steps, also where ranks take turns
     of_script: bool = False  # dpscope's options do not apply
     not_split: NotSplit | None = None  # for foreign traces, why waiting is not separated from transfer
     slower: bool = False  # significantly slower than one device
@@ -224,6 +166,7 @@ class _Part:
     advice: str
     what: str | None = None  # `us` is; None: the part that is named
     untraced_us: float | None = None  # the step that it is a part of; None: the traced one
+    traced_us: float | None = None  # the traced step that it is a part of; None: the mean of all ranks
 
 
 def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
@@ -247,7 +190,7 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
     if ledger is None or not parts:
         return Answer("Measure the cell again: its trace does not show where the step's time goes.")
     part, time = parts[0], show_time(parts[0].us)
-    step, kind, basis = ledger.traced_step_us, "traced", TRACED
+    step, kind, basis = part.traced_us or ledger.traced_step_us, "traced", TRACED
     if part.untraced_us is not None:
         step, kind, basis = part.untraced_us, "untraced", TIMED
     second = next((one for one in parts[1:] if one.us >= _AS_MUCH * part.us), None)
@@ -326,19 +269,25 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         if (why := situation.not_split) is not None:
             advice = f"{sentence(why.next_step)} Waiting cannot be separated from transfer, because {why.reason}."
         return [_Part(other, UNSPLIT, advice)] if other is not None else []
+    turns = f" ({situation.last.turns})" if situation.last is not None else ""
     wait_advice = (
-        "No single rank is significantly late. Look for what differs between steps (input lengths, loader, other load); a "
-        "faster link does not help."
+        f"No rank is always late{turns}. Look for what differs between steps (input lengths, loader, other load); a faster "
+        "link does not help."
     )
-    waiting = _Part(wait, WAITING, wait_advice)
+    waiting = [_Part(wait, WAITING, wait_advice)]
     if late is not None:
-        few = "" if late.significant else f" (of {counted(late.steps, 'traced step')}: too few to exclude chance)"
-        cause = f"Find out why rank {late.rank} arrives late{few}; a faster link does not shorten this."
+        doubt = f" ({late.last.doubt})" if late.last.doubt is not None else ""
+        cause = f"Find out why rank {late.rank} arrives late{doubt}; a faster link does not shorten this."
         cause += _late_and_idle(situation, ledger)
-        waiting = _Part(late.lateness_us, WAITING, cause, "each other rank's wait")
+        whom = "each other rank's wait"
+        for_others_us = wait * (1.0 - late.share)
+        waiting = [
+            _Part(late.lateness_us, WAITING, cause, whom, traced_us=late.step_us),
+            _Part(for_others_us, "waiting for other ranks", wait_advice),
+        ]
     smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
     hide = f"Hide or shrink the transfers: a larger batch{',' if known else ''} {smaller}."
-    parts = [waiting, _Part(transfer, TRANSFER, hide)]
+    parts = [*waiting, _Part(transfer, TRANSFER, hide)]
     option = "--broadcast-buffers off"
     how = in_a_script(option) if situation.of_script else f"{option} measures it"
     for kind, us in ledger.other_by_kind_us.items():

@@ -17,7 +17,7 @@ from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
-NOTABLE = 0.05  # ...if at least this share of a step is exposed
+NOTABLE = 0.05  # ...if at least this share of a step is exposed; also the least lateness of a straggler
 _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that compute waits for
 _NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
 _SMALL_BUCKET = 0.01  # of the largest bucket's bytes: a metric or the map of unused parameters rather than gradients
@@ -149,23 +149,21 @@ def overlap_reasons(data: CellData) -> list[OverlapReason]:
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     data, means = evidence.data, evidence.means
-    exposed, waiting, late = means["exposed_us"], means["exposed_wait_us"], data.straggler
+    exposed, waiting, late = means["exposed_us"], means["exposed_wait_us"], data.late
     yield from _streams(evidence)
-    if late is not None:
-        # By definition broadcasts have no wait, but with a straggler their exposed time is waiting for it.
-        ledger = data.traced_ledger
-        with_late = waiting + (ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0)
-        if with_late >= MOST * exposed > 0:
-            steps = f"rank {late.rank} in {late.steps} of {counted(late.of_steps, 'step')}"
-            text = f"{show_time(with_late)} of the {show_time(exposed)} exposed is waiting for a late rank ({steps})"
-            advice = f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness"
-            yield OverlapReason("late_rank", text, advice, of_script=True)
+    if late is not None and late.lateness_us >= MOST * late.exposed_us > 0:
+        doubt = late.last.doubt or late.last.counts
+        times = f"{show_time(late.lateness_us)} of the {show_time(late.exposed_us)}"
+        text = f"{times} that each other rank exposes is waiting for rank {late.rank} ({doubt})"
+        advice = f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness"
+        yield OverlapReason("late_rank", text, advice, of_script=late.significant)
     if evidence.of_gradients and len(evidence.buckets):
         yield from _buckets(evidence)
     yield from _waited_for(evidence)
     if waiting >= MOST * exposed > 0 and late is None:
         of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
-        yield _reason("uneven_ranks", f"{of_exposed}; no single rank is significantly late")
+        turns = f": {data.last_rank.turns}" if data.last_rank is not None else ""
+        yield _reason("uneven_ranks", f"{of_exposed}; no rank is always late{turns}")
     if data.cell.options.maps_used_parameters:
         size = max((used_map_bytes(data.planned, rank.model) for _, rank in data.ranks), default=0)
         maps = int((evidence.communication["bytes"] == size).sum()) if size else 0
@@ -346,19 +344,32 @@ def bucket_times(evidence: Evidence) -> str:
 
 
 def straggler_finding(data: CellData) -> Iterator[Finding]:
-    """A warning that names the cell's straggler, with its smallest share of all waiting over repeats."""
-    if (named := data.straggler) is None:
+    """A warning that names the rank that is significantly late, with its smallest share of all waiting over repeats."""
+    named, step_us = data.last_rank, data.whole_windows.mean("step_us")
+    if named is None or step_us is None or not named.stands_out or not named.significant:
+        return
+    if named.lateness_us < NOTABLE * step_us:
         return
     least = f"{min(named.shares):.0%} of all waiting"
     if len(named.shares) > 1:
         least = f"at least {least} in each repeat"
+    computes = _compute_of(data, named.rank)
     yield RunCode.STRAGGLER.finding(
         f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
         f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), "
-        f"{'all of the waiting' if '100%' in least else least}; "
+        f"{'all of the waiting' if min(named.shares) > 0.995 else least}{computes}; "
         f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
         f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
     )
+
+
+def _compute_of(data: CellData, rank: int) -> str:
+    """A clause that compares the rank's compute with that of the others."""
+    windows = data.whole_windows
+    own, others = (windows.take(rows).mean("compute_us") for rows in (windows["rank"] == rank, windows["rank"] != rank))
+    if own is None or others is None:
+        return ""
+    return f"; it computes {show_time(own)} a step, the others {show_time(others)}"
 
 
 def waiting_findings(data: CellData) -> Iterator[Finding]:

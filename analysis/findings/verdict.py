@@ -28,7 +28,6 @@ from dpscope.analysis.findings.ledger_text import (
     Situation,
     basis_of,
     best_action,
-    late_rank,
     slowed_by_tracing,
 )
 from dpscope.analysis.runs.run_data import RunData
@@ -69,21 +68,19 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     speedups = (point.speedup for series in weak_first for point in series.points if point.cell == chosen.cell)
     speedup, data = next(speedups, None), run.cells[chosen.cell]
     which, strategy = _which(comparison, chosen, gap, speedup)
-    late = None
-    if slowed_by_tracing(chosen) is None:
-        late = late_rank(data.whole_windows, data.straggler, chosen.ledger)
+    late = data.late if slowed_by_tracing(chosen) is None else None
     shown = None if speedup is None else verdict(speedup)
     launch_bound = any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
     situation = Situation(
-        chosen, late, run.device_type != "cpu", comparison.of_script, slower=shown == "below", launch_bound=launch_bound
+        chosen,
+        late,
+        run.device_type != "cpu",
+        data.last_rank,
+        comparison.of_script,
+        slower=shown == "below",
+        launch_bound=launch_bound,
     )
-    variants = comparison.variants
-    alike = [
-        row
-        for row in _timed(comparison)
-        if (variants.get(row.cell), row.nodes) == (variants.get(chosen.cell), chosen.nodes)
-    ]
-    action = best_action(alike, situation)
+    action = best_action(_alike(comparison, chosen), situation)
     if speedup is not None and shown not in ("above", "below"):
         repeats = max(_DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1))
         name = traits_of(chosen.strategy).label
@@ -103,6 +100,16 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         late=late,
         cells=tuple(row.cell for row in case),
     )
+
+
+def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:
+    """The measured cells with the same options on as many nodes."""
+    variants = comparison.variants
+    return [
+        row
+        for row in _timed(comparison)
+        if (variants.get(row.cell), row.nodes) == (variants.get(chosen.cell), chosen.nodes)
+    ]
 
 
 def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:

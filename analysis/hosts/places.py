@@ -12,12 +12,13 @@ import numpy as np
 
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
+from dpscope.analysis.traces.ranks.lateness import last_place
 from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.event_table import FloatColumn
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError, unreadable
@@ -214,9 +215,6 @@ def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table
     return found.take(np.argsort(-found["caused_share"], kind="stable"))
 
 
-_MUCH = 0.3  # of all waiting, from which on the node that causes it is named
-
-
 def with_host_findings(analysis: TraceAnalysis, places: Table) -> TraceAnalysis:
     """The analysis with findings about its hosts and missing ranks before its other findings about the job."""
     return replace(analysis, job_findings=(*_missing(analysis), *_node(analysis, places), *analysis.job_findings))
@@ -245,14 +243,15 @@ def _node(analysis: TraceAnalysis, places: Table) -> Iterator[Finding]:
     hosts = placed.group("host", in_order=True)
     if not len(caused) or len(hosts) < 2:
         return
-    shares = _of_late_ranks(caused, "share", placed)
-    by_host = hosts.sums(shares)
-    host, share = int(by_host.argmax()), float(by_host.max())
-    if share < _MUCH:
+    host_of = dict(zip(placed["rank"].tolist(), hosts.code.tolist(), strict=True))
+    last = last_place(analysis.tables.whole_collectives, host_of)
+    if last is None or not last.stands_out or last.rank == UNKNOWN:
         return
+    host, shares = last.rank, _of_late_ranks(caused, "share", placed)
+    share = float(hosts.sums(shares)[host])
     of_host = np.where(hosts.code == host, shares, -1.0)
     (worst,) = placed.take(np.array([of_host.argmax()])).records()
     yield TraceCode.WAITING_FOR_NODE.finding(
         f"node {worst['host']} causes {share:.0%} of all waiting; {of_host.max() / share:.0%} of that is for its local rank "
-        f"{worst['local_rank']} (rank {worst['rank']})"
+        f"{worst['local_rank']} (rank {worst['rank']}){'' if last.significant else f'; {last.doubt}'}"
     )

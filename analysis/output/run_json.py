@@ -19,7 +19,7 @@ from dpscope.analysis.output.traces import (
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks import exposed_parts
+from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.training.tables import training_content
@@ -50,7 +50,7 @@ def run_json(report: Report) -> str:
             "dp_phases": _rows(
                 report, dp_phases.COLUMNS, lambda data: data.tables.dp_phases if data.communication_known else None
             ),
-            "waits": _rows(report, exposed_parts.PAIR_COLUMNS, lambda data: data.waits_caused),
+            "waits": _rows(report, PAIR_COLUMNS, lambda data: data.waits_caused),
             "contention": [
                 {"cell": name, **record}
                 for name, row in report.comparison.rows.items()

@@ -25,9 +25,9 @@ from dpscope.analysis.report.rank_tables import contention_table, phase_table, w
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks import exposed_parts
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
+from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table, kind_of
@@ -95,7 +95,7 @@ def trace_content(
         rows["steps"] = records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS))
         rows["collectives"] = records(tables.collectives, COLLECTIVE_FIELDS)
         rows["dp_phases"] = records(tables.dp_phases, dp_phases.COLUMNS)
-        rows["waits"] = records(tables.waits_caused, exposed_parts.PAIR_COLUMNS)
+        rows["waits"] = records(tables.waits_caused, PAIR_COLUMNS)
     contention = contention_records(analysis.contentions, _hidden_us(analysis), analysis.on_device)
     return {**rows, "contention": contention, "findings": msgspec.to_builtins(list(findings))}
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpscope.analysis.runs import traced_job
-from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.runs.traced_job import TracedJob, traced_job
 from dpscope.analysis.runs.traffic_check import CounterCheck
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.data_parallel import phases
-from dpscope.analysis.traces.ranks import exposed_parts
+from dpscope.analysis.traces.ranks import exposed_parts, lateness
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit, Straggler
+from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
@@ -69,7 +69,7 @@ _COLUMNS = {
 }
 NO_TABLES = CellTables(**{name: Table.of(**dict.fromkeys((*own, "repeat"), ())) for name, own in _COLUMNS.items()})
 _READ_AS = {name: name for name in _COLUMNS if name != "samples"} | {"steps": "steps_with_waits"}  # as in TraceTables
-_NO_WAITS = Table.of(**dict.fromkeys((*exposed_parts.PAIR_COLUMNS, "repeat"), ()))
+_NO_WAITS = Table.of(**dict.fromkeys((*lateness.PAIR_COLUMNS, "repeat"), ()))
 
 
 def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]], samples: Sequence[Table] = ()) -> CellTables:
@@ -200,7 +200,7 @@ class CellData:
         """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if waits are unknown."""
         own = self._step_collectives
         repeats = np.unique(own["repeat"]).tolist() if self.communication_known else []
-        pairs = (exposed_parts.waits_by_pair(own.take(own["repeat"] == one)).assign(repeat=one) for one in repeats)
+        pairs = (lateness.waits_by_pair(own.take(own["repeat"] == one)).assign(repeat=one) for one in repeats)
         return joined([_NO_WAITS, *pairs])
 
     @property
@@ -222,26 +222,25 @@ class CellData:
         return means.take(np.argsort(-wait_us, kind="stable"))
 
     @cached_property
-    def straggler(self) -> Straggler | None:
-        """The rank that most waiting is for in every repeat; None if ranks take turns, which is noise."""
-        step_us = self.whole_windows.mean("step_us")
-        if self.cell.traits.one_process or step_us is None:
-            return None
-        return traced_job.straggler_of(self._with_broadcast_waits, step_us)
+    def last_rank(self) -> LastRank | None:
+        """The rank that arrives last in most steps; None if waits are unknown, or in one process."""
+        known = self.communication_known and not self.cell.traits.one_process
+        return lateness.last_rank(self._step_collectives) if known else None
+
+    @cached_property
+    def late(self) -> LateRank | None:
+        """What that rank costs; None if ranks take turns in arriving last."""
+        return lateness.late_rank(self.whole_windows, self.last_rank, self.traced_ledger)
 
     @cached_property
     def broadcast_waits_us(self) -> float:
         """Wait in small broadcasts, microseconds per step: mean over ranks and steps."""
-        return traced_job.broadcast_waits_us(self._with_broadcast_waits)
+        return lateness.broadcast_waits_us(self._step_collectives)
 
     @cached_property
     def _step_collectives(self) -> Table:
         """The collectives of the steps that have a whole window on some device."""
         return self.tables.collectives.within(self.whole_windows, ("repeat", "rank", "step"))
-
-    @cached_property
-    def _with_broadcast_waits(self) -> Table:
-        return traced_job.with_broadcast_waits(self._step_collectives)
 
     @cached_property
     def parts_by_repeat(self) -> Mapping[str, stats.Floats]:
@@ -265,7 +264,7 @@ def traced_cell(jobs: Sequence[TraceAnalysis]) -> CellData:
     """The cell of a job that no run made; each of `jobs`, which are alike, is a repeat of it."""
     repeats = list(enumerate(jobs))
     return CellData(
-        cell=traced_job.traced_job(jobs[0]),
+        cell=traced_job(jobs[0]),
         skip_reason=None,
         tables=tables_of(repeats),
         timelines=tuple((repeat, timeline) for repeat, one in repeats for timeline in one.timelines),

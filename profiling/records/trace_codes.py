@@ -89,7 +89,7 @@ class TraceCode(FindingCode):
         -> trace with a version of torch that records groups (2.2 or later), or read the ranks of each group separately"""
     PARALLELISM = """info: How the job was parallelised, inferred from event names and launches.
         -> this is inferred and may be wrong"""
-    WAITING_FOR_NODE = """info: One node of the job causes a large part of all waiting.
+    WAITING_FOR_NODE = """info: The ranks of one node of the job arrive last in most steps.
         -> compare that node with the others: clocks, temperatures, other processes, disk and data loader"""
     LAUNCH_BOUND = """warning (of_many_cells): The host launches work more slowly than the device runs it: the host determines
         the step time, and faster devices or links would not shorten it.

@@ -8,7 +8,8 @@ import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.phases import dp_phase_table
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
-from dpscope.analysis.traces.ranks.exposed_parts import waits_by_pair, waits_by_step
+from dpscope.analysis.traces.ranks.exposed_parts import waits_by_step
+from dpscope.analysis.traces.ranks.lateness import waits_by_pair
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_tables
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution

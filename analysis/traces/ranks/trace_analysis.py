@@ -12,11 +12,11 @@ from dpscope.analysis.traces.ranks.contention import Contentions, contentions, w
 from dpscope.analysis.traces.ranks.exposed_parts import (
     NotSplit,
     exposed_parts,
-    waits_by_pair,
     why_not_split,
     with_waits,
 )
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
+from dpscope.analysis.traces.ranks.lateness import waits_by_pair
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding

@@ -8,7 +8,7 @@ from dpscope.analysis.findings.ledger_text import ledger_table
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.traced_job import MOST_CHANCE, chance_of_some_rank
+from dpscope.analysis.traces.ranks.lateness import MOST_CHANCE, chance_of_some_rank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows, with_tables

@@ -11,11 +11,12 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.answers import Verdict
-from dpscope.analysis.findings.ledger_text import LateRank, Situation, best_action
+from dpscope.analysis.findings.ledger_text import Situation, best_action
 from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, run_verdict
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
@@ -222,7 +223,7 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length() -> None
         ),
         (
             {"exposed_wait_us": 15e3, "exposed_transfer_us": 5e3},  # jitter
-            "No single rank is significantly late.",
+            "No rank is always late.",
             "Waiting for late ranks: 15.0 ms of a 100.0 ms traced step (15%).",
         ),
         (
@@ -242,16 +243,21 @@ def test_a_late_rank_is_named_and_whether_it_is_idle_itself() -> None:
 
     14 ms of transfer are thus not nearly as much (80%). Idle time of 30 ms is more than the 17.1 ms that 7 ranks wait for one.
     """
-    late = LateRank(2, 14e3, 1.0, significant=True, steps=40, ranks=4)
+    last = LastRank(2, ranks=4, steps=40, of_steps=40, lateness_us=14e3 * 4 / 3)
+    late = LateRank(last, 14e3, 1.0, lateness_us=14e3 * 4 / 3, step_us=100e3, exposed_us=30e3)
     text = action_of(late, exposed_wait_us=5e3, exposed_transfer_us=14e3, exposed_other_us=9e3)
     assert text == (
         "Find out why rank 2 arrives late; a faster link does not shorten this. Each other rank's wait: 18.7 ms of a 100.0 ms "
         "traced step (19%)."
     )
-    late = LateRank(7, 15e3, 0.8, significant=False, steps=1, ranks=8, idle_us=50e3, unlaunched_us=40e3)
+    last = LastRank(7, ranks=8, steps=1, of_steps=1, lateness_us=15e3 * 8 / 7)
+    late = LateRank(
+        last, 15e3, 0.8, lateness_us=15e3 * 8 / 7, step_us=100e3, exposed_us=20e3, idle_us=50e3, unlaunched_us=40e3
+    )
     itself = "Rank 7, which the others wait for, is itself without a launch for 40.0 ms of a step."
     text = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3)
-    why = "Find out why rank 7 arrives late (of 1 traced step: too few to exclude chance); a faster link does not shorten this."
+    doubt = "last in 1 of 1 traced step: too few to exclude chance"
+    why = f"Find out why rank 7 arrives late ({doubt}); a faster link does not shorten this."
     assert text.startswith(f"{why} {itself}")
     idle = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3, idle_us=30e3)
     assert idle.startswith(f"Check what the host does between launches; the devices are idle. {itself}")

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.traces.ranks.exposed_parts import find_straggler
 from dpscope.analysis.traces.ranks.frames import MatchedRanks, match_ranks, step_waits, waits_caused
+from dpscope.analysis.traces.ranks.lateness import last_rank
 from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import rank_table
 from tests.helpers.known import known
@@ -110,11 +110,12 @@ def test_waits_that_overlap_are_lost_once() -> None:
         # Rank 1 is 50 us late in both steps, rank 2 never: two collectives a step, both wait 50 us, once lost.
         ({(1, 1, 2, 2): ((50.0,) * 4, (0.0,) * 4, (50.0,) * 4)}, 2, 50.0, 1.0),
         # Step 1: ranks 0 and 2 wait 50 and 30 us for rank 1. Step 2: ranks 1 and 2 wait 20 us each for rank 0.
-        # Rank 1: 80 of 120 us, over two other ranks and two steps 20 us each; it is waited for in one step of two.
+        # Rank 1: 80 of 120 us, over two other ranks and two steps 20 us each. It is last in one step of two; so is rank 0,
+        # to which less is lost.
         ({(1, 2): ((50.0, 0.0), (0.0, 20.0), (30.0, 20.0))}, 1, 20.0, 80 / 120),
     ],
 )
-def test_straggler_is_the_rank_that_most_waiting_is_for(
+def test_the_last_rank_is_the_one_that_is_last_in_most_steps(
     waits: dict[tuple[int, ...], tuple[tuple[float, ...], ...]], steps: int, lateness_us: float, share: float
 ) -> None:
     ((labels, by_rank),) = waits.items()
@@ -122,14 +123,14 @@ def test_straggler_is_the_rank_that_most_waiting_is_for(
         [{"step": label, "group_size": 3, "duration_us": 10.0 + wait} for label, wait in zip(labels, own, strict=True)]
         for own in by_rank
     ]
-    straggler = known(find_straggler(Table.from_frame(matched(*rows).table)))
-    assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, steps, 2)
-    assert (straggler.lateness_us, straggler.shares[0]) == pytest.approx((lateness_us, share))
+    last = known(last_rank(Table.from_frame(matched(*rows).table)))
+    assert (last.rank, last.steps, last.of_steps) == (1, steps, 2)
+    assert (last.lateness_us, last.shares[0]) == pytest.approx((lateness_us, share))
 
 
 def test_nobody_waits_for_nobody() -> None:
     found = matched([{"duration_us": 10.0}], [{"duration_us": 10.0}])
-    assert find_straggler(Table.from_frame(found.table)) is None
+    assert last_rank(Table.from_frame(found.table)) is None
     assert waits_caused(found.table).empty
     assert waits_caused(matched([{"duration_us": 10.0}]).table).empty
 

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.exposed_parts import find_straggler
 from dpscope.analysis.traces.ranks.frames import step_breakdown, waits_caused
+from dpscope.analysis.traces.ranks.lateness import last_rank
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
@@ -92,14 +92,14 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert own["wait_us"].sum() == 5_798 - 217
     # busbw of the 1,576,964 B all-reduce on 8 ranks: 1,576,964 / 86 us x 2 x 7/8 = 32.089 GB/s
     assert own["busbw_gb_per_s"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
-    straggler = known(find_straggler(Table.from_frame(table)))
+    last = known(last_rank(Table.from_frame(table)))
     # The table's rows say the same: seven ranks wait for rank 7, 35,543 of 46,806 us in all
     caused = waits_caused(table)
     of_seven = caused[caused["late_rank"] == 7]
-    assert straggler.rank == 7
-    assert straggler.shares[0] == pytest.approx(of_seven["share"].sum())
-    assert straggler.shares[0] == pytest.approx(35_543 / 46_806)
-    assert straggler.lateness_us == pytest.approx(of_seven["wait_per_step_us"].sum() / 7)
+    assert last.rank == 7
+    assert last.shares[0] == pytest.approx(of_seven["share"].sum())
+    assert last.shares[0] == pytest.approx(35_543 / 46_806)
+    assert last.lateness_us == pytest.approx(of_seven["wait_per_step_us"].sum() / 7)
 
 
 # A DDP job whose model inductor compiled: DDP's graph in parts, a bucket reduced behind each.

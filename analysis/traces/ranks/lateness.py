@@ -1,0 +1,323 @@
+"""Who arrives last at the collectives: who waits for whom, which rank is late, by how much, and whether that may be chance.
+
+Every output asks `last_rank`. It compares no clocks: of a matched collective the rank with the shortest duration arrived last,
+and what the others take longer is their wait for it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table
+from dpscope.profiling.records.finding import counted
+
+MOST_CHANCE = 0.05  # the probability, were all ranks alike, from which on a late rank is not significant
+SMALL_BROADCAST = 1 << 20  # bytes: buffers of a model, whose transfer time is negligible next to a wait
+_NAMED = 3  # ranks that take turns, in a message
+
+
+def _by_repeat(table: Table, *keys: str) -> Groups:
+    """Rows grouped by the keys, in each repeat where there are several."""
+    return table.group(*_repeat_keys(table, *keys))
+
+
+def _repeat_keys(table: Table, *keys: str) -> tuple[str, ...]:
+    return ("repeat", *keys) if "repeat" in table else keys
+
+
+PAIR_COLUMNS = ("late_rank", "waiting_rank", "collectives", "steps", "wait_us", "wait_per_step_us", "share")
+
+
+def waits_by_pair(table: Table) -> Table:
+    """From `match_tables`' table: a row per (late rank, waiting rank), PAIR_COLUMNS, the longest wait first; empty without waits.
+
+    The last rank to arrive at a collective is the one whose duration is the transfer itself; the others wait for it. `wait_us`
+    adds up, over steps, the length of the union of such waits (collectives that wait at the same time lose the time once),
+    `wait_per_step_us` divides it by the steps in which all ranks were matched, `share` by the sum of the table. Microseconds of
+    the waiting rank's clock.
+    """
+    matched = _matched(table)
+    waiting, steps = _waiting(matched), len(matched.group("job_step"))
+    lost_us = lost_once(waiting, ("late_rank", "rank", "step"))
+    pairs = waiting.group("late_rank", "rank", in_order=True)
+    first, wait_us = waiting.take(pairs.first), pairs.sums(lost_us)
+    found = Table.of(
+        late_rank=first["late_rank"],
+        waiting_rank=first["rank"],
+        collectives=pairs.sizes,
+        steps=pairs.different(waiting.group("job_step").code),
+        wait_us=wait_us,
+        wait_per_step_us=wait_us / max(steps, 1),
+        share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
+    )
+    return found.take(np.argsort(-wait_us, kind="stable"))
+
+
+def late_ranks(table: Table) -> IntColumn:
+    """For each row the rank that arrived last at its collective: the one whose duration is the transfer itself."""
+    late = np.full(len(table), UNKNOWN)
+    known = np.flatnonzero(table.known("wait_us") & table.known("match"))
+    own = table.take(known)
+    matches = _by_repeat(own, "match")
+    order = np.lexsort((own["duration_us"], matches.code))
+    shortest = order[np.searchsorted(matches.code[order], np.arange(len(matches)))]
+    late[known] = np.asarray(own["rank"])[shortest][matches.code]
+    return late
+
+
+def _matched(table: Table) -> Table:
+    """The rows whose wait is known, each with its `late_rank` and `job_step`.
+
+    Ranks may count their steps from different values: `job_step` is the lowest label that a collective's ranks give its step.
+    """
+    known = table.take(table.known("wait_us") & table.known("match"))
+    matches, none = _by_repeat(known, "match"), np.iinfo(np.int64).max
+    lowest = np.full(len(matches), none)
+    np.minimum.at(lowest, matches.code, np.where(known.known("step"), known["step"], none))
+    lowest = np.where(lowest == none, UNKNOWN, lowest)
+    return known.assign(late_rank=late_ranks(known), job_step=lowest[matches.code])
+
+
+def _waiting(matched: Table) -> Table:
+    """The rows of `_matched` that waited for another rank."""
+    return matched.take((matched["late_rank"] != matched["rank"]) & (matched["wait_us"] > 0))
+
+
+def lost_once(waiting: Table, keys: Sequence[str]) -> FloatColumn:
+    """The part of each wait that no earlier wait with the same keys covers; their sum is the length of the union."""
+    starts, ends = waiting["start_us"], waiting["start_us"] + waiting["wait_us"]
+    lost = np.zeros(len(starts))
+    if not len(starts):
+        return lost
+    groups = waiting.group(*keys)
+    origin = groups.least(starts)[groups.code]  # each group has a stretch of one axis to itself, so that none overlap
+    moved = groups.code * (float((ends - origin).max()) + 1.0) - origin
+    order = np.argsort(starts + moved, kind="stable")
+    begins, ends = (starts + moved)[order], (ends + moved)[order]
+    covered = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1]))
+    lost[order] = np.maximum(ends - np.maximum(begins, covered), 0.0)
+    return lost
+
+
+def with_broadcast_waits(collectives: Table) -> Table:
+    """The collectives of whole steps, with waits for small broadcasts.
+
+    Broadcasts have no wait by definition, since a root need not wait for others. But where one rank is late to a broadcast of
+    a few bytes, the durations of the others beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
+    the lateness of a rank whose loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
+    """
+    small = collectives.words("kind").isin("broadcast") & collectives.known("match") if len(collectives) else None
+    if small is not None:
+        small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
+    if small is None or not small.any():
+        return collectives
+    broadcasts = collectives.take(small)
+    groups = _by_repeat(broadcasts, "match")
+    wait_us = collectives["wait_us"].copy()
+    wait_us[small] = broadcasts["duration_us"] - groups.least(broadcasts["duration_us"])[groups.code]
+    return collectives.assign(wait_us=wait_us)
+
+
+def broadcast_waits_us(collectives: Table) -> float:
+    """What a rank waits in small broadcasts, microseconds per step: mean over ranks and steps."""
+    with_waits = with_broadcast_waits(collectives)
+    broadcasts = with_waits.having("kind", "broadcast") if len(with_waits) else with_waits
+    if not len(broadcasts):
+        return 0.0
+    waiting = _waiting(_matched(broadcasts))
+    lost_us = lost_once(waiting, _repeat_keys(waiting, "late_rank", "rank", "step"))
+    return float(lost_us.sum()) / len(_by_repeat(collectives, "rank", "step"))
+
+
+@dataclass(frozen=True)
+class LastRank:
+    """The rank that arrives last in most steps. In each step that is one rank: the one for which the others lose most time.
+
+    `others` are the other ranks that were last in a step, each with its number of steps, most first.
+    """
+
+    rank: int
+    ranks: int
+    steps: int  # in which it arrives last, out of...
+    of_steps: int
+    lateness_us: float  # what another rank waits for it in a step: mean over the other ranks and over steps
+    shares: tuple[float, ...] = (1.0,)  # of all waiting, 0..1, by repeat
+    in_every_repeat: bool = True  # whether no other rank is last more often in any of them
+    others: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the ranks do not take turns: its part of the steps is nearer to all of them than to an even one.
+
+        In no repeat may another rank be last more often.
+        """
+        return self.in_every_repeat and self.steps >= (1 + 1 / self.ranks) / 2 * self.of_steps
+
+    @property
+    def chance(self) -> float:
+        """That of some rank to be last in so many steps, if all ranks were alike."""
+        return chance_of_some_rank(self.ranks, self.steps, self.of_steps)
+
+    @property
+    def significant(self) -> bool:
+        return self.chance <= MOST_CHANCE
+
+    @property
+    def doubt(self) -> str | None:
+        """Why its being last may be chance; None if that is improbable."""
+        return None if self.significant else f"{self.counts}: too few to exclude chance"
+
+    @property
+    def counts(self) -> str:
+        return f"last in {self.steps} of {counted(self.of_steps, 'traced step')}"
+
+    @property
+    def turns(self) -> str:
+        """In how many steps it and the next ranks arrive last."""
+        named = [f"rank {self.rank} arrives last in {self.steps} of {counted(self.of_steps, 'traced step')}"]
+        named += [f"rank {rank} in {steps}" for rank, steps in self.others[: _NAMED - 1]]
+        return ", ".join(named)
+
+
+def chance_of_some_rank(ranks: int, steps: int, of_steps: int) -> float:
+    """Probability that some rank of `ranks` is last in at least `steps` of `of_steps` steps, if all are equally often last.
+
+    At most ranks x P(Binomial(of_steps, 1/ranks) >= steps), the bound of Boole's inequality; exact if no two ranks can both
+    be last so often. Assumption: steps are independent.
+    """
+    share = 1 / ranks
+    tail = sum(
+        math.comb(of_steps, count) * share**count * (1 - share) ** (of_steps - count)
+        for count in range(steps, of_steps + 1)
+    )
+    return min(1.0, ranks * tail)
+
+
+def last_rank(collectives: Table) -> LastRank | None:
+    """From the matched collectives of whole steps; None if no rank waited for another.
+
+    The sign test behind it counts steps, not collectives, since what delays a rank may delay it at all collectives of a step. Its
+    chance falls with each further step in which the same rank is last.
+    """
+    matched, lost = _lost_in_steps(collectives)
+    return _most_often_last(matched, lost, len(matched.group("rank"))) if len(lost) else None
+
+
+def last_place(collectives: Table, place_of: Mapping[int, int]) -> LastRank | None:
+    """The same of places, such as hosts, by the number of each rank's place: its `rank` and `others` are places."""
+    matched, lost = _lost_in_steps(collectives)
+    if not len(lost):
+        return None
+    places = [place_of.get(rank, UNKNOWN) for rank in lost["late_rank"].tolist()]
+    return _most_often_last(matched, lost.assign(late_rank=places), len(set(place_of.values())))
+
+
+def _lost_in_steps(collectives: Table) -> tuple[Table, Table]:
+    """The matched collectives, and a row per step and late rank: `wait_us` is what all other ranks lost to it."""
+    in_steps = collectives.take(collectives.known("step")) if len(collectives) else collectives
+    if not len(in_steps):
+        return in_steps, in_steps
+    matched = _matched(with_broadcast_waits(in_steps))
+    waiting = _waiting(matched)
+    waiting = waiting.assign(wait_us=lost_once(waiting, _repeat_keys(waiting, "late_rank", "rank", "step")))
+    caused = _by_repeat(waiting, "job_step", "late_rank")
+    return matched, waiting.take(caused.first).assign(wait_us=caused.sums(waiting["wait_us"]))
+
+
+def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
+    """From the rows of `_lost_in_steps`: of each step the late rank to which most was lost is the last one."""
+    in_steps = _by_repeat(lost, "job_step", "late_rank")
+    lost = lost.take(in_steps.first).assign(wait_us=in_steps.sums(lost["wait_us"]))
+    steps = _by_repeat(lost, "job_step")
+    order = np.lexsort((-lost["wait_us"], steps.code))
+    last = lost.take(order[np.searchsorted(steps.code[order], np.arange(len(steps)))]).assign(wait_us=1.0)
+    lost_us, times = _sums(lost), _sums(last)
+    rank, *others = sorted(times, key=lambda one: (-times[one], -round(lost_us[one]), one))
+    repeats = _by_repeat(matched)
+    shares, in_every_repeat = [], True
+    for rows in repeats.rows():
+        here = matched.take(rows)
+        lost_here, last_here = (_same_repeat(one, here) for one in (lost, last))
+        own_us, all_us = _sums(lost_here).get(rank, 0.0), float(lost_here["wait_us"].sum())
+        shares.append(own_us / all_us if all_us else 0.0)
+        times_here = _sums(last_here)
+        in_every_repeat &= times_here.get(rank, 0.0) == max(times_here.values(), default=0.0)
+    of_steps = len(_by_repeat(matched, "job_step"))
+    return LastRank(
+        rank=rank,
+        ranks=ranks,
+        steps=int(times[rank]),
+        of_steps=of_steps,
+        lateness_us=lost_us[rank] / of_steps / max(ranks - 1, 1),
+        shares=tuple(shares),
+        in_every_repeat=in_every_repeat,
+        others=tuple((other, int(times[other])) for other in others),
+    )
+
+
+def _sums(lost: Table) -> dict[int, float]:
+    """`wait_us` by late rank."""
+    late = lost.group("late_rank")
+    return dict(zip(lost["late_rank"][late.first].tolist(), late.sums(lost["wait_us"]).tolist(), strict=True))
+
+
+def _same_repeat(table: Table, rows: Table) -> Table:
+    return table.take(table["repeat"] == rows["repeat"][0]) if "repeat" in table else table
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """What the rank that arrives last costs: means over whole traced steps, microseconds.
+
+    `wait_us` is the exposed waiting for it as a mean over all ranks, itself included, with broadcasts if it is significantly
+    late; `share` is its part of all exposed waiting. `lateness_us` is what each other rank loses, `exposed_us` and `step_us`
+    are what those ranks expose and take. `idle_us` is its own idle time, `unlaunched_us` the part of it in which nothing was
+    launched for its device; None is unknown.
+    """
+
+    last: LastRank
+    wait_us: float
+    share: float
+    lateness_us: float
+    step_us: float
+    exposed_us: float
+    idle_us: float | None = None
+    unlaunched_us: float | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.last.rank
+
+    @property
+    def significant(self) -> bool:
+        return self.last.significant
+
+
+def late_rank(windows: Table, last: LastRank | None, ledger: Ledger | None) -> LateRank | None:
+    """The cost of the rank that stands out; None if ranks take turns, or if waiting is unknown.
+
+    `windows` are the whole traced steps, `ledger` is theirs.
+    """
+    if last is None or not last.stands_out or ledger is None or not ledger.is_split:
+        return None
+    of_rank, of_others = (windows.take(rows) for rows in (windows["rank"] == last.rank, windows["rank"] != last.rank))
+    if not len(of_others):
+        return None
+    wait_us, total_us = ledger.wait_by_rank_us.get(last.rank, 0.0), ledger.exposed_wait_us or 0.0
+    # Broadcasts have no wait by definition, but with a rank that is late their exposed time is waiting for it.
+    broadcasts_us = ledger.other_by_kind_us.get("broadcast", 0.0) if last.significant else 0.0
+    own_us = wait_us + broadcasts_us
+    return LateRank(
+        last=last,
+        wait_us=own_us,
+        share=wait_us / total_us if total_us else 1.0,
+        lateness_us=own_us * len(windows) / len(of_others),
+        step_us=of_others.mean("step_us") or ledger.traced_step_us,
+        exposed_us=of_others.mean("exposed_us") or 0.0,
+        idle_us=of_rank.mean("idle_us"),
+        unlaunched_us=of_rank.mean("unlaunched_us"),
+    )

@@ -1,0 +1,125 @@
+"""Which rank is late: planted in traces of few and many steps, and the same on every surface."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.findings.answers import Verdict
+from dpscope.analysis.findings.no_overlap import waiting_findings
+from dpscope.analysis.output.traced_report import ReadJob
+from dpscope.analysis.runs.cell_data import traced_cell
+from dpscope.analysis.traces.ranks.lateness import LastRank, last_rank
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.known import known
+from tests.helpers.paced_ranks import paced
+
+LATE = (40.0, 60.0)  # ms that each rank computes: rank 1 arrives 20 ms after rank 0
+EARLY = LATE[::-1]
+
+
+def last_of(analysis: TraceAnalysis) -> LastRank:
+    return known(last_rank(analysis.tables.whole_collectives))
+
+
+def texts(analysis: TraceAnalysis) -> tuple[Verdict, list[str]]:
+    """The verdict, and all that is stated of waiting."""
+    verdict = ReadJob(analysis).verdict
+    messages = [finding.message for finding in waiting_findings(traced_cell([analysis]))]
+    return verdict, [verdict.cost.text, verdict.action.text, *messages]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 10])
+def test_a_rank_that_is_late_in_every_step_is_named_everywhere(tmp_path: Path, steps: int) -> None:
+    """With two ranks one is last in all of n steps by chance in 2 x (1/2)^n of jobs: significant from six steps on."""
+    analysis = paced(tmp_path, [LATE] * steps)
+    last = last_of(analysis)
+    assert (last.rank, last.steps, last.of_steps) == (1, steps, steps)
+    assert last.lateness_us == pytest.approx(20e3, abs=1)
+    assert last.chance == pytest.approx(2 * 0.5**steps)
+    assert last.significant == (steps >= 6)
+    verdict, stated = texts(analysis)
+    assert known(verdict.late).rank == verdict.record()["late_rank"] == 1
+    assert all("rank 1" in text for text in stated)
+    assert not any("no rank" in text.lower() for text in stated)
+    doubt = f"of {steps} traced step{'s' if steps > 1 else ''}: too few to exclude chance"
+    assert (doubt in verdict.action.text) == (steps < 6)
+    assert any("is the straggler" in text for text in stated) == (steps >= 6)
+
+
+@pytest.mark.parametrize("transfer_ms", [10.0, 19.0])
+def test_a_late_rank_costs_what_each_other_rank_loses(tmp_path: Path, transfer_ms: float) -> None:
+    """Rank 0 waits 20 ms, rank 1 not at all: 10 ms in the mean of both, which is no more than the transfer."""
+    analysis = paced(tmp_path, [LATE] * 5, transfer_ms)
+    verdict, stated = texts(analysis)
+    assert verdict.action.text.startswith("Find out why rank 1 arrives late")
+    assert verdict.action.saves_us == pytest.approx(20e3, abs=1)
+    assert known(verdict.ledger).exposed_wait_us == pytest.approx(10e3, abs=1)
+    exposed = f"20.0 ms of the {20 + transfer_ms:.1f} ms that each other rank exposes is waiting for rank 1"
+    assert exposed in stated[-1]
+
+
+def test_a_transfer_that_takes_longer_comes_before_a_late_rank(tmp_path: Path) -> None:
+    assert texts(paced(tmp_path, [LATE] * 6, 21.0))[0].action.saves_us == pytest.approx(21e3, abs=1)
+
+
+def test_ranks_that_take_turns_are_counted(tmp_path: Path) -> None:
+    analysis = paced(tmp_path, [LATE, EARLY] * 3)
+    assert not last_of(analysis).stands_out
+    verdict, stated = texts(analysis)
+    assert verdict.late is None
+    turns = "rank 0 arrives last in 3 of 6 traced steps, rank 1 in 3"
+    assert verdict.action.text.startswith(f"No rank is always late ({turns}).")
+    assert f"no rank is always late: {turns}" in stated[-1]
+
+
+def test_two_of_eight_ranks_are_late_in_turn(tmp_path: Path) -> None:
+    """Each is last in half of the steps: neither stands out, and both are named."""
+    one, other = ([40.0] * 8 for _ in range(2))
+    one[3], one[5] = 60.0, 59.9
+    other[3], other[5] = 59.9, 60.0
+    verdict, _ = texts(paced(tmp_path, [one, other] * 3))
+    assert verdict.late is None
+    assert "rank 3 arrives last in 3 of 6 traced steps, rank 5 in 3" in verdict.action.text
+
+
+def test_one_pause_of_another_rank_does_not_withdraw_a_late_one(tmp_path: Path) -> None:
+    """Rank 0 pauses once for 120 ms more: half of the waiting is for it, but rank 1 is last in 7 of 8 steps."""
+    analysis = paced(tmp_path, [LATE] * 4 + [(160.0, 40.0)] + [LATE] * 3)
+    last = last_of(analysis)
+    assert (last.rank, last.steps, last.of_steps, last.others) == (1, 7, 8, ((0, 1),))
+    assert last.lateness_us == pytest.approx(7 * 20e3 / 8, abs=1)
+    assert last.chance == pytest.approx(2 * (8 + 1) / 2**8)
+    assert known(texts(analysis)[0].late).rank == 1
+
+
+def test_more_steps_of_a_late_rank_only_add_certainty(tmp_path: Path) -> None:
+    found = [last_of(paced(tmp_path / str(more), [EARLY] + [LATE] * more)) for more in range(3, 9)]
+    assert [one.rank for one in found] == [1] * 6
+    chances = [one.chance for one in found]
+    assert chances == sorted(chances, reverse=True)
+    assert [one.significant for one in found] == sorted(one.significant for one in found)
+
+
+def test_clocks_of_ranks_are_not_compared(tmp_path: Path) -> None:
+    assert last_of(paced(tmp_path, [LATE] * 3, clocks_us=(0.0, 7e9))) == last_of(paced(tmp_path / "same", [LATE] * 3))
+
+
+def test_every_repeat_counts(tmp_path: Path) -> None:
+    """Three steps each: in two repeats alike 6 of 6. Where another rank is late in one of five, it is the repeats that differ."""
+    late, early = (paced(tmp_path / name, [own] * 3) for name, own in (("late", LATE), ("early", EARLY)))
+    both = known(traced_cell([late, late]).last_rank)
+    assert (both.rank, both.steps, both.of_steps, both.shares) == (1, 6, 6, (1.0, 1.0))
+    assert both.significant
+    once = known(traced_cell([late] * 4 + [early]).last_rank)
+    assert (once.steps, once.of_steps, once.stands_out) == (12, 15, False)
+    assert once.turns == "rank 1 arrives last in 12 of 15 traced steps, rank 0 in 3"
+
+
+def test_nobody_is_late_where_one_rank_was_read(tmp_path: Path) -> None:
+    paced(tmp_path, [LATE] * 6)
+    alone = analyze_traces([tmp_path / "0_0.pt.trace.json"])
+    assert last_rank(alone.tables.whole_collectives) is None
+    verdict, stated = texts(alone)
+    assert verdict.late is None
+    assert verdict.action.text.startswith("Read the traces of all ranks")
+    assert not any("straggler" in text for text in stated)
