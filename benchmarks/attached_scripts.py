@@ -146,7 +146,7 @@ def compare_ways(script: str, processes: int, block_pairs: int, pairs: int) -> C
 def _run_turns(out: Path, ways: Sequence[str], processes: int, script: str, *further: str) -> None:
     out.mkdir()
     turns = json.dumps([(way, str(free_port())) for way in ways])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    torchrun = [sys.executable, "-m", "dpscope.launch.torchrun", f"--nproc-per-node={processes}"]
     rank = [str(ROOT / "benchmarks" / "attached_rank.py"), str(out), turns, str(SCRIPTS / f"{script}.py")]
     subprocess.run([*torchrun, *rank, *SIZES[script], *further], check=True, stderr=subprocess.DEVNULL)
 

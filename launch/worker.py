@@ -1,6 +1,6 @@
 """One process of a cell under torchrun: it warms up, times, traces and saves.
 
-    torchrun --standalone --nproc-per-node=4 launch/worker.py --strategy ddp --batch-size 128 --out runs/x
+    python -m dpscope.launch.torchrun --nproc-per-node=4 launch/worker.py --strategy ddp --batch-size 128 --out runs/x
 
 Everything about the job's shape (ranks, nodes, rendezvous) comes from torchrun's environment, so `--nnodes` works
 too when --out is a folder all nodes share. `dpscope run` starts the same worker with --cell and --repeat, the

@@ -17,7 +17,7 @@ import msgspec
 from dpscope.launch.jobs.devices import Devices, doubling
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError
-from dpscope.launch.jobs.torchrun import end_processes
+from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import counted
@@ -138,7 +138,7 @@ def plan_jobs(
     for count in [*counts] * repeats:
         name = SINGLE if count is None else f"d{count}"
         folder = [] if work_folders is None else ["--work-folder", str(_free_folder(work_folders, name))]
-        torchrun = ("-m", "dpscope.launch.attach.torchrun", "--standalone", f"--nproc-per-node={count}")
+        torchrun = ("-m", TORCHRUN_MODULE, "--nnodes=1", f"--nproc-per-node={count}")
         python = (sys.executable, *(torchrun if count is not None else ()))
         command = (*python, "-m", "dpscope.launch.attach", "--out", str(out), *options, *folder, *script)
         jobs.append(AttachedJob(count, command, single if count is None else several))

@@ -15,6 +15,7 @@ from dpscope.launch.jobs.job_outcome import STARTED_AT_VARIABLE, JobWait, memory
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_torchrun_logs
 
+TORCHRUN_MODULE = "dpscope.launch.torchrun"
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _KILL_S = 5.0  # after SIGKILL: a process that is still there waits inside the kernel and cannot be ended
@@ -46,10 +47,10 @@ class Job:
     @property
     def command(self) -> tuple[str, ...]:
         """torchrun with dpscope's settings, and the program; it also works by hand, with node 0's address."""
-        meeting = [f"--nnodes={self.nodes}", f"--node-rank={self.node}", f"--master-addr={self.address}"]
-        rendezvous = ["--standalone"] if self.nodes == 1 else [*meeting, f"--master-port={self.port}"]
+        meeting = (f"--node-rank={self.node}", f"--master-addr={self.address}", f"--master-port={self.port}")
         return (
-            *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={self.per_node}"),
+            *(sys.executable, "-m", TORCHRUN_MODULE, f"--nnodes={self.nodes}", *(meeting if self.nodes > 1 else ())),
+            f"--nproc-per-node={self.per_node}",
             *(f"--max-restarts={self.max_restarts}", "--role=rank", "--tee=3"),
             f"--log-dir={self.folder.torchrun_path}",
             *self.program,

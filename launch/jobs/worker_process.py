@@ -56,7 +56,7 @@ def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
     except KeyError as missing:
         raise DpscopeError(
             f"{missing.args[0]} is not set: the worker runs under torchrun; start it with "
-            "torchrun --standalone --nproc-per-node=N launch/worker.py ..."
+            "python -m dpscope.launch.torchrun --nproc-per-node=N launch/worker.py ..."
         ) from missing
 
 

@@ -15,6 +15,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.process_group import (
+    all_ranks_numbers,
     devices_of,
     join_process_group,
     limit_collectives,
@@ -85,7 +86,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
     with starting_up():  # the optimizer and DDP import torch's compiler
         process, known = _prepare(job, place, devices)
     if job.kind == "cuda":  # by now every process of the job uses its devices
-        own = _own_process_ids(place.node)
+        own = _own_process_ids(place.node, devices[0])
         process = replace(process, device_states=lambda: _device_states(job, place, own))
     samples, measured = run_passes(process)
     process.step.batches.close()
@@ -272,14 +273,10 @@ def _device_states(
     return environment.torch_device_states(open_nvml(), own_process_ids, uuids)
 
 
-def _own_process_ids(node: int) -> tuple[int, ...] | None:
+def _own_process_ids(node: int, device: torch.device) -> tuple[int, ...] | None:
     """Process ids of this job on this host; None if NVML uses another namespace."""
     own = (node, os.getpid(), environment.lists_process(open_nvml(), os.getpid()))
-    everyone: list[tuple[int, int, bool]] = [own]
-    if distributed.is_initialized():
-        everyone = [own] * distributed.get_world_size()
-        distributed.all_gather_object(everyone, own)
-    here = [(process, seen) for at, process, seen in everyone if at == node]
+    here = [(process, seen) for at, process, seen in all_ranks_numbers(own, device) if at == node]
     return tuple(process for process, _ in here) if all(seen for _, seen in here) else None
 
 

@@ -17,7 +17,7 @@ from dpscope.launch.jobs.devices import resolve_devices
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, duration_text, held
 from dpscope.launch.jobs.out_folder import check_run_place
-from dpscope.launch.jobs.torchrun import Job
+from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, Job
 from dpscope.launch.measuring import calibration
 from dpscope.launch.measuring.worker_arguments import WORKER_SETTINGS
 from dpscope.launch.planning import manifest as planning
@@ -191,15 +191,15 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
 def _standalone_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
     """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
 
-    The threads are those of the whole run, which a worker that sees one cell cannot know. Over several nodes the same command is
-    given on each, with the first one's name.
+    The threads are those of the whole run, which a worker that sees one cell cannot know. Over several nodes the command
+    is given on each, with its number and the first one's name.
     """
     strategy = cell.traits.stands_for or cell.strategy
     left_out = {*idle_settings(config), *(["amp"] if cell.options.amp else [])}
     settings = [name for name in WORKER_SETTINGS if name not in left_out]
-    meeting = (f"--nnodes={cell.nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST0:29500", "--rdzv-id=1")
+    meeting = ("--node-rank=NODE", "--master-addr=HOST0", "--master-port=29501")
     return [
-        *(sys.executable, "-m", "torch.distributed.run", *(("--standalone",) if cell.nodes == 1 else meeting)),
+        *(sys.executable, "-m", TORCHRUN_MODULE, f"--nnodes={cell.nodes}", *(meeting if cell.nodes > 1 else ())),
         *(f"--nproc-per-node={cell.processes // cell.nodes}", "-m", "dpscope.launch.worker", "--out", str(out)),
         *("--strategy", strategy, "--batch-size", str(cell.batch_size)),
         *(("--devices", str(cell.devices)) if cell.traits.threaded else ()),

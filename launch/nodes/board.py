@@ -40,8 +40,11 @@ _POLL_S = 0.2
 _CALL_S = timedelta(seconds=3.0)
 _ATTEMPT_S = 15.0  # at an address: torch waits for ever for the answer of what accepts a connection and is silent
 _PREFIX = ".tmp-nodes-"
+_STATE, _CLAIM = "state", "claim"  # keys of each node
+_TORCH_KEY = "init/"  # in which torch's store counts its clients
 _NOT_NODE_0 = "what listens there is not node 0 of this command"
 _SEAL_DIGITS = 64  # hexadecimal, of SHA-256
+_LONGEST_BYTES = 1 << 20  # of a state: one of a node with all its devices and variables has some tens of kilobytes
 _Kind = TypeVar("_Kind")
 
 
@@ -100,16 +103,25 @@ class Board:
     """The published state of this node, and the states of the others.
 
     A thread exchanges them, because a call to the store blocks for ever if the network is cut. Each value is sealed with the
-    run's secret; a value without a valid seal counts as the loss of its node.
+    run's secret; a value without a valid seal is ignored, and its node overwrites it.
     """
 
-    def __init__(self, store: "Store", secret: str, node: int, others: Iterable[int]) -> None:
-        """`store` has the run's prefix already."""
+    def __init__(
+        self,
+        store: "Store",
+        secret: str,
+        node: int,
+        others: Iterable[int],
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`store` has the run's prefix already; `tidy` is called at every exchange."""
         self.states: dict[int, State] = {other: State() for other in others}
         self._store, self._secret, self._node = store, secret, node
         self._state = State()  # this node's
         self._heard_s = dict.fromkeys(self.states, time.monotonic())
         self._failures: dict[int, str] = {}  # evidence that a node is lost
+        self._forged: set[int] = set()  # nodes in whose name a stranger wrote last
+        self._tidy = tidy
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -124,8 +136,12 @@ class Board:
 
     def lost(self, node: int) -> str | None:
         """The evidence that a node is lost; None while it is alive."""
-        silent = f"it was silent for {LOST_S:g} s" if time.monotonic() - self._heard_s[node] > LOST_S else None
-        return self.states[node].left or self._failures.get(node) or silent
+        if (known := self.states[node].left or self._failures.get(node)) is not None:
+            return known
+        if time.monotonic() - self._heard_s[node] <= LOST_S:
+            return None
+        why = ", and a program without the run's secret writes in its name" if node in self._forged else ""
+        return f"it was silent for {LOST_S:g} s{why}"
 
     def close(self) -> None:
         """Publish the last changes, and end."""
@@ -133,26 +149,34 @@ class Board:
         self._thread.join(timeout=2.0)
 
     def _exchange(self) -> None:
-        last, beats, own = False, itertools.count(1), f"{self._node}/state"
+        last, beats, own = False, itertools.count(1), f"{self._node}/{_STATE}"
         try:
             while not last:
                 last = self._closed.wait(_POLL_S)
                 state = msgspec.structs.replace(self._state, beat=next(beats))
                 self._store.set(own, sealed(self._secret, own, state))
+                self._tidy()
                 for other in set(self.states) - set(self._failures):
-                    if self._store.check([key := f"{other}/state"]):
+                    if self._store.check([key := f"{other}/{_STATE}"]):
                         self._hear(other, key, self._store.get(key))
         except RuntimeError:  # torch.distributed.DistError: the store, which is in node 0's process, is gone
             self._failures = dict.fromkeys(self.states, "dpscope has exited there") | self._failures
 
     def _hear(self, other: int, key: str, stored: bytes) -> None:
+        self._forged.discard(other)
         try:
             state = unsealed(self._secret, key, stored, State)
+        except SealError:
+            self._forged.add(other)
         except (ValueError, msgspec.MsgspecError) as error:
-            self._failures[other] = f"a message in its name was not sent by a node of this run ({error})"
+            self._failures[other] = f"it sent a state that this dpscope does not know ({error})"
         else:
             if state.beat > self.states[other].beat:
                 self.states[other], self._heard_s[other] = state, time.monotonic()
+
+
+class SealError(ValueError):
+    """A value that no node of the run has written, or not under this name."""
 
 
 def sealed(secret: str, name: str, value: object) -> str:
@@ -162,10 +186,11 @@ def sealed(secret: str, name: str, value: object) -> str:
 
 
 def unsealed(secret: str, name: str, stored: bytes, kind: type[_Kind]) -> _Kind:
-    """The sealed value with printable texts; raises ValueError for a wrong seal and MsgspecError for another kind."""
+    """The sealed value with printable texts; raises SealError for a wrong seal and MsgspecError for another kind."""
     content = stored[_SEAL_DIGITS:]
-    if not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, name, content)):
-        raise ValueError("its seal is wrong")
+    too_long = len(content) > _LONGEST_BYTES
+    if too_long or not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, name, content)):
+        raise SealError("its seal is wrong")
     return msgspec.convert(_printable(msgspec.json.decode(content)), kind)
 
 
@@ -228,7 +253,16 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
     own_name, secret = socket.gethostname(), secrets.token_hex(16)
     hosts = (own_name, *interface_addresses().values()) if everywhere else (host,)
     meeting = Meeting(own_name, start.terms, on_gpus, place.job, tuple(dict.fromkeys(hosts)), port, secret)
-    board = Board(PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count))
+    known = {f"{meeting.prefix}/{node}/{key}" for node in range(place.count) for key in (_STATE, _CLAIM)}
+    known |= {_public(place), _TORCH_KEY}
+
+    def remove_unknown_keys() -> None:
+        """Keep strangers from filling this process's memory, where torch (>= 2.14) can list the keys."""
+        if hasattr(store, "list_keys"):
+            for key in set(store.list_keys()) - known:
+                store.delete_key(key)
+
+    board = Board(PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count), remove_unknown_keys)
     path = start.out / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         write_json(path, meeting, mode=0o600)
@@ -296,9 +330,8 @@ def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found |
         store = TCPStore(far, address.port, None, False, _CALL_S, False)
         for meeting in meetings:
             shared = PrefixStore(meeting.prefix, store)
-            if shared.check(["0/state"]):
-                claim = secrets.token_hex(8)
-                if shared.compare_set(f"{place.rank}/claim", "", claim) != claim.encode():
+            if shared.check([f"0/{_STATE}"]):
+                if not _claimed(shared, meeting.secret, place.rank):
                     return DpscopeError(
                         f"--node-rank {place.rank}: another node was started with it; give each its own number"
                     )
@@ -306,6 +339,19 @@ def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found |
         return "" if store.check([_public(place)]) else _NOT_NODE_0
     except (OSError, RuntimeError) as error:
         return getattr(error, "strerror", None) or _NOT_NODE_0
+
+
+def _claimed(store: "Store", secret: str, rank: int) -> bool:
+    """Whether this process is the only one of the run with its rank; a claim without a valid seal is overwritten."""
+    name = f"{rank}/{_CLAIM}"
+    own = sealed(secret, name, secrets.token_hex(8))
+    claim = store.compare_set(name, "", own)
+    try:
+        unsealed(secret, name, claim, str)
+    except SealError:
+        store.set(name, own)
+        claim = store.get(name)
+    return claim == own.encode()
 
 
 def _public(place: NodePlace) -> str:

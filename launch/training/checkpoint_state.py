@@ -31,6 +31,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dpscope.launch.jobs.process_group import all_ranks_numbers, gather_states
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.cells import TrainJob
@@ -84,8 +85,7 @@ class TrainCheckpoints:
             self._restore(state, found, content)
             self._training = msgspec.structs.replace(self._training, findings=(*found.had.findings, *found.findings))
         if self._group is not None:
-            places: list[tuple[int, int] | None] = [None] * self._place.world_size
-            distributed.all_gather_object(places, (state.epochs, state.steps), group=self._group)
+            places = all_ranks_numbers((state.epochs, state.steps), torch.device("cpu"), self._group)
             if len(set(places)) != 1:
                 raise DpscopeError(
                     f"{self._folder.path}: the processes read different checkpoints there; --out must be a folder that all "
@@ -121,10 +121,7 @@ class TrainCheckpoints:
             "sums": state.sums.values.cpu(),
             "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
         }
-        ranks: list[Any] = [own]
-        if self._group is not None:
-            ranks = [None] * self._place.world_size
-            distributed.gather_object(own, ranks if rank == 0 else None, dst=0, group=self._group)
+        ranks = [own] if self._group is None else gather_states(own, self._group)
         if rank > 0:
             return
         description = msgspec.structs.replace(

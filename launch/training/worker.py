@@ -1,6 +1,6 @@
 """One process of a training under torchrun: it trains, tests and saves.
 
-    torchrun --standalone --nproc-per-node=2 -m dpscope.launch.training.worker --out R --cell ddp-d2-b16 --seed 0
+    python -m dpscope.launch.torchrun --nproc-per-node=2 -m dpscope.launch.training.worker --out R --cell ddp-d2-b16 --seed 0
 
 `dpscope train` starts it; it can be started by hand once R/train_manifest.json is there.
 """

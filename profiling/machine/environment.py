@@ -18,6 +18,7 @@ import msgspec
 from dpscope.profiling.machine.gpus import usable_gpu_count
 from dpscope.profiling.machine.host_memory import total_host_bytes
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
+from dpscope.profiling.machine.interfaces import LOOPBACK_INTERFACE
 from dpscope.profiling.machine.nvml import bare_uuid, driver_version, gpu_handles, query
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -161,6 +162,13 @@ def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
     return None if processes is None else tuple(process.pid for process in processes)
 
 
+def _settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables on which times may depend; gloo's interface within one host, which dpscope.launch.torchrun sets, is none."""
+    loopback = ("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+    recorded = (one for one in sorted(variables.items()) if one[0].startswith(_SETTING_PREFIXES))
+    return {name: value for name, value in recorded if (name, value) != loopback}
+
+
 def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = None) -> Environment:
     """The current environment on this machine, with the GPUs that torch can use if `on_gpus`. Imports torch.
 
@@ -184,7 +192,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
         nccl_engine=engine,
         driver_version=driver_version(nvml),
         accelerators=accelerators,
-        settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
+        settings=_settings(os.environ),
         interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators]) if nvml is not None else None,
         commit=None if code is None else commit_of(code),
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dpscope.profiling.records.run import Environment, Host
 
+LOOPBACK_ADDRESS = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR, linux/sockios.h
 _IPV6 = Path("/proc/net/if_inet6")  # proc(5): address, index, prefix length, scope, flags, name
 _ESTABLISHED = "01"

@@ -107,4 +107,4 @@ def test_the_other_scripts_start_their_commands(
     if script != "one_node.sbatch":
         assert text.count("time per repeat") == 1  # only node 0 prints the plan
         assert "Node 1: node 0 prints the plan." in text
-        assert "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST0:29500 --rdzv-id=1 --nproc-per-node=1" in text
+        assert "--nnodes=2 --node-rank=NODE --master-addr=HOST0 --master-port=29501 --nproc-per-node=1" in text

@@ -20,7 +20,7 @@ TINY = [
 
 
 def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, "-m", "dpscope.launch.torchrun", f"--nproc-per-node={processes}"]
     return subprocess.run(
         [*command, str(WORKER), *TINY, *options, "--out", str(out)],
         capture_output=True,

@@ -54,7 +54,7 @@ def command_of(process: int) -> bytes:
 
 
 def torchruns_of(out: Path) -> list[int]:
-    return [process for process in processes_of(out) if b"torch.distributed.run" in command_of(process)]
+    return [process for process in processes_of(out) if b"dpscope.launch.torchrun" in command_of(process)]
 
 
 def parent_of(process: int) -> int:

@@ -68,7 +68,7 @@ analysis: analysis/{cells,partials,report,runs} analysis/traces/{merge,ranks,rea
 launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if} analysis/traces/reading
   analysis/what_if/answers launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
   profiling/{machine,mirrors,records,store}
-launch: launch/{commands,jobs,measuring} profiling/store
+launch: launch/{commands,jobs,measuring} profiling/{machine,store}
 """
 
 

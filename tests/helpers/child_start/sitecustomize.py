@@ -24,8 +24,8 @@ _MODULES = (
 
 def _program_to_fork(arguments: list[str]) -> list[str] | None:
     """What to run in a fork for a Python process with these arguments; None: the process itself runs it."""
-    if arguments[:2] == ["-m", "torch.distributed.run"]:
-        light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {"--standalone", "--max-restarts=0"} <= {*arguments}
+    if arguments[:2] == ["-m", "dpscope.launch.torchrun"]:
+        light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {"--nnodes=1", "--max-restarts=0"} <= {*arguments}
         return [_LIGHT_TORCHRUN, *arguments[2:]] if light else arguments
     command = arguments[:2] == ["-m", "dpscope.launch.cli"] and arguments[2:3] and arguments[2] in _COMMANDS
     module = arguments[:1] == ["-m"] and arguments[1] in _MODULES

@@ -72,7 +72,7 @@ def test_a_single_device_is_plain_python_with_the_threads_of_the_other_jobs(
     assert [job.label for job in jobs] == ["one device without torchrun", "2 devices"] * 2
     single, two = jobs[:2]
     assert single.command[1:3] == ("-m", "dpscope.launch.attach")
-    assert two.command[2:5] == ("dpscope.launch.attach.torchrun", "--standalone", "--nproc-per-node=2")
+    assert two.command[2:5] == ("dpscope.launch.torchrun", "--nnodes=1", "--nproc-per-node=2")
     for command in (single.command, two.command):  # it works by hand
         read = attachment(command[command.index("dpscope.launch.attach") + 1 :])
         assert (read.command, read.settings.warmup_steps) == (("-m", "json.tool", "--lr", "1"), 5)

@@ -33,13 +33,13 @@ def described(out: Path, width: int = 1000, **flags: object) -> tuple[RunPlan, s
     """The plan of a run, what is printed of it, and the words of its commands."""
     printed = io.StringIO()
     description = describe_plan(load_config(None, {**TINY, **flags}), out, Console(file=printed, width=width))
-    commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
+    commands = [line.split() for line in printed.getvalue().splitlines() if "dpscope.launch.torchrun" in line]
     return description, printed.getvalue(), commands
 
 
 def job_of(command: list[str], out: Path) -> WorkerJob:
     """The job of a command's process, started in another run folder."""
-    processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
+    processes = int(command[command.index("--nnodes=1") + 1].removeprefix("--nproc-per-node="))
     arguments = command[command.index("dpscope.launch.worker") + 1 :]
     arguments[arguments.index("--out") + 1] = str(out)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)

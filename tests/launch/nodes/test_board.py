@@ -69,12 +69,26 @@ def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(pair: Pair, monk
     assert first.lost(1) == "it was silent for 0.5 s"
 
 
+def test_a_forged_state_is_ignored_and_named_if_its_node_is_silent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair.boards
+    wait_until(lambda: first.states[1].beat > 0, timeout_s=5)
+    pair.store.set("1/state", "forged")
+    beat = first.states[1].beat
+    wait_until(lambda: first.states[1].beat > beat, timeout_s=5)  # the node has overwritten it
+    second.close()
+    pair.store.set("1/state", "forged")
+    time.sleep(0.3)
+    assert first.lost(1) is None
+    monkeypatch.setattr(board_module, "LOST_S", 0.2)
+    assert first.lost(1) == "it was silent for 0.2 s, and a program without the run's secret writes in its name"
+
+
 @pytest.mark.parametrize("state", [{"command": ["touch", "x"]}, {"job": 1}, [], {"beat": 1.5}, None])
 def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> None:
     first, second = pair.boards
     second.close()
     pair.store.set("1/state", sealed("s", "1/state", state))
-    wait_until(lambda: "was not sent by a node of this run" in (first.lost(1) or ""), timeout_s=5)
+    wait_until(lambda: "a state that this dpscope does not know" in (first.lost(1) or ""), timeout_s=5)
 
 
 def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
