@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from dpscope.profiling.records.redaction import options_of, variables_without_secrets
 from dpscope.profiling.records.strategies import STRATEGIES
 
 _HOME = re.compile(r"(?P<homes>/(?:home|Users|users|u|scratch|work)/)(?P<user>[^/\s\"':,;]+)")
@@ -18,6 +19,7 @@ _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){3,7}(?![\w.:]))"
 )
 _HOST_KEYS = ("hostname", "host", "host_name")
+_SCRIPT_KEY, _VARIABLES_KEY = "script", "settings"
 # Hosts with these names are replaced only in fields for host names, since elsewhere the words may have their usual meaning.
 _USUAL_WORDS = frozenset(
     (
@@ -31,8 +33,12 @@ _USUAL_WORDS = frozenset(
 class Anonymizer:
     """Replaces the names of these hosts, home folders, network addresses and the paths of folders."""
 
-    def __init__(self, hosts: Iterable[str], folders: Iterable[Path] = ()) -> None:
-        """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced to their last part."""
+    def __init__(self, hosts: Iterable[str], folders: Iterable[Path] = (), scripts: Iterable[str] = ()) -> None:
+        """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced to their last part.
+
+        Of the commands of attached `scripts` only the names of their options are kept.
+        """
+        self._scripts = {script: options_of(script) for script in scripts}
         self._hosts: dict[str, str] = {}
         for host in (*hosts, socket.gethostname()):
             if host and host not in ("localhost", "localhost.localdomain"):
@@ -47,6 +53,8 @@ class Anonymizer:
 
     def text(self, text: str) -> str:
         """The text with these names replaced."""
+        for script, options in self._scripts.items():
+            text = text.replace(script, options)
         for folder in self._folders:
             text = text.replace(folder, Path(folder).name)
         text = _HOME.sub(lambda at: at["homes"] + self._users.setdefault(at["user"], f"user{len(self._users)}"), text)
@@ -60,11 +68,18 @@ class Anonymizer:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {
-                key: self._hosts.get(one, one) if key in _HOST_KEYS and isinstance(one, str) else self.value(one)
-                for key, one in value.items()
-            }
+            return {key: self._field(key, one) for key, one in value.items()}
         return [self.value(one) for one in value] if isinstance(value, list) else value
+
+    def _field(self, key: str, value: object) -> object:
+        if key in _HOST_KEYS and isinstance(value, str):
+            return self._hosts.get(value, value)
+        if key == _SCRIPT_KEY and isinstance(value, str):
+            return self.text(options_of(value))
+        if key == _VARIABLES_KEY and isinstance(value, dict):
+            texts = {name: one for name, one in value.items() if isinstance(one, str)}
+            value = value | variables_without_secrets(texts)
+        return self.value(value)
 
     def _address(self, found: re.Match[str]) -> str:
         try:

@@ -25,6 +25,7 @@ from dpscope.analysis.traces.reading.event_table import CATEGORIES, is_unread_de
 from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, EventArgs, RawEvent
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.redaction import command_without_secrets, without_secrets
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, natural_order
 from dpscope.profiling.store.folders import (
@@ -90,7 +91,7 @@ def collect(
     first rank's, else none. `notes` are plain data by file name. Raises DpscopeError for a folder that is not a run, for invalid
     JSON in it, and for a run that is too large even without traces.
     """
-    names = Anonymizer(_hosts(run), (run, Path.cwd()))
+    names = Anonymizer(_hosts(run), (run, Path.cwd()), _scripts(run))
     members = [*_run_members(run, names)]
     records = [
         {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
@@ -135,6 +136,10 @@ class _Host(msgspec.Struct):
     hostname: str = ""
 
 
+class _OfScript(msgspec.Struct):
+    script: str | None = None
+
+
 class _OfRank(msgspec.Struct):
     environment: _Host | None = None
 
@@ -148,6 +153,12 @@ def _hosts(run: Path) -> list[str]:
             environment = msgspec.json.decode(path.read_bytes(), type=_OfRank).environment
             hosts += [] if environment is None else [environment.hostname]
     return hosts
+
+
+def _scripts(run: Path) -> set[str]:
+    """The command of an attached script as it is stored and as it is shown: older versions stored secrets."""
+    stored = msgspec.json.decode((run / MANIFEST_NAME).read_bytes(), type=_OfScript).script
+    return {stored, command_without_secrets(stored)} if stored else set()
 
 
 def _run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
@@ -165,7 +176,7 @@ def _run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
             if left_out := lines[:-_LOG_LINES]:
                 of_others = f"[{counted(len(left_out), 'line')} before these are not in the bundle]"
                 lines = [of_others, *lines[-_LOG_LINES:]]
-            content = names.text("\n".join(lines)).encode() + b"\n"
+            content = names.text(without_secrets("\n".join(lines))).encode() + b"\n"
             yield Member(name, f"last {counted(_LOG_LINES, 'line')} of each log", content)
         elif path.suffix == ".json":
             yield Member(name, "results and counters of each process", _anonymous_json(path, names))

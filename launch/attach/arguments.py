@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.records.redaction import command_without_secrets
 from dpscope.profiling.records.settings import Setting, SettingError, check_settings, declarations
 from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
@@ -43,7 +44,7 @@ def attachment(arguments: Sequence[str]) -> Attachment:
     out, work_folder = given.pop("out"), given.pop("work_folder")
     if out is None:
         raise DpscopeError("--out is missing: name the run folder before the script, such as --out runs/mine train.py")
-    script, folder = shlex.join(command), work_folder is not None
+    script, folder = command_without_secrets(shlex.join(command)), work_folder is not None
     code = Path.cwd() if command[:1] == ("-m",) else Path(*command[:1]).absolute().parent
     settings = AttachSettings(out.absolute(), script, code, has_work_folder=folder, **given)
     try:

@@ -13,6 +13,7 @@ from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEngine, Switch
+from dpscope.profiling.records.redaction import command_without_secrets, variables_without_secrets
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, ddp_arguments, traits_of
 
@@ -194,6 +195,10 @@ class Environment(Stored, frozen=True):
     nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older dpscope
     commit: Commit | None = None  # of the measured code; None: not in git, or an older dpscope
 
+    def __post_init__(self) -> None:
+        """Also for files of older versions, which stored secrets."""
+        msgspec.structs.force_setattr(self, "settings", variables_without_secrets(self.settings))
+
 
 _PublishedTime = Literal["epoch_seconds", "compute_seconds", "communication_seconds"]
 PublishedQuantity = (
@@ -246,6 +251,19 @@ class Manifest(Stored, frozen=True):
     repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)  # by --detect; default: config's repeats
     published: tuple[PublishedValue, ...] = ()  # published values of these cells, if a table was given
     hosts: tuple[Host, ...] = ()  # of a run over several nodes, at its last start
+
+    def __post_init__(self) -> None:
+        """Also for files of older versions, which stored secrets."""
+        if (script := self.script) is None or (shown := command_without_secrets(script)) == script:
+            return
+        findings = tuple(
+            msgspec.structs.replace(
+                one, message=one.message.replace(script, shown), next_step=one.next_step.replace(script, shown)
+            )
+            for one in self.findings
+        )
+        msgspec.structs.force_setattr(self, "script", shown)
+        msgspec.structs.force_setattr(self, "findings", findings)
 
 
 class TimedBlock(Stored, frozen=True):

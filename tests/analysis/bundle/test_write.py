@@ -59,6 +59,26 @@ def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) ->
     assert (tmp_path / "b.zip").stat().st_size < 300_000
 
 
+def test_of_an_attached_script_only_names_of_options_are_kept(run: Path) -> None:
+    """Also where a finding quotes its command, and in a folder of an older version, which stored secrets."""
+    script = "/srv/me/project/train.py --lr 0.125 --api-key hunter2"
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["script"] = script
+    finding = {"severity": "info", "code": "job_not_measured", "next_step": f"dpscope attach -- {script}"}
+    manifest["findings"] = [{**finding, "message": "a job failed"}]
+    manifest["environment"]["settings"] = {"NCCL_TOKEN": "hunter2", "NCCL_ALGO": "Ring"}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    log = next(run.glob("cells/ddp-*/repeat0/log.txt"))
+    log.write_text("loading https://me:hunter2@host/data\n")
+    members = collect(run, [RunCode.WIDE_SPREAD.finding(f"of {script}")], {}, most_bytes=2_000_000).members
+    texts = [one.content.decode() for one in members if one.name.endswith((".json", ".txt"))]
+    assert not [one for one in texts for word in ("hunter2", "/srv/me", "0.125") if word in one]
+    stored = json.loads(next(one.content for one in members if one.name == "manifest.json"))
+    assert stored["script"] == "train.py --lr --api-key"
+    assert stored["environment"]["settings"] == {"NCCL_TOKEN": "***", "NCCL_ALGO": "Ring"}
+
+
+@pytest.mark.long
 def test_traces_that_do_not_fit_are_named(run: Path) -> None:
     whole = collect(run, [], {})
     traces = [member for member in whole.members if "/traces/" in member.name or "/counters/" in member.name]
