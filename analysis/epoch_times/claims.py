@@ -76,7 +76,9 @@ def _claim(row: CsvRow) -> Claim:
 
 def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
     """Audit every claim against the epoch times that it was derived from."""
-    found: dict[tuple[object, ...], EpochEstimate] = {one[:7]: one for one in estimates(rows)}
+    found: dict[tuple[object, ...], EpochEstimate] = {
+        (*one.setting, one.quantity, one.method): one for one in estimates(rows)
+    }
     baselines = Baselines(rows)
     return [AuditedClaim(claim, rows, claims, found, baselines) for claim in claims]
 

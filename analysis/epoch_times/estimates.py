@@ -1,7 +1,8 @@
 """What epoch times alone support: named estimates of scaling and communication, sound or not, and scaling laws.
 
 Words: b is the batch per device, G = N b the global batch; t is a step time, T an epoch time over a fixed data
-set, so that an epoch on N devices has 1/N of the steps that one device needs at the same b.
+set, so that an epoch on N devices has 1/N of the steps that one device needs at the same b. Where an epoch on N devices holds
+more samples, as with equal steps at the same b, T_1 stands for the time that one device needs for as many.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime
+from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime, Setting
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
 from dpscope.profiling.records.finding import counted, listed
 from dpscope.profiling.records.strategies import traits_of
@@ -47,6 +48,12 @@ class EpochEstimate(NamedTuple):
     unit: str
     sound: bool
     reason: str
+    nodes: int | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """That of its row."""
+        return (self.study, self.run, self.strategy, self.batch_size, self.devices, self.nodes)
 
     @property
     def uncertain(self) -> bool:
@@ -113,6 +120,11 @@ the devices twice. Efficiency is the speedup over N.
 `ideal_split`, T_N(G/N) - T_1(G)/N, uses the single device's larger batch, so it errs by the fixed part of t_1.
 `same_total`, T_N(G/N) - T_1(G), does not divide the work, so it goes negative.
 """
+MAY_BE_EQUAL_STEPS = 1.1
+"""T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of one device's.
+
+A step on N devices takes at least as long as on one device, so that with equal steps the ratio is 1 at most, and noise.
+"""
 _UNSOUND = ("ideal_split", "same_total")
 _AT_LOCAL_BATCH = ("weak", "same_local_batch")
 
@@ -152,6 +164,14 @@ def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
     return [*found, _bandwidth(row, added)]
 
 
+def epoch_length_unknown(devices: int, ratio: float) -> str:
+    """Why nothing follows from T_1/T_N at the same batch per device where it may be of equal steps or of equal samples."""
+    return (
+        f"a speedup of {ratio:.2f} if an epoch has the same samples on {counted(devices, 'device')} as on one, but of "
+        f"{devices * ratio:.2f} if it has the same steps: give samples_per_epoch or steps_per_epoch"
+    )
+
+
 def _derived(
     row: EpochTime,
     quantity: str,
@@ -168,11 +188,24 @@ def _derived(
     1966): strict bounds, not standard errors.
     """
     t_n, t_1 = row.seconds, single.seconds if single is not None else None
-    if t_n is None or t_1 is None:
+    if t_n is None or t_1 is None or single is None:
         reason = "no epoch time: out of memory" if t_n is None else note
         return _estimate(row, quantity, method, None, reason, False)
-    ends = [formula(ours, theirs, row.devices) for ours in t_n[1:] for theirs in t_1[1:]]
-    value = Bounded(formula(t_n.value, t_1.value, row.devices), min(ends), max(ends))
+    samples = row.samples_over(single)
+    if samples is None:
+        samples = 1.0
+        if (
+            method in _AT_LOCAL_BATCH
+            and row.batch_size_is == "per_device"
+            and t_1.value < MAY_BE_EQUAL_STEPS * t_n.value
+        ):
+            return _estimate(
+                row, quantity, method, None, epoch_length_unknown(row.devices, t_1.value / t_n.value), False
+            )
+    elif samples != 1.0:
+        note += f", times {samples:.3g} as the epoch has {samples:.3g} times its samples"
+    ends = [formula(ours, samples * theirs, row.devices) for ours in t_n[1:] for theirs in t_1[1:]]
+    value = Bounded(formula(t_n.value, samples * t_1.value, row.devices), min(ends), max(ends))
     estimate = _estimate(row, quantity, method, value, f"{note}; {problem or meaning}", problem is None)
     if estimate.uncertain:
         reason = f"{_LEVELS[quantity][1]} is not certain at this clock resolution; {estimate.reason}"
@@ -209,7 +242,9 @@ def _estimate(
 ) -> EpochEstimate:
     middle, low, high = value if value is not None else (None, None, None)
     high = None if high is None or math.isinf(high) else high
-    return EpochEstimate(*row.setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason)
+    study, run, strategy, batch_size, devices, nodes = row.setting
+    setting = (study, run, strategy, batch_size, devices)
+    return EpochEstimate(*setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason, nodes)
 
 
 class EpochLaw(NamedTuple):
@@ -232,36 +267,56 @@ class EpochLaw(NamedTuple):
     predicted_speedup: float | None
     note: str  # why nothing is predicted, or how far the law is extrapolated
     misuse: Mapping[int, float]
+    devices_per_node: int | None = None  # of a series over several nodes that are not full
 
 
 def law_fits(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[EpochLaw]:
-    """A law for every series of one study, run, strategy and batch_size with a sound speedup."""
+    """A law for every series of one study, run, strategy and batch_size with a sound speedup.
+
+    Rows on one node and on full nodes are one series; those on nodes with fewer devices are series of their own.
+    """
     methods: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"}
     row_of = {row.setting: row for row in rows}
-    series: dict[tuple[str | None, str | None, str, int, Scaling], dict[int, float]] = {}
+    series: dict[tuple[str | None, str | None, str, int, Scaling, int | None], dict[int, float]] = {}
     shares: dict[tuple[object, ...], float] = {}
     for one in found:
-        row, value = row_of[one[:5]], one.value
+        row, value = row_of[one.setting], one.value
+        sparse = _sparse_nodes(row, rows)
         scaling = methods.get(row.batch_size_is)
         if value is None or not one.sound or scaling is None:
             continue
         if (one.quantity, one.method) == ("speedup", scaling):
-            series.setdefault((*one[:4], scaling), {})[one.devices] = value
+            series.setdefault((*one[:4], scaling, sparse), {})[one.devices] = value
         elif (one.quantity, one.method) == ("communication_seconds", "same_local_batch") and row.epoch_seconds:
-            shares[one[:5]] = value / row.epoch_seconds
+            shares[(*one[:4], sparse, one.devices)] = value / row.epoch_seconds
     laws = []
     for key, speedups in series.items():
-        fit = fit_scaling(speedups, key[4])
+        scaling, sparse = key[4:]
+        fit = fit_scaling(speedups, scaling)
         assert fit is not None
         farthest = FARTHEST_FACTOR * fit.largest_devices
         prediction = predicted_speedup(fit, farthest)
         parameters = {name: one.value for name, one in fit.parameters.items() if one.value is not None}
-        serial = {n: shares.get((*key[:4], n), 0.0) for n in sorted(speedups)}
+        serial = {n: shares.get((*key[:4], sparse, n), 0.0) for n in sorted(speedups)}
         misuse = {n: amdahl_speedup(share, n) for n, share in serial.items() if 0 < share < 1}
         measured = dict(sorted(speedups.items()))
         predicted = farthest, prediction.speedup.value, prediction.note
-        laws.append(EpochLaw(*key, fit.law, parameters, measured, fit.worst_relative_error, *predicted, misuse))
+        laws.append(
+            EpochLaw(*key[:5], fit.law, parameters, measured, fit.worst_relative_error, *predicted, misuse, sparse)
+        )
     return laws
+
+
+def _per_node(row: EpochTime) -> int:
+    return -(-row.devices // (row.nodes or 1))
+
+
+def _sparse_nodes(row: EpochTime, rows: Sequence[EpochTime]) -> int | None:
+    """Devices per node of a row over several nodes, if other rows of its study have more on one; else None."""
+    if row.nodes is None or row.nodes == 1:
+        return None
+    fullest = max(_per_node(other) for other in rows if other.study == row.study and other.nodes is not None)
+    return _per_node(row) if _per_node(row) < fullest else None
 
 
 def misuse_sentence(laws: Sequence[EpochLaw]) -> str:

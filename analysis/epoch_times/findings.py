@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw
-from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, place
+from dpscope.analysis.epoch_times.estimates import MAY_BE_EQUAL_STEPS, EpochEstimate, EpochLaw, epoch_length_unknown
+from dpscope.analysis.epoch_times.table import Baselines, EpochTable, EpochTime, at, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.strategies import traits_of
@@ -20,6 +20,8 @@ _SUBTRACTIONS = {
     "same_total": "T_N - T_1 at a fixed global batch",
 }
 
+_ADDED = ("communication_seconds", "same_local_batch")
+
 _Item = TypeVar("_Item", EpochTime, EpochEstimate, EpochLaw)
 _Estimates = Sequence[EpochEstimate]
 
@@ -34,7 +36,8 @@ def table_findings(table: EpochTable, found: _Estimates) -> list[Finding]:
         *_batches(rows),
         *_negative(added),
         *_coarse_clock(timed, added),
-        *_no_baseline(rows, added),
+        *_epoch_lengths(rows),
+        *_no_baseline(rows, found),
         *_uneven_epochs(rows),
         *_runs_differ(rows),
         *_speedups([one for one in timed if one.quantity == "speedup" and one.sound]),
@@ -45,6 +48,10 @@ def table_findings(table: EpochTable, found: _Estimates) -> list[Finding]:
 def by_run(items: Iterable[_Item]) -> Iterable[tuple[str, list[_Item]]]:
     """Items by study and run, as `place` names them, in order."""
     return grouped((place(item.study, item.run), item) for item in items).items()
+
+
+def _at(one: EpochTime | EpochEstimate) -> str:
+    return at(one.batch_size, one.devices, one.nodes)
 
 
 def _columns(table: EpochTable) -> Iterator[Finding]:
@@ -69,10 +76,13 @@ def _batches(rows: Sequence[EpochTime]) -> Iterator[Finding]:
     wrong = (
         row
         for row, size, samples in sampled
-        if row.steps_per_epoch and size and row.steps_per_epoch not in (samples // size, -(-samples // size))
+        if row.steps_per_epoch
+        and size
+        and row.steps_per_epoch not in (samples // size, -(-samples // size))
+        and not row.repeats_data
     )
     for where, group in by_run(wrong):
-        cells = [f"{counted(row.steps_per_epoch or 0, 'step')} at {at(row.batch_size, row.devices)}" for row in group]
+        cells = [f"{counted(row.steps_per_epoch or 0, 'step')} at {_at(row)}" for row in group]
         yield EstimateCode.STEPS_CONTRADICT_BATCH.finding(
             f"{where}: {listed(cells)} do not fit a batch that is {group[0].batch_size_is} on "
             f"{counted(group[0].samples_per_epoch or 0, 'sample')}"
@@ -92,7 +102,7 @@ def _batches(rows: Sequence[EpochTime]) -> Iterator[Finding]:
 def _negative(added: _Estimates) -> Iterator[Finding]:
     for method, formula in _SUBTRACTIONS.items():
         for where, group in by_run(one for one in added if one.method == method and (one.value or 0.0) < 0):
-            cells = listed([f"{one.value:.4g} s at {at(one.batch_size, one.devices)}" for one in group])
+            cells = listed([f"{one.value:.4g} s at {_at(one)}" for one in group])
             yield EstimateCode.NEGATIVE_COMMUNICATION.finding(
                 f"{where}: {formula} is negative, so it cannot be communication: {cells}"
             )
@@ -101,7 +111,7 @@ def _negative(added: _Estimates) -> Iterator[Finding]:
 def _coarse_clock(timed: _Estimates, added: _Estimates) -> Iterator[Finding]:
     def bounds(one: EpochEstimate) -> str:
         high = "unbounded" if one.high is None else f"{one.high:.4g}"
-        return f"{one.method} {at(one.batch_size, one.devices)} {one.value:.4g} [{one.low:.4g}, {high}]"
+        return f"{one.method} {_at(one)} {one.value:.4g} [{one.low:.4g}, {high}]"
 
     for where, group in by_run(one for one in timed if one.uncertain):
         cells = listed([f"{one.quantity} {bounds(one)}" for one in group])
@@ -116,18 +126,59 @@ def _coarse_clock(timed: _Estimates, added: _Estimates) -> Iterator[Finding]:
         )
 
 
-def _no_baseline(rows: Sequence[EpochTime], added: _Estimates) -> Iterator[Finding]:
-    known = {one[:5] for one in added if one.method == "same_local_batch"}
-    lacking = [row for row in rows if row.devices > 1 and row.epoch_seconds is not None and row.setting not in known]
-    tried = {(row.study, row.model, row.batch_size) for row in rows if row.devices == 1 and row.epoch_seconds is None}
-    lacking = [row for row in lacking if (row.study, row.model, row.local_batch) not in tried]
-    for where, group in by_run(row for row in lacking if row.local_batch):
-        cells = listed([at(row.batch_size, row.devices) for row in group])
+def _epoch_lengths(rows: Sequence[EpochTime]) -> Iterator[Finding]:
+    """Rows whose epoch has other samples than one device's, and those of which this is unknown."""
+    baselines = Baselines(rows)
+    longer: list[tuple[EpochTime, float]] = []
+    unknown: list[tuple[EpochTime, float]] = []
+    for row in rows:
+        if row.batch_size_is != "per_device" or row.devices == 1 or row.epoch_seconds is None:
+            continue
+        single, _ = baselines.find(row, row.batch_size, sweep_first=False)
+        if single is None or single.epoch_seconds is None:
+            continue
+        samples, ratio = row.samples_over(single), single.epoch_seconds / row.epoch_seconds
+        if samples is None and ratio < MAY_BE_EQUAL_STEPS:
+            unknown.append((row, ratio))
+        elif samples is not None and samples != 1.0:
+            longer.append((row, samples))
+    for where, group in grouped((place(row.study, row.run), (row, samples)) for row, samples in longer).items():
+        cells = listed([f"{samples:.3g} times as many at {_at(row)}" for row, samples in group])
+        yield EstimateCode.EPOCHS_OF_OTHER_SAMPLES.finding(
+            f"{where}: an epoch has other samples than one device's: {cells}; values compare the time of as many samples"
+        )
+    for where, group in grouped((place(row.study, row.run), (row, ratio)) for row, ratio in unknown).items():
+        cells = listed([f"{_at(row)}: {epoch_length_unknown(row.devices, ratio)}" for row, ratio in group])
+        yield EstimateCode.EPOCH_LENGTH_UNKNOWN.finding(f"{where}, {cells}")
+
+
+def _no_baseline(rows: Sequence[EpochTime], found: _Estimates) -> Iterator[Finding]:
+    """Rows whose added time is unknown for want of a single-device time, or of one that is comparable."""
+    added = {one.setting: one for one in found if (one.quantity, one.method) == _ADDED}
+    baselines = Baselines(rows)
+    lacking = [
+        row
+        for row in rows
+        if row.setting in added
+        and row.epoch_seconds is not None
+        and row.local_batch is not None
+        and baselines.find(row, row.local_batch, sweep_first=True)[0] is None
+    ]
+    singles = [(row.study, row.model, row.batch_size) for row in rows if row.devices == 1 and row.epoch_seconds is None]
+    lacking = [row for row in lacking if (row.study, row.model, row.local_batch) not in singles]
+    timed = {(row.study, row.batch_size) for row in rows if row.devices == 1}
+    for where, group in by_run(row for row in lacking if (row.study, row.local_batch) not in timed):
         batches = ", ".join(map(str, sorted({row.local_batch or 0 for row in group})))
         yield EstimateCode.NO_SAME_LOCAL_BASELINE.finding(
-            f"{where}: the added time is unknown at {cells}, as no single-device time at the same batch per device "
-            "was measured",
+            f"{where}: the added time is unknown at {listed([_at(row) for row in group])}, as no single-device time at the same "
+            "batch per device was measured",
             f"time one device at batch {batches}",
+        )
+    for where, group in by_run(row for row in lacking if (row.study, row.local_batch) in timed):
+        cells = [f"{_at(row)}: {added[row.setting].reason}" for row in group]
+        yield EstimateCode.NO_SAME_LOCAL_BASELINE.finding(
+            f"{where}: the added time is unknown although one device was timed at the same batch per device, at {listed(cells)}",
+            "give a row and its single-device row the same run, model and dataset",
         )
 
 
@@ -140,7 +191,7 @@ def _uneven_epochs(rows: Sequence[EpochTime]) -> Iterator[Finding]:
         return row.devices * -(-samples // (b * row.devices)) / -(-samples // b) - 1
 
     for where, group in by_run(row for row in rows if extra_steps(row) > UNEVEN_FROM):
-        cells = [f"{at(row.batch_size, row.devices)} by {extra_steps(row):.0%}" for row in group]
+        cells = [f"{_at(row)} by {extra_steps(row):.0%}" for row in group]
         yield EstimateCode.UNEVEN_EPOCH.finding(
             f"{where}: the last step of an epoch is far from full, so an epoch on N devices has more than 1/N of one "
             f"device's steps: {listed(cells)}; T_1/N does not include their fixed cost"
@@ -150,21 +201,41 @@ def _uneven_epochs(rows: Sequence[EpochTime]) -> Iterator[Finding]:
 def _runs_differ(rows: Sequence[EpochTime]) -> Iterator[Finding]:
     """Runs of one study that repeat a setting and differ by more than their clocks' resolution."""
     same = grouped(
-        ((row.study, row.hardware, row.model, row.strategy, row.batch_size, row.batch_size_is, row.devices), row)
+        (
+            (
+                row.study,
+                row.hardware,
+                row.model,
+                row.strategy,
+                row.batch_size,
+                row.batch_size_is,
+                row.devices,
+                row.nodes,
+            ),
+            row,
+        )
         for row in rows
         if row.epoch_seconds is not None
     )
     worst: dict[str | None, list[tuple[float, str]]] = {}
+    unplaced: set[str | None] = set()  # studies in which the number of nodes may be the difference
     for repeated in same.values():
         repeated.sort(key=lambda row: row.epoch_seconds or 0.0)
         first, low, high = repeated[0], repeated[0].seconds, repeated[-1].seconds
         if low and high and high.low > low.high and (excess := high.value / low.value - 1) > RUNS_DIFFER_FROM:
-            setting = f"{first.strategy} {at(first.batch_size, first.devices)}"
+            setting = f"{first.strategy} {_at(first)}"
             text = f"{setting} {low.value:.5g} and {high.value:.5g} s: {excess:.1%}"
             worst.setdefault(first.study, []).append((excess, text))
+            if first.devices > 1 and first.nodes is None:
+                unplaced.add(first.study)
     for study, pairs in worst.items():
         cells = listed([text for _, text in sorted(pairs, reverse=True)])
-        yield EstimateCode.RUNS_DIFFER.finding(f"{place(study, None)}: runs of the same setting differ: {cells}")
+        next_step = EstimateCode.RUNS_DIFFER.next_step
+        if study in unplaced:
+            next_step = f"add a column nodes if their numbers of nodes differ; else {next_step}"
+        yield EstimateCode.RUNS_DIFFER.finding(
+            f"{place(study, None)}: runs of the same setting differ: {cells}", next_step
+        )
 
 
 def _speedups(sound: _Estimates) -> Iterator[Finding]:
@@ -192,7 +263,7 @@ def _origins(rows: Sequence[EpochTime]) -> Iterator[Finding]:
             f"{where}: {counted(len(group), 'time')} typed into a document, without output of the runs"
         )
     for where, group in by_run(row for row in rows if row.epoch_seconds is None):
-        cells = listed([f"{row.strategy} {at(row.batch_size, row.devices)}" for row in group])
+        cells = listed([f"{row.strategy} {_at(row)}" for row in group])
         yield EstimateCode.OUT_OF_MEMORY.finding(
             f"{where}: no time for {cells} (batch_size, devices): out of memory; its comparisons are unknown, not 0"
         )

@@ -14,7 +14,7 @@ from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortene
 from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.findings import by_run, table_findings
-from dpscope.analysis.epoch_times.table import EpochTable, place, read_epoch_times
+from dpscope.analysis.epoch_times.table import EpochTable, layout, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding, counted, listed
@@ -28,7 +28,8 @@ _WIDTHS = (7, 7, 5, 8, 7, 11, 9, 9, 9)
 LEGEND = (
     "strong, weak: speedup at the same global batch, and at the same batch per device (* one of the two: the "
     "table does not say what its batch_size is); compute: one device's time for its share of an epoch; added: "
-    "further wall time of an epoch (same_local_batch); low, high: its bounds at the clock's resolution; "
+    "further wall time of an epoch (same_local_batch); N: devices, 4x1 for four nodes with one each; "
+    "low, high: bounds of added at the clock's resolution; "
     f"{NA}: unknown, for a reason given in the findings and the estimates."
 )
 
@@ -113,7 +114,7 @@ def _by_setting(found: Sequence[EpochEstimate]) -> dict[str, list[dict[tuple[str
     groups: dict[str, dict[tuple[object, ...], dict[tuple[str, str], EpochEstimate]]] = {}
     for one in found:
         settings = groups.setdefault(place(one.study, one.run), {})
-        settings.setdefault(one[:5], {})[one.quantity, one.method] = one
+        settings.setdefault(one.setting, {})[one.quantity, one.method] = one
     return {where: list(settings.values()) for where, settings in groups.items()}
 
 
@@ -126,7 +127,7 @@ def _overview_cells(cells: dict[tuple[str, str], EpochEstimate]) -> tuple[str, .
     return (
         added.strategy,
         str(added.batch_size),
-        str(added.devices),
+        layout(added.devices, added.nodes),
         strong,
         significant(cells["speedup", "weak"].value),
         significant(cells["compute_seconds", "same_local_batch"].value),
@@ -153,17 +154,23 @@ def _wrapped(text: str, indent: str = "", first: str = "") -> list[str]:
 def _bandwidths(settings: Sequence[dict[tuple[str, str], EpochEstimate]]) -> str:
     known = [cells["effective_bandwidth", "same_local_batch"] for cells in settings]
     parts = [
-        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {counted(one.devices, 'device')})"
+        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {_devices(one)})"
         for one in known
         if one.value is not None
     ]
     return f"Bytes moved per added second (not a link's rate): {listed(parts)}." if parts else ""
 
 
+def _devices(one: EpochEstimate) -> str:
+    placed = f" on {counted(one.nodes, 'node')}" if one.nodes is not None else ""
+    return f"{counted(one.devices, 'device')}{placed}"
+
+
 def _law_sentence(law: EpochLaw) -> str:
     *_, parameters, _, predicts = _law_cells(law)
     counts = listed([f"{speedup:.3g}x on {devices}" for devices, speedup in law.speedups.items()])
-    return f"{law.strategy}, batch_size {law.batch_size}, {law.scaling} scaling, {counts}: {parameters}; {predicts}."
+    sparse = f", {law.devices_per_node} on each node" if law.devices_per_node is not None else ""
+    return f"{law.strategy}, batch_size {law.batch_size}{sparse}, {law.scaling} scaling, {counts}: {parameters}; {predicts}."
 
 
 def _law_cells(law: EpochLaw) -> tuple[str, ...]:
@@ -173,7 +180,7 @@ def _law_cells(law: EpochLaw) -> tuple[str, ...]:
         law.run or "",
         law.strategy,
         str(law.batch_size),
-        ", ".join(map(str, law.speedups)),
+        ", ".join(map(str, law.speedups)) + (f" ({law.devices_per_node} a node)" if law.devices_per_node else ""),
         f"{law.law}: {parameters}",
         f"{law.worst_relative_error:.0%}" if len(law.speedups) > 1 else "",
         f"{significant(law.predicted_speedup, 3)}x on {law.predicted_devices}" if known else law.note,

@@ -8,6 +8,7 @@ Words: b is the batch per device, G = N b the global batch; T is an epoch time, 
 
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,12 @@ class EpochTime(NamedTuple):
     resolution_s: float | None  # None: exact
     provenance: str | None
     steps_per_epoch: int | None
+    nodes: int | None = None  # hosts of the devices
 
     @property
-    def setting(self) -> tuple[str | None, str | None, str, int, int]:
-        """What distinguishes the rows of a table, with which its estimates begin."""
-        return (self.study, self.run, self.strategy, self.batch_size, self.devices)
+    def setting(self) -> "Setting":
+        """What distinguishes the rows of a table, and its estimates."""
+        return (self.study, self.run, self.strategy, self.batch_size, self.devices, self.nodes)
 
     @property
     def seconds(self) -> Bounded | None:
@@ -88,6 +90,45 @@ class EpochTime(NamedTuple):
         size = self.global_batch
         return None if size is None or self.samples_per_epoch is None else -(-self.samples_per_epoch // size)
 
+    @property
+    def repeats_data(self) -> bool:
+        """Whether every device goes through all samples: its steps, at its own batch, are those of all samples."""
+        samples, steps = self.samples_per_epoch, self.steps_per_epoch
+        if self.batch_size_is != "per_device" or self.devices == 1 or samples is None or steps is None:
+            return False
+        return steps in _steps(samples, self.batch_size) and steps not in _steps(
+            samples, self.batch_size * self.devices
+        )
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """The samples that all devices process in an epoch; None if unknown."""
+        if self.repeats_data:
+            return (self.samples_per_epoch or 0) * self.devices
+        if self.samples_per_epoch is not None:
+            return self.samples_per_epoch
+        size, steps = self.global_batch, self.steps_per_epoch
+        return None if size is None or steps is None else steps * size
+
+    def samples_over(self, single: "EpochTime") -> float | None:
+        """Samples of this epoch over those of the single device's: 1 for the same data, N for equal steps at the same batch per
+        device; None if unknown."""
+        ours, theirs = self.epoch_samples, single.epoch_samples
+        if ours is None or theirs is None:
+            return None
+        for factor in (1, self.devices):
+            if abs(ours - factor * theirs) < (self.global_batch or 1):  # the last batch of an epoch may be partial
+                return float(factor)
+        return ours / theirs
+
+
+Setting = tuple[str | None, str | None, str, int, int, int | None]
+
+
+def _steps(samples: int, batch: int) -> tuple[int, int]:
+    """Steps of an epoch without and with its last, partial batch."""
+    return samples // batch, -(-samples // batch)
+
 
 OPTIONAL_COLUMNS = tuple(name for name in EpochTime._fields if name not in REQUIRED_COLUMNS)
 
@@ -114,7 +155,8 @@ def read_epoch_times(path: Path) -> EpochTable:
         if (first := first_lines.setdefault(row.setting, line.line)) != line.line:
             raise DpscopeError(
                 f"{path}, row {line.line}: strategy {row.strategy}, batch_size {row.batch_size}, devices {row.devices} "
-                f"again, as in row {first}; distinguish repetitions, models and machines in column run or study"
+                f"again, as in row {first}; distinguish placements in column nodes, and repetitions, models and machines in "
+                "column run or study"
             )
         rows.append(row)
     absent = tuple(name for name in OPTIONAL_COLUMNS if name not in headings)
@@ -132,6 +174,9 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         raise row.error(
             "batch_size_is", f"is neither global nor per_device; {advice}, or leave it empty if it is unknown"
         )
+    nodes = row.whole("nodes")
+    if nodes is not None and nodes > devices:
+        raise row.error("nodes", f"for {counted(devices, 'device')}; a node has at least one of them")
     shortest, longest = _SECONDS_RANGE
     return EpochTime(
         study=row.text("study"),
@@ -151,7 +196,12 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         resolution_s=row.decimal("resolution_s", lambda s: 0 <= s <= longest, "seconds from 0 on (empty: exact)"),
         provenance=row.text("provenance"),
         steps_per_epoch=row.whole("steps_per_epoch"),
+        nodes=nodes,
     )
+
+
+_COMMON = ("run", "model", "dataset", "samples_per_epoch")
+"""Columns in which a row and its single-device row agree, except for the rules of `Baselines.find`."""
 
 
 class Baselines:
@@ -169,13 +219,13 @@ class Baselines:
 
     @staticmethod
     def _key(row: EpochTime, run: str | None, batch_size: int) -> tuple[object, ...]:
-        return (row.study, run, row.model, row.dataset, row.samples_per_epoch, batch_size)
+        return (row.study, run, row.model, row.dataset, batch_size)
 
     def find(self, row: EpochTime, batch_size: int, *, sweep_first: bool) -> tuple[EpochTime | None, str]:
         """The timed one-device row at `batch_size` to compare `row` with, and its origin; else None and the reason.
 
-        It has the same study, model, data set and samples per epoch, and strategy `single`, or else the row's strategy on one
-        device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
+        It has the same study, model and data set, a known ratio of samples per epoch, and strategy `single`, or else the row's
+        strategy on one device. Rows of the same hardware come first ("1x L4" also serves "4x L4").
 
         A run uses its own rows, or those of a run with the suffix `_sweep`, which has only one-device rows. A ratio prefers the
         run's own row, so that both times come from one run. A subtraction prefers the sweep: it compares times across batch
@@ -189,6 +239,8 @@ class Baselines:
             runs = list(single_only)
         for run in runs:
             alike = self._alike.get(self._key(row, run, batch_size), [])
+            same = [one for one in alike if one.samples_per_epoch == row.samples_per_epoch]
+            alike = same or [one for one in alike if row.samples_over(one) is not None]
             found = [one for one in alike if traits_of(one.strategy).baseline]
             found = found or [one for one in alike if one.strategy == row.strategy]
             found = [one for one in found if one.hardware == row.hardware] or found
@@ -199,7 +251,17 @@ class Baselines:
                 if one.epoch_seconds is None:
                     return None, f"the single device ran out of memory at batch {batch_size}{where}"
                 return one, f"T_1 at batch {batch_size}{where}"
-        return None, f"no single-device time at {counted(batch_size, 'sample')} per device"
+        return None, self._missing(row, batch_size)
+
+    def _missing(self, row: EpochTime, batch_size: int) -> str:
+        """Why no single-device time at `batch_size` is compared with the row: there is none, or what it differs in."""
+        for other in chain.from_iterable(self._alike.values()):
+            if (other.study, other.batch_size) == (row.study, batch_size):
+                differing = [name for name in _COMMON if getattr(other, name) != getattr(row, name)]
+                if differing:
+                    names = ", ".join(f"{name} {getattr(other, name) or 'empty'}" for name in differing)
+                    return f"no single-device time at batch {batch_size} is comparable: the table's has {names}"
+        return f"no single-device time at {counted(batch_size, 'sample')} per device"
 
 
 def place(study: str | None, run: str | None) -> str:
@@ -208,6 +270,14 @@ def place(study: str | None, run: str | None) -> str:
     return f"{name} ({run})" if run else name
 
 
-def at(batch_size: int | None, devices: int | None) -> str:
+def layout(devices: int, nodes: int | None) -> str:
+    """Devices in tables and messages: 4; 4x1 for four nodes with one each; 6 on 4 nodes if these have unlike numbers."""
+    if nodes is None:
+        return str(devices)
+    return f"{nodes}x{devices // nodes}" if devices % nodes == 0 else f"{devices} on {counted(nodes, 'node')}"
+
+
+def at(batch_size: int | None, devices: int | None, nodes: int | None = None) -> str:
     """A setting in messages: (batch_size, devices)."""
-    return f"({'any' if batch_size is None else batch_size}, {'any' if devices is None else devices})"
+    placed = "any" if devices is None else layout(devices, nodes)
+    return f"({'any' if batch_size is None else batch_size}, {placed})"

@@ -15,7 +15,13 @@ class EstimateCode(FindingCode):
     BATCH_MEANING_UNKNOWN = """warning: Some rows do not say whether their batch is global or per device.
         -> set batch_size_is to global or per_device; a sound baseline depends on it"""
     STEPS_CONTRADICT_BATCH = """warning: The number of steps contradicts a row's batch_size_is.
-        -> correct batch_size_is: equal steps on 1 and on N devices mean a global batch"""
+        -> correct batch_size_is or the steps"""
+    EPOCHS_OF_OTHER_SAMPLES = """info: An epoch of several devices does not hold the samples of one device's, as where every
+        device goes through the whole data set. Values compare the time of as many samples.
+        -> no action needed if each device goes through all samples; if the batch is global, correct batch_size_is"""
+    EPOCH_LENGTH_UNKNOWN = """warning: An epoch may hold the same samples on several devices as on one, or the same steps, and
+        thus N times the samples.
+        -> add a column samples_per_epoch or steps_per_epoch"""
     BATCH_EXCEEDS_DATASET = """warning: A batch is larger than the data set, so no step had the batch that the table gives.
         -> remove these rows, or correct their batch size"""
     RUNS_DIFFER = """warning: Runs of the same setting have different times.

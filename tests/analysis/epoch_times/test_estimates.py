@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates
+from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates, law_fits
 from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
@@ -209,3 +209,70 @@ def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[t
             assert estimate.high is not None
         if drop:
             assert estimate.low == estimate.value == estimate.high
+
+
+EQUAL = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epoch,steps_per_epoch\n"
+
+
+@pytest.mark.parametrize(
+    ("single", "several"),
+    [
+        ("50000,782", "50000,782"),  # every device goes through all samples
+        (",100", ",100"),
+        ("6400,", "25600,"),
+        ("6400,100", ",100"),
+    ],
+)
+def test_equal_steps_at_a_batch_per_device_are_n_times_the_samples(tmp_path: Path, single: str, several: str) -> None:
+    """Four devices take 100 s for what one does in 4 x 60 s: 2.4x, 0.6 efficient, 100 - 60 s added."""
+    rows = table(tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,100,{several}\n")
+    found = estimates(rows)
+    for quantity, method, value in (
+        ("speedup", "weak", 2.4),
+        ("efficiency", "weak", 0.6),
+        ("compute_seconds", "same_local_batch", 60.0),
+        ("communication_seconds", "same_local_batch", 40.0),
+    ):
+        estimate = pick(found, quantity, method)
+        assert estimate.value == pytest.approx(value)
+        assert estimate.sound
+        assert "times its samples" in estimate.reason
+
+
+@pytest.mark.parametrize(
+    ("single", "several"),
+    [("50000,782", "50000,196"), ("50000,782", "50000,195"), (",782", ",196"), (",782", ",195"), ("50000,", "50000,")],
+)
+def test_epochs_that_are_divided_hold_equal_samples(tmp_path: Path, single: str, several: str) -> None:
+    """782 steps on one device are 195.5 on four: with or without the last, partial batch."""
+    rows = table(tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,20,{several}\n")
+    assert pick(estimates(rows), "speedup", "weak").value == pytest.approx(3.0)
+
+
+def test_an_epoch_of_unknown_length_is_asked_about(tmp_path: Path) -> None:
+    """0.6 of equal samples is 2.4 of equal steps; four times as fast cannot be of equal steps."""
+    rows = "single,64,per_device,1,60\nddp,64,per_device,4,{}\n"
+    found = estimates(table(tmp_path, HEAD + rows.format(100)))
+    for quantity, method in (("speedup", "weak"), ("communication_seconds", "same_local_batch")):
+        unknown = pick(found, quantity, method)
+        assert (unknown.value, unknown.sound) == (None, False)
+        assert "a speedup of 0.60 if" in unknown.reason
+        assert "of 2.40 if" in unknown.reason
+        assert "give samples_per_epoch or steps_per_epoch" in unknown.reason
+    assert pick(estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value == 3.0
+
+
+def test_series_of_full_nodes_and_of_sparse_nodes_have_laws_of_their_own(tmp_path: Path) -> None:
+    rows = (
+        "strategy,batch_size,batch_size_is,devices,nodes,epoch_seconds\nsingle,64,per_device,1,1,80\n"
+        "ddp,64,per_device,2,1,42\nddp,64,per_device,4,1,22\nddp,64,per_device,8,2,12\n"
+        "ddp,64,per_device,2,2,50\nddp,64,per_device,4,4,31\n"
+    )
+    times = table(tmp_path, rows)
+    full, sparse = law_fits(times, estimates(times))
+    assert full.speedups == {2: pytest.approx(80 / 42), 4: pytest.approx(80 / 22), 8: pytest.approx(80 / 12)}
+    assert sparse.speedups == {2: pytest.approx(1.6), 4: pytest.approx(80 / 31)}
+    assert (full.devices_per_node, sparse.devices_per_node) == (None, 1)
+    # Added: 42 - 40 s of 42, 50 - 40 s of 50.
+    assert full.misuse[2] == pytest.approx(1 / (2 / 42 + 40 / 42 / 2))
+    assert sparse.misuse[2] == pytest.approx(1 / (10 / 50 + 40 / 50 / 2))

@@ -31,7 +31,7 @@ def test_the_example_table() -> None:
     assert {row.study for row in times.of_study("coursework_ddp").rows} == {"coursework_ddp"}
     assert (len(times.rows), first.study, first.resolution_s) == (66, "coursework_l4", 0.01)
     assert (type(first.batch_size), type(first.epoch_seconds)) == (int, float)
-    assert (times.absent_columns, times.unknown_columns) == (("steps_per_epoch",), ())
+    assert (times.absent_columns, times.unknown_columns) == (("steps_per_epoch", "nodes"), ())
 
 
 def test_spelling_that_is_accepted(tmp_path: Path) -> None:
@@ -64,7 +64,8 @@ def test_spelling_that_is_accepted(tmp_path: Path) -> None:
         (SMALLEST + "single,32,2,5\n", ("column devices", "'2'", "single is one device")),
         (SMALLEST + "ddp,32,2\n", ("row 2", "3 cells under 4 headings")),
         (SMALLEST + 'ddp,32,2,"5\n', ("row 2", "quotes")),
-        (SMALLEST + "ddp,32,2,5\nddp,32,2,6\n", ("row 3", "again, as in row 2", "column run or study")),
+        (SMALLEST + "ddp,32,2,5\nddp,32,2,6\n", ("row 3", "again, as in row 2", "column nodes", "column run or study")),
+        ("nodes," + SMALLEST + "3,ddp,32,2,5\n", ("row 2", "column nodes", "'3'", "2 devices")),
         ("batch_size_is," + SMALLEST + "local,ddp,32,2,5\n", ("batch_size_is", "'local'", "global nor per_device")),
         ("resolution_s," + SMALLEST + "-1,ddp,32,2,5\n", ("resolution_s", "'-1'", "from 0 on")),
         (SMALLEST + f"ddp,32,2,{'9' * 60}x\n", ("epoch_seconds", "...'")),
@@ -103,15 +104,23 @@ def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> 
 def test_a_misspelt_column_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="did you mean 'epoch_secs' for epoch_seconds"):
         read_epoch_times(write(tmp_path, "strategy,batch_size,devices,epoch_secs\nddp,32,2,5\n"))
-    path = write(tmp_path, "strategy,batch_size,devices,epoch_seconds,samples_per_epch,note\nddp,32,2,5,100,x\n")
+    path = write(tmp_path, "strategy,batch_size,devices,epoch_seconds,samples_per_epch,remark\nddp,32,2,5,100,x\n")
     (finding,) = (one for one in found_in(path) if one.code == "unknown_column")
-    assert finding.message == "unknown columns, not used: 'samples_per_epch' (did you mean samples_per_epoch?), 'note'"
+    assert (
+        finding.message == "unknown columns, not used: 'samples_per_epch' (did you mean samples_per_epoch?), 'remark'"
+    )
 
 
 def found_in(path: Path) -> list[Finding]:
     table = read_epoch_times(path)
     return table_findings(table, estimates(table.rows))
 
+
+# 10 s at 8 on each of 2 devices for 8 s on one: 0.8x, or 1.6x with equal steps. 4 s are 2x.
+EQUAL_STEPS = (
+    "strategy,batch_size,batch_size_is,devices,epoch_seconds,resolution_s\n"
+    "single,8,per_device,1,8,0\nddp,8,per_device,2,10,0\n"
+)
 
 TABLES = {
     # 20 on 2 against T_1(20) = 80: 55 - 80 = -25 s. Without T_1(20) there is nothing to subtract.
@@ -128,6 +137,12 @@ TABLES = {
         SOUND.replace("55,,output,", "55,,output,25"),
         SOUND.replace("55,,output,", "55,,output,50"),
     ),
+    # 100 steps on 2 devices at a batch of 10 each: all 1000 samples on both.
+    "epochs_of_other_samples": (
+        SOUND + DDP.replace("20,global", "10,per_device").replace("55,,output,", "110,,output,100"),
+        SOUND + DDP.replace("20,global", "10,per_device").replace("55,,output,", "110,,output,50"),
+    ),
+    "epoch_length_unknown": (EQUAL_STEPS, EQUAL_STEPS.replace(",10,", ",4,")),
     "batch_exceeds_dataset": (SOUND.replace("ddp,20", "ddp,1002"), SOUND),
     # A single device that ran out of memory at that batch needs no time.
     "no_same_local_baseline": (SOUND.replace("ddp,20", "ddp,30"), SOUND.replace("1,100,", "1,,")),
@@ -154,6 +169,34 @@ def test_table_findings(tmp_path: Path, code: str) -> None:
     assert found.message
     assert found.next_step
     assert code not in {finding.code for finding in found_in(write(tmp_path, clean))}
+
+
+@pytest.mark.parametrize("column", ["run", "model", "dataset"])
+def test_a_row_that_is_in_the_table_is_not_asked_for(tmp_path: Path, column: str) -> None:
+    """The single-device time at the same batch is there, of another run, model or data set: the finding names it."""
+    path = write(
+        tmp_path,
+        f"{column},strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+        "a,single,8,per_device,1,10\na,ddp,8,per_device,4,4\nb,single,16,per_device,1,9\nb,ddp,8,per_device,2,6\n",
+    )
+    (finding,) = (one for one in found_in(path) if one.code == "no_same_local_baseline")
+    assert f"at (8, 2): no single-device time at batch 8 is comparable: the table's has {column} a" in finding.message
+    assert finding.next_step == "give a row and its single-device row the same run, model and dataset"
+
+
+def test_placements_on_nodes_are_settings_of_their_own(tmp_path: Path) -> None:
+    """Four devices of one node and one on each of four nodes: 9 s apart, by the network, not by chance."""
+    rows = "strategy,batch_size,batch_size_is,devices,{}epoch_seconds\nsingle,64,per_device,1,{}80\n"
+    placed = rows.format("nodes,", "1,") + "ddp,64,per_device,4,1,22\nddp,64,per_device,4,4,31\n"
+    assert not {"runs_differ", "unknown_column"} & {one.code for one in found_in(write(tmp_path, placed))}
+    named = (
+        "run,"
+        + rows.format("", "").replace("single", "a,single")
+        + "a,ddp,64,per_device,4,22\nb,ddp,64,per_device,4,31\n"
+    )
+    (differ,) = (one for one in found_in(write(tmp_path, named)) if one.code == "runs_differ")
+    assert "22 and 31 s: 40.9%" in differ.message
+    assert "column nodes" in differ.next_step
 
 
 def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
