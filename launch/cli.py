@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpscope.profiling.store.errors import READER_GONE, DpscopeError
+from dpscope.profiling.store.shown_text import complain
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand
@@ -125,20 +126,20 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # what cannot be written is known here, not when Python ends
     except DpscopeError as error:
-        sys.stderr.write(f"dpscope: {error}\n")
+        complain(str(error))
         sys.exit(error.exit_status)
     except UnicodeEncodeError as error:  # pyarrow and the files that dpscope writes take UTF-8 alone
         _discard_output()
         before, after = error.object[: error.start].rpartition("\n")[2], error.object[error.start :].partition("\n")[0]
         name = f"{before[-60:]}{after[:60]}".encode("ascii", "backslashreplace").decode()
-        sys.stderr.write(f"dpscope: a name is not UTF-8: {name}; rename that file or folder\n")
+        complain(f"a name is not UTF-8: {name}; rename that file or folder")
         sys.exit(2)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
         _discard_output()
         sys.exit(READER_GONE)
     except OSError as error:
         _discard_output()
-        sys.stderr.write(f"dpscope: {_refused(error)}\n")
+        complain(_refused(error))
         sys.exit(2)
     finally:
         if "torch" not in sys.modules:  # its bindings call what is not freed at the end a leak, on standard error

@@ -7,6 +7,7 @@ import numpy as np
 
 from dpscope.analysis.text.units import name_folded
 from dpscope.profiling.records.strategies import STRATEGIES
+from dpscope.profiling.store.shown_text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,8 +87,8 @@ def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> Non
 
 
 def literal(text: str) -> str:
-    """A name for a label, with dollar signs escaped, which would begin a formula."""
-    return text.replace("$", r"\$")
+    """A name for a label as `one_line`, with dollar signs escaped, which would begin a formula."""
+    return one_line(text).replace("$", r"\$")
 
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish; DataParallel's phases have further colours with a contrast

@@ -4,7 +4,6 @@ What makes a report is imported where one is made: a report that is current is p
 """
 
 import errno
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from dpscope.analysis.report.stamp import PrintedReport, current_report, data_digest
 from dpscope.analysis.text.terminal import (
+    Terminal,
     Trimmed,
     folded,
     open_in_browser,
@@ -34,6 +34,7 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
     from dpscope.analysis.report.build import Report
@@ -159,7 +160,7 @@ def _asked(targets: Targets) -> str:
 def _print_everything(console: Console, report: PrintedReport, page: Path | None) -> None:
     print_summary(console, report, page, whole=True)
     console.print()
-    console.print(Trimmed(Text(report.setting, style="dim")))
+    console.print(Trimmed(folded(report.setting, "dim")))
     for table in report.tables:
         print_table(console, table)
     print_missing(console, report.missing)
@@ -177,17 +178,17 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     if output_format == "json":
         from dpscope.analysis.output.run_json import run_json
 
-        sys.stdout.write(run_json(report) + "\n")
+        write_out(run_json(report) + "\n")
     elif output_format == "csv" and not classic:
         from dpscope.analysis.report.comparison_tables import comparison_csv
 
-        sys.stdout.write(comparison_csv(report.comparison))
+        write_out(comparison_csv(report.comparison))
     elif classic:
         from dpscope.analysis.report.classic_tables import classic_tables
 
         study = classic_tables(report.run, report.comparison)
         print_tables(study.tables, output_format, console)
-        apart = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
+        apart = console if output_format == "table" else Terminal(stderr=True)  # data stays data
         apart.print()
         for line in study.left_out:
             apart.print(f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False)

@@ -4,7 +4,6 @@ Programs get JSON, a summary for GitHub's job pages, or JUnit XML; verdicts come
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +13,6 @@ from xml.etree import ElementTree
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.device_use import UseChange, use_changes, use_table
@@ -38,9 +36,9 @@ from dpscope.analysis.runs.compare import (
 )
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
 from dpscope.analysis.stats.samples import pooled_median
-from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables, progress
-from dpscope.analysis.text.text_table import Field, OutputFormat, TextTable, render, table_of
-from dpscope.analysis.text.units import NA, sentence
+from dpscope.analysis.text.terminal import Trimmed, folded, print_findings, print_table, print_tables, progress
+from dpscope.analysis.text.text_table import Field, OutputFormat, TextTable, finding_line, in_markdown, render, table_of
+from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.tables import difference_table
@@ -49,6 +47,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import SHORT_HASH_DIGITS, Commit
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
+from dpscope.profiling.store.shown_text import complain, write_out
 from dpscope.profiling.store.training_folders import holds_epochs
 
 HistoryOrder = Literal["time", "commit"]
@@ -104,8 +103,9 @@ def _json(found: Judgement) -> str:
 def _github(found: Judgement) -> str:
     """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; all quantities folded."""
     parts = [f"### dpscope compare: {STATUS_WORDS[found.status]}\n", render(verdict_table(found.changes), "markdown")]
-    parts += [f"- {one.severity}: {sentence(one.message)} {sentence(one.next_step)}" for one in found.findings]
-    parts += [f"\n**After**\n\n{_answers(found.after, '- **', '**: ')}\n"] if found.after is not None else []
+    parts += map(finding_line, found.findings)
+    if found.after is not None:
+        parts += ["\n**After**\n", *map(in_markdown, _answers(found.after, "- **", "**: ")), ""]
     parts += [render(found.history, "markdown")] if found.history is not None else []
     every = render(change_table(found.changes), "markdown")
     if (use := use_table(found.uses)) is not None:
@@ -141,7 +141,7 @@ def _junit(found: Judgement) -> str:
         if outcome:
             ElementTree.SubElement(tested, outcome, message=message)
     if found.after is not None:
-        ElementTree.SubElement(suite, "system-out").text = _answers(found.after, "", ": ")
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(_answers(found.after, "", ": "))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
@@ -149,10 +149,9 @@ def _junit(found: Judgement) -> str:
 _PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github, "junit": _junit}
 
 
-def _answers(verdict: Verdict, before: str, between: str) -> str:
+def _answers(verdict: Verdict, before: str, between: str) -> list[str]:
     """The later run's verdict, a line for each warning and answer."""
-    answers = (f"{before}{label}{between}{text}" for label, text in verdict.labelled)
-    return "\n".join((*verdict.warnings, *answers))
+    return [*verdict.warnings, *(f"{before}{label}{between}{text}" for label, text in verdict.labelled)]
 
 
 def print_comparison(
@@ -203,7 +202,7 @@ def print_comparison(
     if (for_programs := _PRINTERS.get(output_format)) is not None:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
-        sys.stdout.write(for_programs(found) + "\n")
+        write_out(for_programs(found) + "\n")
         return status
     _print_judgement(found, share, output_format, console)
     if before.training and after.training:
@@ -231,7 +230,7 @@ def verdict_of(run: RunData) -> Verdict:
 def _print_judgement(found: Judgement, share: float, output_format: ChangeFormat, console: Console) -> None:
     if output_format == "table":  # the answer first: what got slower, a row per cell, what would have been seen
         console.print()
-        console.print(Trimmed(Text(_verdict(found, share))))
+        console.print(Trimmed(folded(_verdict(found, share))))
         if detection := detection_text(found.changes):
             console.print(detection, highlight=False, soft_wrap=True)
         print_table(console, verdict_table(found.changes))
@@ -284,7 +283,7 @@ def _print_learning_changes(
 def _tell(findings: Sequence[Finding], output_format: ChangeFormat, console: Console) -> None:
     """Findings on standard error, a line each, and on a terminal's table also where people look for them."""
     for finding in findings:
-        sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
+        complain(f"{finding.message}; {finding.next_step}")
     if output_format == "table":
         print_findings(console, findings)
 

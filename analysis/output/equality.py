@@ -1,6 +1,5 @@
 """What people see of a comparison: the pairs, the tolerance and what rounding did, the findings; and its JSON."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from dpscope.analysis.text.units import NA, sentence
 from dpscope.profiling.records.equality import EQUALITY_NAME
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.shown_text import write_out
 
 _ROWS = 6  # of the table of tolerances
 
@@ -27,7 +27,7 @@ def show_equality(out: Path, output_format: Literal["table", "json"], console: C
     report, path = compare_trainings(load_equality(out)), out / EQUALITY_NAME
     write_json(path, report)
     if output_format == "json":
-        sys.stdout.write(path.read_text())
+        write_out(path.read_text())
         return report.sound
     console.print(f"\n{sentence(headline(report))}", style="bold", highlight=False)
     for table in (pair_table(report), tolerance_table(report)):

@@ -1,7 +1,6 @@
 """What is printed of traces that no run made, of one job or several; the report of one job, with models applied to it."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
@@ -31,7 +29,16 @@ from dpscope.analysis.output.traces import (
 from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.report.rank_tables import without_cell
 from dpscope.analysis.runs.cell_data import CellData, traced_cell
-from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
+from dpscope.analysis.text.terminal import (
+    Terminal,
+    Trimmed,
+    folded,
+    open_in_browser,
+    print_findings,
+    print_table,
+    print_tables,
+    progress,
+)
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.jobs import distinct_names
@@ -40,6 +47,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnaly
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.profiling.records.finding import Finding, grouped, listed
+from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
     from dpscope.analysis.report.build import Report
@@ -122,9 +130,9 @@ def print_traces(
             page = write_report(report, targets.figure_formats, folder=targets.report)
     modelled = report if targets.modelled else None
     if output_format == "json":
-        sys.stdout.write(traces_json(jobs, modelled) + "\n")
+        write_out(traces_json(jobs, modelled) + "\n")
     elif output_format == "csv":
-        sys.stdout.write(job_csv(jobs))
+        write_out(job_csv(jobs))
     else:
         if output_format == "table":
             _print_verdicts(console, jobs)
@@ -133,7 +141,7 @@ def print_traces(
         if output_format == "table":
             print_findings(console, few_of_each_kind(findings))
     if page is not None:
-        target = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
+        target = console if output_format == "table" else Terminal(stderr=True)  # data stays data
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if targets.open_page:
             open_in_browser(page)
@@ -160,7 +168,7 @@ def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
     for name, job in jobs.items():
         console.print()
         if name:
-            console.print(Trimmed(Text(f"Job {name.removeprefix('job ')}", style="bold")))
+            console.print(Trimmed(folded(f"Job {name.removeprefix('job ')}", "bold")))
         console.print(answer_grid(job.verdict.warnings, job.verdict.labelled))
         if job.verdict.ledger is not None:
             print_table(console, ledger_table(job.verdict.ledger))

@@ -1,7 +1,6 @@
 """What is printed of the traces of one job, as JSON and tables; of more ranks than a table holds their spread and places."""
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +33,7 @@ from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted, grouped
+from dpscope.profiling.store.shown_text import complain
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _TIMES, _RATES = ("duration_us", "transfer_us", "wait_us"), ("algbw_gb_per_s", "busbw_gb_per_s")
@@ -73,9 +73,8 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     if cut_short:
         more = len(cut_short) - 1
         which, of_them = (f"{cut_short[0]} and {more} more are", "them") if more else (f"{cut_short[0]} is", "it")
-        sys.stderr.write(
-            f"dpscope: {which} cut short or damaged: the numbers hold what could be read of {of_them}; read a whole copy, or "
-            "trace again\n"
+        complain(
+            f"{which} cut short or damaged: the numbers hold what could be read of {of_them}; read a whole copy, or trace again"
         )
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 

@@ -26,7 +26,7 @@ from dpscope.analysis.report.stamp import PrintedReport, replace_stamp, write_wi
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import Field, TextTable, render, render_findings, table_of
+from dpscope.analysis.text.text_table import Field, TextTable, in_markdown, render, render_findings, table_of
 from dpscope.analysis.text.units import Unit, show_bytes
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
 from dpscope.profiling.machine import link_specifications as links
@@ -173,9 +173,9 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
 
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
-    parts = [f"# dpscope: {report.run.path.name}\n", f"{report.setting}\n"]
-    parts += [f"{warning}\n" for warning in report.verdict.warnings]
-    parts += [f"**{question}** {one.text}\n" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
+    lines = [f"# dpscope: {report.run.path.name}", report.setting, *report.verdict.warnings]
+    lines += [f"**{question}** {one.text}" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
+    parts = [f"{in_markdown(line)}\n" for line in lines]
     parts += [render(table, "markdown") for table in (*report.first.values(), *report.tables.values())]
     return "\n".join([*parts, render_findings(report.findings)])
 

@@ -22,6 +22,7 @@ from dpscope.analysis.text.units import NA, sentence
 from dpscope.analysis.training.tables import TRAINING_TABLES
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.strategies import STRATEGIES
+from dpscope.profiling.store.shown_text import cleaned
 
 FIRST_FIGURES = ("communication", "step_split")
 """Shown with the answers, in this order, rather than in a section."""
@@ -220,6 +221,7 @@ def render_page(page: Page) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
         loader=jinja2.FunctionLoader(_source),
     )
     environment.filters["unbroken"] = unbroken
@@ -243,6 +245,11 @@ def render_page(page: Page) -> str:
         for_page=for_page,
         word_columns=word_columns,
     )
+
+
+def _shown(value: object) -> object:
+    """What the page shows of a value: of a text without what controls the direction of writing, marked as HTML or not."""
+    return type(value)(cleaned(value)) if isinstance(value, str) else value
 
 
 def _source(name: str) -> str:

@@ -18,6 +18,7 @@ from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, 
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.store.shown_text import cleaned, one_line
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small
@@ -235,5 +236,13 @@ def _stacked(group: str, label: str, bars: Iterable[Bar]) -> Iterator[Lane]:
 
 
 def as_plain(view: TimelineView) -> dict[str, object]:
-    """The view as the page's script reads it."""
-    return {"cell": view.cell, "length": round(view.length_us, 1), "lanes": [lane._asdict() for lane in view.lanes]}
+    """The view as the page's script reads and shows it."""
+    lanes = [
+        lane._replace(
+            group=cleaned(lane.group),
+            label=cleaned(lane.label),
+            bars=tuple(bar._replace(label=one_line(bar.label), detail=one_line(bar.detail)) for bar in lane.bars),
+        )._asdict()
+        for lane in view.lanes
+    ]
+    return {"cell": cleaned(view.cell), "length": round(view.length_us, 1), "lanes": lanes}

@@ -1,6 +1,5 @@
 """The report of trainings, on a terminal and in the report folder: page, training.md, training.csv, curves."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
 from dpscope.analysis.report.stamp import current_stamp, data_digest, replace_stamp, write_with_figures
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
-from dpscope.analysis.text.text_table import render, render_findings
+from dpscope.analysis.text.text_table import in_markdown, render, render_findings
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
@@ -19,6 +18,7 @@ from dpscope.analysis.training.tables import training_csv, training_json, traini
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.training import TrainManifest
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.shown_text import write_out
 
 
 def show_training(
@@ -52,11 +52,12 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
     """Print a run folder's trainings as JSON, CSV, Markdown or LaTeX; False if a finding is an error."""
     data = load_training(folder, target_accuracy)
     if output_format == "json":
-        sys.stdout.write(training_json(data) + "\n")
+        write_out(training_json(data) + "\n")
     elif output_format == "csv":
-        sys.stdout.write(training_csv(data))
+        write_out(training_csv(data))
     else:
-        sys.stdout.writelines(render(table, output_format) + "\n" for table in training_tables(data).values())
+        for table in training_tables(data).values():
+            write_out(render(table, output_format) + "\n")
     return _sound(training_findings(data))
 
 
@@ -91,7 +92,7 @@ def _page_of(data: TrainingData) -> Path:
 
 def training_markdown(data: TrainingData) -> str:
     """Tables and findings as Markdown."""
-    parts = [f"# Trainings: {data.folder.name}\n"]
+    parts = [in_markdown(f"# Trainings: {data.folder.name}") + "\n"]
     parts += [render(table, "markdown") for table in training_tables(data).values()]
     return "\n".join([*parts, render_findings(training_findings(data))])
 

@@ -1,6 +1,5 @@
 """Tables and findings on a terminal, drawn by rich: with colour only on a terminal, and no wider than it."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,24 @@ from rich.text import Text
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import name_folded, sentence
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.store.shown_text import cleaned, complain, one_line, write_out
 
 _NARROWEST = 12  # width of the first column down to which its names are folded to avoid a second block
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+class Terminal(Console):
+    """A terminal on which square brackets are no markup, and on which no text from a file has control."""
+
+    def __init__(self, stderr: bool = False) -> None:
+        super().__init__(markup=False, stderr=stderr)
+
+    def on_broken_pipe(self) -> None:  # rich ends the process here, with status 1
+        raise
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=cleaned(segment.text))
 
 
 class Trimmed:
@@ -42,8 +56,7 @@ def progress(doing: str = "Reading traces") -> Iterator[Callable[[str], None]]:
 
     The line is redrawn without a thread, and removed at the end.
     """
-    to_terminal = Console(markup=False, stderr=True, highlight=False)
-    with Live(f"{doing} ...", console=to_terminal, auto_refresh=False, transient=True) as line:
+    with Live(f"{doing} ...", console=Terminal(stderr=True), auto_refresh=False, transient=True) as line:
         yield lambda part: line.update(f"{doing}: {part}", refresh=True)
 
 
@@ -52,7 +65,7 @@ def open_in_browser(page: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(page.resolve().as_uri()):
-        sys.stderr.write(f"dpscope: --open: no browser was found; open {page} manually\n")
+        complain(f"--open: no browser was found; open {page} manually")
 
 
 def print_tables(tables: Sequence[TextTable], output_format: str, console: Console) -> None:
@@ -61,7 +74,7 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
         if output_format == "table":
             print_table(console, table)
         else:
-            sys.stdout.write(render(table, output_format) + "\n")
+            write_out(render(table, output_format) + "\n")
 
 
 def print_table(console: Console, table: TextTable) -> None:
@@ -77,24 +90,25 @@ def table_lines(console: Console, table: TextTable) -> int:
 
 
 def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
-    yield Trimmed(Text(table.title, style="bold"))
+    yield Trimmed(Text(one_line(table.title), style="bold"))
     gap = next((gap for gap in (2, 1) if len(_fitting(table, _first_width(table, width, gap), width, gap)) == 1), 2)
     first = _first_width(table, width, gap)
     for columns in _fitting(table, first, width, gap):
         drawn = Table(pad_edge=False, box=None, padding=(0, gap, 0, 0))
         for index in columns:
             drawn.add_column(
-                Text(table.headings[index]),
+                Text(one_line(table.headings[index])),
                 justify="left" if index == 0 else "right",
                 vertical="bottom",
                 overflow="fold",
                 width=_width(table, index) if index else first,
             )
         for row in table.rows:
-            drawn.add_row(*(Text(row[index] if index else name_folded(row[0], first)) for index in columns))
+            words = [one_line(word) for word in row]
+            drawn.add_row(*(Text(words[index] if index else name_folded(words[0], first)) for index in columns))
         yield Trimmed(drawn)
     for note in table.notes:
-        yield Trimmed(Text(note, style="dim"))
+        yield Trimmed(Text(one_line(note), style="dim"))
 
 
 def _width(table: TextTable, index: int) -> int:
@@ -125,8 +139,8 @@ def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[in
 
 
 def folded(text: str, style: str = "") -> Text:
-    """Text in which long words, such as paths, continue on the next line instead of being cut."""
-    return Text(text, style=style, overflow="fold")
+    """One line of text, in which long words, such as paths, continue on the next line instead of being cut."""
+    return Text(one_line(text), style=style, overflow="fold")
 
 
 def print_sentences(console: Console, sentences: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from dpscope.analysis.text.units import Quantity, Unit, choose_unit, plain, sentence, show
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.store.shown_text import one_line
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
@@ -106,19 +108,32 @@ def render(table: TextTable, table_format: str) -> str:
 def render_csv(table: TextTable) -> str:
     """A table as CSV text."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([table.headings, *table.rows])
+    rows = (map(one_line, row) for row in (table.headings, *table.rows))
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+_BEGINS_TAG = re.compile(r"<(?=[A-Za-z/!?])")
+
+
+def in_markdown(text: str) -> str:
+    """The text as one line of Markdown, in which it can make neither an HTML element nor a link or an image.
+
+    >>> in_markdown("<img src=x> [here](http://x) ![a](b)")
+    '&lt;img src=x> [here]\\\\(http://x) ![a]\\\\(b)'
+    """
+    return _BEGINS_TAG.sub("&lt;", one_line(text)).replace("](", "]\\(")
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(in_markdown(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _markdown(table: TextTable) -> str:
     numeric = ["---" if index == 0 else "---:" for index in range(len(table.headings))]
-    lines = [f"**{table.title}**", "", *map(_line, (table.headings, numeric, *table.rows))]
+    lines = [f"**{in_markdown(table.title)}**", "", *map(_line, (table.headings, numeric, *table.rows))]
     if table.notes or table.missing:
-        lines += ["", *(f"- {note}" for note in (*table.notes, *table.missing))]
+        lines += ["", *(f"- {in_markdown(note)}" for note in (*table.notes, *table.missing))]
     return "\n".join(lines) + "\n"
 
 
@@ -129,8 +144,12 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 def render_findings(findings: Iterable[Finding]) -> str:
     """Findings with their next steps as a Markdown list with a title."""
-    lines = (f"- {one.severity}: {sentence(one.message)} {sentence(one.next_step)}\n" for one in findings)
-    return "**Findings**\n\n" + "".join(lines)
+    return "**Findings**\n\n" + "".join(f"{finding_line(one)}\n" for one in findings)
+
+
+def finding_line(finding: Finding) -> str:
+    """A finding as an item of a Markdown list."""
+    return in_markdown(f"- {finding.severity}: {sentence(finding.message)} {sentence(finding.next_step)}")
 
 
 _LATEX_SPECIAL = str.maketrans(
@@ -138,13 +157,15 @@ _LATEX_SPECIAL = str.maketrans(
 )
 
 
+def _in_latex(text: str) -> str:
+    return one_line(text).translate(_LATEX_SPECIAL)
+
+
 def _latex(table: TextTable) -> str:
-    headings, *rows = (
-        " & ".join(cell.translate(_LATEX_SPECIAL) for cell in row) + r" \\" for row in (table.headings, *table.rows)
-    )
+    headings, *rows = (" & ".join(_in_latex(cell) for cell in row) + r" \\" for row in (table.headings, *table.rows))
     begin = [
         r"\begin{table}",
-        rf"\caption{{{table.title.translate(_LATEX_SPECIAL)}}}",
+        rf"\caption{{{_in_latex(table.title)}}}",
         rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
     ]
     body = [r"\hline", headings, r"\hline", *rows, r"\hline"]

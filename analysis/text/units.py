@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dpscope.profiling.store.shown_text import one_line
+
 Quantity = Literal[
     "text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "points", "flops", "flop_rate", "bandwidth",
     "flag",
@@ -118,7 +120,7 @@ def show_share(value: float | None) -> str:
 
 def sentence(text: str) -> str:
     """The text with a full stop, and a capital unless it begins with a name such as ddp-d2-b4."""
-    stripped = text.strip()
+    stripped = one_line(text).strip()
     if not stripped:
         return ""
     is_name = any(character in "-_#/.:0123456789" for character in stripped.split()[0].rstrip(".:"))

@@ -1,6 +1,5 @@
 """`dpscope attach`: an unchanged training script measured."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from dpscope.launch.attach.arguments import WINDOWS
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Command, Request, argument, default_texts, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.shown_text import complain
 
 IDLE = (options.ONE_DETAIL,)
 
@@ -99,7 +99,7 @@ def attach(request: AttachRequest) -> None:
         attach_jobs.record_jobs(out, measured, {job: status for job, status in failed.items() if job not in measured})
         if not is_run_folder(out):
             if (why := attach_jobs.unexplained(out)) is not None:
-                sys.stderr.write(f"dpscope: {why}: nothing was measured\n")
+                complain(f"{why}: nothing was measured")
             raise typer.Exit(next(filter(None, failed.values()), 1))  # otherwise each job printed why
         from dpscope.analysis.output.analyze import Targets, show_run
 

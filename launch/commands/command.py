@@ -269,13 +269,9 @@ def default_texts(values: Mapping[str, object]) -> dict[str, str]:
 
 def open_console(stderr: bool = False) -> "Console":
     """The terminal, on which square brackets are no markup."""
-    from rich.console import Console
+    from dpscope.analysis.text.terminal import Terminal
 
-    class Terminal(Console):
-        def on_broken_pipe(self) -> None:  # rich ends the process here, with status 1
-            raise
-
-    return Terminal(markup=False, stderr=stderr)
+    return Terminal(stderr)
 
 
 def by_device(values: Mapping[Any, Any]) -> str:

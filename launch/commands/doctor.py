@@ -186,7 +186,7 @@ def _all_reduce() -> Check:
     if not (count := usable_gpu_count()):
         return Check("not applicable", "no GPU")
     try:
-        engine = all_reduce_once("cuda", count, Console(markup=False, stderr=True))
+        engine = all_reduce_once("cuda", count, open_console(stderr=True))
     except DpscopeError as error:
         return Check("failed", str(error), "set NCCL_DEBUG=INFO and run dpscope doctor again to see why")
     return Check("ok", f"4 MB over {counted(count, 'GPU')} by {engine}")

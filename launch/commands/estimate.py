@@ -1,10 +1,10 @@
 """`dpscope estimate`: published or hand-timed epoch times, judged."""
 
-import sys
 from pathlib import Path
 from typing import Literal
 
 from dpscope.launch.commands.command import argument, option
+from dpscope.profiling.store.shown_text import write_out
 
 
 def estimate(
@@ -16,4 +16,4 @@ def estimate(
 ) -> None:
     from dpscope.analysis.epoch_times.report import run_estimate
 
-    sys.stdout.write(run_estimate(table, output_format, claims).rstrip() + "\n")
+    write_out(run_estimate(table, output_format, claims).rstrip() + "\n")

@@ -1,6 +1,5 @@
 """`dpscope reduce`: traces to one small file, where they lie."""
 
-import sys
 from dataclasses import MISSING
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, argument, open_console, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.shown_text import complain
 
 IDLE = (
     Idle(
@@ -52,5 +52,5 @@ def reduce(
         soft_wrap=True,
     )
     for one in made.unread:
-        sys.stderr.write(f"dpscope: not read: {one.message}\n")
+        complain(f"not read: {one.message}")
     raise typer.Exit(2 if made.unread else trace_status((), made.cut_short))

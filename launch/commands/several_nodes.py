@@ -13,6 +13,7 @@ import typer
 
 from dpscope.launch.commands.options import NodeOptions
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.shown_text import complain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +102,7 @@ def _ended_at_once() -> Iterator[None]:
         if not any(thread.name == THREAD_NAME for thread in threading.enumerate()):
             raise
         if isinstance(error, DpscopeError):
-            sys.stderr.write(f"dpscope: {error}\n")
+            complain(str(error))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(error.exit_status if isinstance(error, DpscopeError) else error.exit_code)

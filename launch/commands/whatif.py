@@ -12,6 +12,7 @@ from dpscope.launch.commands.command import Idle, OptionValues, Request, argumen
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB, choose_from
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
     from dpscope.analysis.what_if.answers.output import RunAnswer
@@ -120,9 +121,9 @@ def _of_table(request: WhatIfRequest, gradient_bytes: float | None) -> None:
             raise DpscopeError(f"--per-node {request.per_node}: give one number for a table")
         answer = what_if.predict_table(table, devices, each[0], batches or None, gradient_bytes)
     if request.output_format == "json":
-        sys.stdout.write(answer.as_json() + "\n")
+        write_out(answer.as_json() + "\n")
     elif request.output_format == "csv":
-        sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
+        write_out(render(what_if.prediction_table(answer), "csv"))
     else:
         console = open_console()
         sentences = what_if.table_answer_sentences(answer)
@@ -181,9 +182,9 @@ def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json
     from dpscope.analysis.what_if.answers import output
 
     if output_format == "json":
-        sys.stdout.write(answer.as_json() + "\n")
+        write_out(answer.as_json() + "\n")
     elif output_format == "csv":
-        sys.stdout.write(render(output.csv_table(answer), "csv"))
+        write_out(render(output.csv_table(answer), "csv"))
         sys.stderr.write(f"{answer.solution.sentence}\n" if answer.solution is not None else "")
     else:
         console = open_console()

@@ -28,6 +28,7 @@ from dpscope.profiling.machine.interfaces import interface_addresses, listening_
 from dpscope.profiling.records.run import Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
+from dpscope.profiling.store.shown_text import one_line
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -195,9 +196,9 @@ def unsealed(secret: str, name: str, stored: bytes, kind: type[_Kind]) -> _Kind:
 
 
 def _printable(value: Any) -> Any:
-    """Plain data whose texts have a space in place of each character that may control a terminal."""
+    """Plain data whose texts are one line each, in which nothing controls a terminal."""
     if isinstance(value, str):
-        return "".join(one if one.isprintable() else " " for one in value)
+        return one_line(value)
     if isinstance(value, list):
         return [_printable(one) for one in value]
     return {key: _printable(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -22,6 +22,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from dpscope.profiling.mirrors.mirror import TrainingMirror, WriteEpoch, training_scalars, training_settings
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
 from dpscope.profiling.store.ownership import EVENTS_SUFFIX, remove_events
+from dpscope.profiling.store.shown_text import cleaned, one_line
 
 _DT_STRING = 7
 
@@ -52,7 +53,7 @@ class EventLog(AbstractContextManager["EventLog"]):
 
     def text(self, tag: str, markdown: str) -> None:
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        tensor = TensorProto(dtype=_DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
+        tensor = TensorProto(dtype=_DT_STRING, string_val=[cleaned(markdown).encode()], tensor_shape=TensorShapeProto())
         self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
 
     def image(self, tag: str, png: bytes, width: int, height: int) -> None:
@@ -68,7 +69,7 @@ class EventLog(AbstractContextManager["EventLog"]):
             field, kind = _field_and_type(values[0] if values else "")
             info = experiment.hparam_infos.add(name=name, type=kind)
             if field == "string_value":
-                info.domain_discrete.extend(sorted(set(values)))
+                info.domain_discrete.extend(sorted({one_line(str(value)) for value in values}))
         self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
 
     def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
@@ -81,7 +82,8 @@ class EventLog(AbstractContextManager["EventLog"]):
         """Begin a session of the HParams page; the scalars that follow are its metrics."""
         start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
         for name, parameter in hyperparameters.items():
-            setattr(start.hparams[name], _field_and_type(parameter)[0], parameter)
+            shown = one_line(parameter) if isinstance(parameter, str) else parameter
+            setattr(start.hparams[name], _field_and_type(parameter)[0], shown)
         self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
 
     def end_session(self) -> None:
