@@ -18,7 +18,15 @@ from dpscope.profiling.records.matrix import VARIANTS
 from dpscope.profiling.records.strategies import Strategy
 from tests.helpers.paths import ROOT
 
-_FOLDERS = ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*.md", "examples/*/*.md", "tests/gpu/*.md")
+_FOLDERS = (
+    "*.md",
+    "docs/*.md",
+    "benchmarks/*.md",
+    "examples/*.md",
+    "examples/*/*.md",
+    "tests/gpu/*.md",
+    "tests/virtual_gpu/*.md",
+)
 PAGES = sorted(path for pattern in _FOLDERS for path in ROOT.glob(pattern))
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
