@@ -58,6 +58,11 @@ def is_compute(event: Trace) -> bool:
     return event["cat"] == "kernel" and "nccl" not in event["name"]
 
 
+def occupies(event: Trace, device: int) -> bool:
+    """Whether an event runs on a device, or copies to it from another one."""
+    return device in (event["pid"], event["args"].get("toDevice"))
+
+
 def by_step(trace: Trace) -> dict[int, list[Trace]]:
     """Device events by the step range in which their launch begins."""
     calls, ranges = launch_calls(trace), step_ranges(trace)
@@ -89,11 +94,11 @@ def device_steps(trace: Trace, complete: bool = True) -> Steps:
         window = cells((begin, end))
         for device in {event["pid"] for event in launched}:
             compute = covered_by(e for e in launched if e["pid"] == device and is_compute(e)) & window
-            communication = covered_by(e for e in launched if e["pid"] == device and is_communication(e)) & window
+            communication = covered_by(e for e in launched if occupies(e, device) and is_communication(e)) & window
             copies = [e for e in launched if e["pid"] == device and not is_compute(e) and not is_communication(e)]
             idle = window & ~compute & ~communication
             host_copy = idle & covered_by(e for e in copies if "HtoD" in e["name"] or "DtoH" in e["name"])
-            own = [event for event in events if event["pid"] == device]
+            own = [event for event in events if occupies(event, device)]
             table[device, step] = ExpectedStep(
                 device,
                 step,
@@ -109,7 +114,7 @@ def device_steps(trace: Trace, complete: bool = True) -> Steps:
                 clipped_us=sum(length_us(covered_by([event]) & ~window) for event in own),
                 partial_window=begin == first,
                 collective_count=sum("nccl" in event["name"] for event in own),
-                phases={phase: _phase(found) for phase, found in _grouped(own, phases).items()},
+                phases={phase: _phase(found, device) for phase, found in _grouped(own, phases).items()},
                 range_us={
                     name: length_us(covered_by(e for e in found if not is_communication(e)))
                     for name, found in _grouped(own, ranges).items()
@@ -148,12 +153,12 @@ def _grouped(events: list[Trace], places: dict[int, str | None]) -> dict[str, li
     return groups
 
 
-def _phase(events: list[Trace]) -> ExpectedPhase:
+def _phase(events: list[Trace], device: int) -> ExpectedPhase:
     collectives = [event["name"] for event in events if "nccl" in event["name"]]
     sizes = {"_Broadcast_": sum(DP_BROADCAST_BYTES), "_Reduce_": sum(DP_REDUCE_BYTES)}
     return ExpectedPhase(
         length_us(covered_by(events)),
-        copied_bytes=sum(event["args"].get("bytes", 0) for event in events),
+        copied_bytes=sum(event["args"].get("bytes", 0) for event in events if event["pid"] == device),
         collective_count=len(collectives),
         collective_bytes=sum(size for kind, size in sizes.items() if any(kind in name for name in collectives)),
     )

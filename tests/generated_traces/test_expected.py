@@ -42,17 +42,21 @@ DDP: dict[str, tuple[DdpOptions, int, tuple[_Times, ...]]] = {
 }  # fmt: skip
 
 # DataParallel on NCCL, device 0, first step: compute = 12 + 3 + 2 (concatenate) + 100 + 90 + 120.5 (forward) + 6 + 8 (loss) +
-# 200 + 180 + 60 (backward) + 8 (concatenate) + 60 + 100 (optimizer) = 949.5; communication = 60 + 18 + 10 + 8 (broadcasts) + 3
-# (gradient to device 1) + 36 + 50 (reductions) = 185; host copies = 2 + 40, and 2 of the output within the device; the window
-# runs from 6 to 1384, so idle = 1378 - 949.5 - 185 = 243.5. Nothing overlaps on one device.
+# 200 + 180 + 60 (backward) + 8 (concatenate) + 60 + 100 (optimizer) = 949.5; communication = 60 + 18 + 10 + 8 (broadcasts) + 4
+# (outputs of device 1) + 3 (gradient to it) + 36 + 50 (reductions) = 189; host copies = 2 + 40, and 2 of the output within the
+# device; the window runs from 6 to 1384, so idle = 1378 - 949.5 - 189 = 239.5. Nothing overlaps on one device.
+#
+# On peer copies a device sends and receives. Device 0 of four: sends 15 (inputs), 31 to each other one (parameters) and 9
+# (gradients of outputs) = 117, receives outputs from 584 to 590 and 3 x (10 + 14) (gradients): 195, of which additions hide
+# 2 + 2 + 3 + 3. Device 3: sends 4 + 10 + 14, receives 5 + 31 + 3.
 DP: dict[tuple[str, str, int, int], tuple[_Times, ...]] = {
     ("nccl", "host", 2, 0): (
-        (1378, 949.5, 185, 0, 185, 42, 2, 243.5, 0),
-        (1428, 969.5, 185, 0, 185, 42, 2, 273.5, 0),
-        (1418, 959.5, 185, 0, 185, 42, 2, 273.5, 0),
+        (1378, 949.5, 189, 0, 189, 42, 2, 239.5, 0),
+        (1428, 969.5, 189, 0, 189, 42, 2, 269.5, 0),
+        (1418, 959.5, 189, 0, 189, 42, 2, 269.5, 0),
     ),
-    ("peer_copy", "device", 4, 0): ((1378, 970.5, 117, 0, 117, 42, 2, 290.5, 0),),
-    ("peer_copy", "device", 4, 3): ((1378, 749, 28, 0, 28, 0, 0, 601, 0),),
+    ("peer_copy", "device", 4, 0): ((1378, 970.5, 195, 10, 185, 42, 2, 222.5, 0),),
+    ("peer_copy", "device", 4, 3): ((1378, 749, 67, 0, 67, 0, 0, 562, 0),),
 }
 RANGES = {
     ("nccl", "host", 2, 0): {"host_to_device": 2, "forward": 375.5, "backward": 456, "optimizer": 160},
@@ -62,14 +66,15 @@ RANGES = {
 
 # Device 0: concatenations 17, then four broadcasts 96 or copies 31 to each other device; loss 6 + 8, backward 440, and 3 to
 # scatter the output's gradient to each other device; concatenation 8, then reductions 86 or additions 7 for each other device.
-# Device 3: forward 100 + 90 + 125, backward 200 + 150 + 76, concatenation 8 and copies 10 + 14.
+# It receives outputs in 4, of three devices in 6, and gradients in 3 x (10 + 14), of which additions overlap 10.
+# Device 3: forward 100 + 90 + 125, backward 3 + 200 + 150 + 76, concatenation 8 and copies 10 + 14.
 PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
     ("nccl", "host", 2, 0): {
         "host_to_device": ExpectedPhase(2, copied_bytes=2048),
         "scatter": ExpectedPhase(40, copied_bytes=1572864),
         "replicate": ExpectedPhase(113, collective_count=4, collective_bytes=15767200),
         "parallel_apply": ExpectedPhase(310.5),
-        "gather": ExpectedPhase(2, copied_bytes=5120),
+        "gather": ExpectedPhase(6, copied_bytes=5120),
         "loss_backward": ExpectedPhase(457, copied_bytes=5120),
         "gradient_reduce": ExpectedPhase(94, collective_count=2, collective_bytes=15728640),
         "optimizer": ExpectedPhase(160),
@@ -79,15 +84,17 @@ PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
         "scatter": ExpectedPhase(15, copied_bytes=4718592),
         "replicate": ExpectedPhase(110, copied_bytes=47301600),
         "parallel_apply": ExpectedPhase(310.5),
-        "gather": ExpectedPhase(2, copied_bytes=5120),
+        "gather": ExpectedPhase(8, copied_bytes=5120),
         "loss_backward": ExpectedPhase(463, copied_bytes=15360),
-        "gradient_reduce": ExpectedPhase(29),
+        "gradient_reduce": ExpectedPhase(91),
         "optimizer": ExpectedPhase(160),
     },
     ("peer_copy", "device", 4, 3): {
+        "scatter": ExpectedPhase(5),
+        "replicate": ExpectedPhase(31),
         "parallel_apply": ExpectedPhase(315),
         "gather": ExpectedPhase(4, copied_bytes=5120),
-        "loss_backward": ExpectedPhase(426),
+        "loss_backward": ExpectedPhase(429),
         "gradient_reduce": ExpectedPhase(32, copied_bytes=15728640),
     },
 }

@@ -155,7 +155,7 @@ def dp_phase_table(attribution: Attribution) -> Table:
     other for what is none of them. `time_us` is the union of the whole events launched in the phase, so a phase may
     reach into the next step's window. `exposed_us` is the phase's communication that nothing hides, inside the step's window
     and disjoint over phases: they add up to the step's `exposed_us`. `copied_bytes` adds up the copies recorded on the
-    device (a peer copy is recorded at its source). `collective_bytes` is what the phase's collectives moved as far as the
+    device; in its time a peer copy counts at both ends. `collective_bytes` is what the phase's collectives moved as far as the
     operators that launched them record, else NA: buffers are broadcast outside of any operator.
 
     dp-host has no device: a row per phase and `replica` for that replica's own ranges, and one without a replica for the
@@ -196,10 +196,11 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     communicates, computes = attribution.rows(*COMMUNICATION_KINDS), (phase >= 0) & attribution.rows(Kind.COMPUTE)
     devices = np.unique(events.device[phase >= 0]).tolist()
     compute = {device: intervals.of_events(events, computes & (events.device == device)) for device in devices}
+    occupied = {device: attribution.occupies(device) for device in devices}
     for step, rows in enumerate(attribution.by_step((phase >= 0) & ~windows.is_cut(attribution.step))):
         start_us, end_us = float(windows.start_us[step]), float(windows.end_us[step])
         for device in devices:
-            own = rows[events.device[rows] == device]
+            own = rows[occupied[device][rows]]
             of_phase = {name: own[phase[own] == code] for code, name in enumerate(PHASES)}
             spans = {name: intervals.of_events(events, some[communicates[some]]) for name, some in of_phase.items()}
             known = np.isfinite(end_us)  # else exposed time is unknown
@@ -207,7 +208,8 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             for name, some in of_phase.items():
                 if not len(some):
                     continue
-                copied = events.bytes[some[events.category[some] == Category.MEMCPY]]
+                recorded = some[events.device[some] == device]
+                copied = events.bytes[recorded[events.category[recorded] == Category.MEMCPY]]
                 collectives = some[attribution.kind[some] == Kind.COLLECTIVE]
                 yield {
                     "device": device,

@@ -149,10 +149,11 @@ def _device_timelines(attribution: Attribution, index: int, window: tuple[float,
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     by_phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
-        own = launched & (events.device == device)
+        own = launched & attribution.occupies(device)
         compute, peers, others = (
             own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.PEER_COPY, Kind.HOST_COPY)
         )
+        recorded = peers & (events.device == device)  # a copy is named once
         communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
         marks: list[tuple[None, Mark]] = []  # where the work launched in each of DataParallel's phases ran
         for code, name in enumerate(PHASES if by_phase is not None else ()):
@@ -161,7 +162,7 @@ def _device_timelines(attribution: Attribution, index: int, window: tuple[float,
         yield replace(
             _unions(int(device), intervals.of_events(events, compute), communication, window),
             named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
-            copies=_longest(events, np.flatnonzero(_within(events, peers, window)), MOST_COPIES),
+            copies=_longest(events, np.flatnonzero(_within(events, recorded, window)), MOST_COPIES),
             host_copies=_longest(events, np.flatnonzero(_within(events, others, window)), MOST_NAMED),
             dp_phases=tuple(marks),
         )

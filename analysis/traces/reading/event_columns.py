@@ -33,7 +33,9 @@ _DIGIT = re.compile(rb"\d")
 _LONGEST_NAME = 1 << 14  # characters: C++ names of kernels have hundreds
 _LONGEST_TEXT = 1 << 16  # bytes of what describes a collective; a list of 8,000 ranks has 48,000
 
-_COLUMNS: dict[str, type] = dict.fromkeys(("name", "thread", "device", "correlation", "bytes", "shape"), np.int64)
+_COLUMNS: dict[str, type] = dict.fromkeys(
+    ("name", "thread", "device", "peer", "correlation", "bytes", "shape"), np.int64
+)
 _COLUMNS |= {"start_us": np.float64, "duration_us": np.float64, "category": np.uint8}
 
 
@@ -136,6 +138,7 @@ class TableBuilder:
             "name": names,
             "thread": _integers([event.tid for event in events]),
             "device": devices,
+            "peer": _of_some(events, copies, _peer),
             "correlation": _of_some(events, np.flatnonzero(category >= Category.RUNTIME), _CORRELATION),
             "bytes": _of_some(events, copies, attrgetter("args.bytes")),
             "shape": _of_some(events, np.flatnonzero(event_table.is_among(category, _WITH_SHAPE)), _shape),
@@ -234,6 +237,13 @@ def _device(event: Event) -> int:
         if isinstance(one, int) and 0 <= one <= MOST_ORDINAL:
             return one
     return NONE
+
+
+def _peer(event: Event) -> int:
+    """The other end of a copy between two devices."""
+    own = _device(event)
+    ends = (event.args.from_device, event.args.to_device)
+    return next((one for one in ends if one != own and 0 <= one <= MOST_ORDINAL), NONE)
 
 
 def _shape(event: Event) -> int:

@@ -108,7 +108,7 @@ class CommunicationArgs:
 class EventTable:
     """Rows in file order; every column has one entry per event.
 
-    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device` and
+    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device`, `peer` and
     `correlation`; `bytes` (of copies) and `shape` are -1 where the trace gives no size.
     """
 
@@ -118,6 +118,7 @@ class EventTable:
     name: IntColumn  # index into `names`
     thread: IntColumn  # CPU thread, or the device's stream as the trace numbers it
     device: IntColumn
+    peer: IntColumn  # of a copy between two devices the one that it is not recorded on
     correlation: IntColumn
     bytes: IntColumn
     shape: IntColumn  # equal for equal input sizes of an operator, and for equal grids and blocks of a kernel

@@ -20,6 +20,8 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
 
     device: int = NONE
     copy_device: int = msgspec.field(default=NONE, name="inDevice")  # a peer copy has no `device`
+    from_device: int = msgspec.field(default=NONE, name="fromDevice")
+    to_device: int = msgspec.field(default=NONE, name="toDevice")
     correlation: int = NONE
     bytes: int = NONE
     copy_kind: int | str | None = msgspec.field(default=None, name="copy kind")  # of a copy whose name has none

@@ -78,7 +78,7 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
     in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
     for device in np.unique(events.device[in_a_step]).tolist():
-        own = in_a_step & (events.device == device)
+        own = in_a_step & attribution.occupies(device)
         compute, communication = (intervals.of_events(events, own & one) for one in (computes, communicates))
         exposed = intervals.difference(communication, compute)
         inside = _lengths_in_windows(attribution, own, compute, communication)

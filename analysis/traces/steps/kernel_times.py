@@ -103,10 +103,9 @@ def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     events = attribution.events
     communication = attribution.rows(*(COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE,)))
     result = np.zeros(len(rows))
-    devices = events.device if attribution.on_device else np.zeros(len(events), dtype=np.int64)
-    for device in np.unique(devices[rows]).tolist():
-        here = devices[rows] == device
-        own, kernels = intervals.of_events(events, communication & (devices == device)), rows[here]
+    for device in np.unique(events.device[rows]).tolist():  # the CPU's have none
+        here = events.device[rows] == device
+        own, kernels = intervals.of_events(events, communication & attribution.occupies(device)), rows[here]
         result[here] = intervals.lengths_within(own, events.start_us[kernels], events.end_us[kernels])
     return np.where(result > 1e-6, result, 0.0)
 
