@@ -16,8 +16,8 @@ DP_REDUCE_BYTES = (6291456, 9437184)
 class ExpectedPhase:
     """Device time of one phase on one device in one step: the union of the whole events launched in it.
 
-    `copied_bytes` is the sum over the copies recorded on this device (a peer copy is recorded on its source, and occupies its target too);
-    `collective_bytes` is what the collective kernels moved, which no field of a DataParallel trace states.
+    `copied_bytes` is the sum over the copies recorded on this device (a peer copy is recorded on its source, and occupies its
+    target too); `collective_bytes` is what the collective kernels moved, which no field of a DataParallel trace states.
     """
 
     time_us: float

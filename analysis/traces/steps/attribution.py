@@ -172,8 +172,9 @@ class Attribution:
 
     def occupies(self, device: int) -> BoolColumn:
         """Events that run on a device, and copies that it receives from another one or sends, where that one records them."""
-        received = self.rows(Kind.PEER_COPY) & (self.events.peer == device)
-        return (self.events.device == device) | received
+        received: BoolColumn = self.rows(Kind.PEER_COPY) & (self.events.peer == device)
+        own: BoolColumn = self.events.device == device
+        return own | received
 
     def by_step(self, mask: BoolColumn) -> list[IntColumn]:
         """For each step those of the marked rows that belong to it, in order: one pass, however many steps there are."""
