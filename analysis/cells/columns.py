@@ -236,7 +236,7 @@ class Columns:
     ring_error_us: Number = _column("ring error", "Ring prediction minus transfer")
     ring_source: Text = _column(
         "ring's rate",
-        "specification: the link's, from --link or NVML; calibration: the calibrated bus bandwidth, where no link is known",
+        "specification: the link's, from --link or NVML; else calibration: its bus bandwidth at its largest size",
         "text",
     )
 

@@ -116,7 +116,7 @@ def _put_evidence(row: RowBuilder, data: CellData, single: CellData | None) -> N
 
 
 def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
-    """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one.
+    """The ring formula as people use it: all gradients over the link's rate, else at the calibration's bus bandwidth.
 
     Of FSDP all that it gathers and scatters, one kind after the other. Compared with what these kinds transferred, if no other
     ones' transfers are in the sum.

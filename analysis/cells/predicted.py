@@ -28,8 +28,9 @@ COST_KEY = ("kind", "group_size", "bytes")
 class CollectivePrediction:
     """Collectives of one kind and size in one cell.
 
-    `measured_us` is the median transfer, None where none was matched (rooted collectives have none); `predicted_us` is None
-    for `reason`; `extrapolated` is set where the size lies outside those calibrated. Both are of an iteration's shortest rank.
+    `measured_us` is the mean transfer, so that the sizes of a step add up to its transfers; None where none was matched (rooted
+    collectives have none); `predicted_us` is None for `reason`; `extrapolated` is set where the size lies outside those
+    calibrated. Both are of an iteration's shortest rank.
     `in_step_us` is the time next to compute and other collectives, if a calibration measured how much these slow it.
     """
 
@@ -43,7 +44,7 @@ class CollectivePrediction:
     reason: str = ""
     extrapolated: str | None = None
     in_step_us: float | None = None
-    measured_slowest_us: float | None = None  # the median over collectives of their slowest rank, waiting included
+    measured_slowest_us: float | None = None  # the mean over collectives of their slowest rank, waiting included
     predicted_slowest_us: float | None = None  # of the slowest rank, alone, as calibrated
 
     @property
@@ -220,9 +221,9 @@ def _by_size(data: CellData, own: Table, sources: CostSources) -> tuple[Collecti
         rows.append(
             replace(
                 _prediction(data, key, sources, len(group) / len(data.whole_windows)),
-                measured_us=float(np.median(known_us)) if len(known_us) else None,
+                measured_us=float(known_us.mean()) if len(known_us) else None,
                 in_step_us=expected_us if expected_us != alone_us else None,
-                measured_slowest_us=float(np.median(slowest_us)) if len(slowest_us) and len(known_us) else None,
+                measured_slowest_us=float(slowest_us.mean()) if len(slowest_us) and len(known_us) else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))

@@ -12,7 +12,7 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 MeasuredTimes = Mapping[tuple[str, int], float]
-"""Median transfer in microseconds by kind and size in bytes, the larger of a rank's buffers."""
+"""Transfer in microseconds by kind and size in bytes, the larger of a rank's buffers."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ CAPTIONS = {
     "wait_strip": "Left: how long each rank waits in each traced step. Right: how long the others wait for it, on average. A "
     "dark row on the right is a rank that makes all others wait.",
     "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
-    "negative; the ring formula uses the calibrated bandwidth, else the link's.",
+    "negative; the ring formula uses the link's rate, else the calibration's bus bandwidth.",
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, next to the calibration, the ring "
     "formula at the link's rate and the link's specification, where they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "

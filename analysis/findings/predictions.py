@@ -151,14 +151,14 @@ _CHOSEN: tuple[tuple[str, str, Quantity, str], ...] = (
     ("ring", "ring_us", "time", "The ring formula for this size, with the latency per hop of NCCL's cost table"),
     ("its formula", "formula_us", "time", "The formula of the algorithm that NCCL chose"),
 )
-_SLOWEST = "Median over the collectives of the longest duration over the ranks, waiting included"
+_SLOWEST = "Mean over the collectives of the longest duration over the ranks, waiting included"
 _CALIBRATED = "The slowest rank in the calibration, in which all ranks start together and none waits"
 _COLLECTIVE = (
     CELL,
     Field("collective", "kind", meaning="Kind of the collective"),
     Field("size", lambda one: show_bytes(one.size_bytes), meaning="The larger of a rank's input and output buffer"),
     Field("per step", lambda one: f"{one.per_step:.3g}", meaning="Number per rank and step"),
-    Field("measured", "measured_us", "time", "Median transfer: the shortest duration over the ranks"),
+    Field("measured", "measured_us", "time", "Mean transfer: the shortest duration over the ranks"),
     Field("predicted", "expected_us", "time", "The model's result for this size"),
     Field("error", "relative_error", "share", "Predicted over measured, minus 1"),
     Field("slowest", "measured_slowest_us", "time", _SLOWEST),
@@ -196,7 +196,7 @@ def collective_table(
     if left_out := len(comparison.predictions) - len(shown):
         notes.append(f"{left_out} other sizes are not shown")
     times = [time for one in shown for time in (one.measured_us, one.expected_us)]
-    return table_of("Predicted and measured, per collective (median transfer)", fields, shown, notes, times=times)
+    return table_of("Predicted and measured, per collective (mean transfer)", fields, shown, notes, times=times)
 
 
 def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: bool) -> Iterator[str]:

@@ -98,8 +98,13 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[For
     predicted = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
     for one in predicted[:MOST_COLLECTIVES]:
         assert one.predicted_us is not None
-        what = f"{one.kind}, {one.per_step:.3g} a step"
-        yield line(what, _collective(one, sources), source, one.predicted_us, one.measured_us)
+        assert one.expected_us is not None
+        what, formula = f"{one.kind}, {one.per_step:.3g} a step", _collective(one, sources)
+        if one.in_step_us is not None:
+            formula += (
+                f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"
+            )
+        yield line(what, formula, source, one.expected_us, one.measured_us)
     if data.cell.traits.peer_copies and row.predicted_transfer_us is not None:
         what, formula = "DataParallel, all transfers of a step", _data_parallel(data, predicted, sources)
         yield line(what, formula, source, row.predicted_transfer_us, row.communication_us)

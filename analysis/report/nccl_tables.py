@@ -6,8 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 from dpscope.analysis.costs.nccl_choices import ChoiceRow, JobChoices, MeasuredTimes, job_choices, job_log
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import RunData
@@ -104,15 +102,15 @@ def _chapter(jobs: Sequence[JobChoices], interconnect: Interconnect | None) -> N
 
 
 def _measured_times(ranks: int, tables: Sequence[Table]) -> MeasuredTimes:
-    """Median transfer of the collectives that include all ranks, by kind and size."""
+    """Mean transfer of the collectives that include all ranks, by kind and size."""
     rows = joined(tables)
     rows = rows.take(
         rows.known("transfer_us") & rows.known("kind") & rows.known("bytes") & (rows["group_size"] == ranks)
     )
     sizes = rows.group("kind", "bytes", in_order=True)
     keys = rows.take(sizes.first).records(("kind", "bytes"))
-    medians = (float(np.median(rows["transfer_us"][own])) for own in sizes.rows())
-    return {(key["kind"], key["bytes"]): middle for key, middle in zip(keys, medians, strict=True)}
+    means = (float(rows["transfer_us"][own].mean()) for own in sizes.rows())
+    return {(key["kind"], key["bytes"]): mean for key, mean in zip(keys, means, strict=True)}
 
 
 _RANKS = Field("ranks", "ranks", meaning="Ranks of the job")
@@ -127,7 +125,7 @@ _CHOICES = (
     Field("NCCL's model", "nccl_us", "time", "NCCL's prediction for its choice, from the cost table that it prints"),
     Field("ring", "ring_us", "time", "The ring formula with the latency per hop of NCCL's cost table"),
     Field("formula", "formula_us", "time", "The formula of the algorithm that ran"),
-    Field("measured", "measured_us", "time", "Median transfer in the traces, or median time in the calibration"),
+    Field("measured", "measured_us", "time", "Mean transfer in the traces, or median time in the calibration"),
 )
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
+from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.profiling.records.calibration import Calibration, Collective
 from tests.helpers.examples import loaded, reported
+from tests.helpers.known import known
 from tests.helpers.run_cells import calibration, with_ranks
 
 REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
@@ -42,6 +44,25 @@ def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run:
     assert {(row["measured_us"], row["predicted_us"], row["relative_error"]) for row in rooted} == {(None, None, None)}
     assert {row["reason"] for row in rooted} == {"the calibration holds no broadcast on 2 ranks"}
     assert "calibration_incomplete" in {finding.code for finding in report.findings}
+
+
+@pytest.mark.long
+def test_a_prediction_has_one_error_in_every_table(run: RunData) -> None:
+    """The sizes of a step add up to its transfers, measured and predicted; where there is one size, both errors are one."""
+    report = make_report(run, calibration=made(run, REDUCE))
+    for name, row in report.comparison.rows.items():
+        own = [one for one in report.comparison.predictions if one.cell == name and one.measured_us is not None]
+        if not own:
+            continue
+        assert sum(one.per_step * known(one.measured_us) for one in own) == pytest.approx(known(row.transfer_us))
+        predicted_us = sum(one.per_step * known(one.expected_us) for one in own)
+        assert predicted_us == pytest.approx(known(row.predicted_transfer_us))
+        (matched,) = own
+        assert matched.relative_error == pytest.approx(row.predicted_transfer_error)
+        of_formula = [
+            row[-1] for row in formula_table(run, report.comparison).rows if row[:2] == (name, "all_reduce, 1 a step")
+        ]
+        assert of_formula == [f"{100 * known(row.predicted_transfer_error):.1f}"]
 
 
 @pytest.mark.long
