@@ -10,7 +10,8 @@ the logarithms of the times with a loss that limits the influence of single poin
 (protocols, algorithms) is added as the median residual of that size and its neighbours over the largest counts.
 
 Between measured counts or sizes what the law misses is interpolated. The band is derived from leaving out the largest measured
-counts. It grows with the distance; if it is wider than WIDEST either way, no time is given.
+counts. It grows with the distance; if it is wider than WIDEST either way, no time is given. Neither is one beyond FREE_DISTANCE
+times the measured counts, unless the law holds on the counts left out: a band does not show what a network does farther away.
 """
 
 import math
@@ -31,6 +32,8 @@ from dpscope.profiling.records.run_codes import RunCode
 WIDEST = 3.0  # times shorter or longer; beyond, the answer is "not known"
 INSIDE = 0.94  # share of the errors of left-out counts within a band
 MEASURED = "measured"  # the source of a time of a measured count and size
+FREE_DISTANCE = 4.0  # times the largest measured count, beyond which the law must hold on counts left out
+HELD = 1.25  # times too long or too short, at most, of a law that holds
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
 _CLIFF = math.log(2.0)  # least difference from the neighbours' times
 _LOCAL_COUNTS = 3  # the largest, over which a size's own residual is taken
@@ -65,6 +68,18 @@ class CollectiveForecast:
     def basis(self) -> Literal["measured", "predicted", "not known"]:
         """What the time is."""
         return "not known" if self.time_us is None else "measured" if self.source == MEASURED else "predicted"
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """A measured time that was predicted from smaller counts alone; the error is the absolute one of the logarithm."""
+
+    size_bytes: int
+    distance: float  # the count over the largest of the smaller ones
+    error: float
+
+    def is_near(self, size: int) -> bool:
+        return abs(math.log2(self.size_bytes / size)) <= _NEAR_OCTAVES
 
 
 @dataclass(frozen=True)
@@ -115,19 +130,26 @@ class CollectiveLevel:
         return law + (float(np.median(found)) if found else 0.0)
 
     @cached_property
-    def _left_out(self) -> list[tuple[int, float]]:
-        """(size, error at twice the count) of each count predicted from the smaller ones, in logarithms."""
+    def _left_out(self) -> list["_LeftOut"]:
+        """Each count predicted from the smaller ones."""
         found = []
         for cut, (_, devices) in enumerate(self.counts[:-1]):
             kept = CollectiveLevel(self.kind, {key: own for key, own in self.times.items() if key[1] <= devices})
             for nodes, left_out in self.counts[cut + 1 :]:
                 if left_out > devices:
-                    grown = _growth(left_out / devices)
                     found += [
-                        (size, abs(math.log(time) - kept.predicted_log_us(nodes, left_out, size)) / grown)
+                        _LeftOut(
+                            size, left_out / devices, abs(math.log(time) - kept.predicted_log_us(nodes, left_out, size))
+                        )
                         for size, time in self.times[nodes, left_out].items()
                     ]
         return found
+
+    def law_holds(self, size: int) -> bool:
+        """Whether the counts left out, one of them FREE_DISTANCE beyond the others, were predicted within HELD near a size."""
+        near = [one for one in self._left_out if one.is_near(size)]
+        far_enough = any(one.distance >= FREE_DISTANCE for one in near)
+        return far_enough and float(np.quantile([one.error for one in near], INSIDE)) <= math.log(HELD)
 
     def half_band(self, size: int) -> float:
         """Half the band, in logarithms, at twice the largest count: from errors of left-out counts and assumed ones.
@@ -135,8 +157,7 @@ class CollectiveLevel:
         Errors at distant sizes count less, so that cliffs widen only the bands of nearby sizes.
         """
         near = [
-            (error, 1.0 if abs(math.log2(one / size)) <= _NEAR_OCTAVES else _FAR_WEIGHT)
-            for one, error in self._left_out
+            (one.error / _growth(one.distance), 1.0 if one.is_near(size) else _FAR_WEIGHT) for one in self._left_out
         ]
         errors, weights = zip(*sorted([*near, *((one, _ASSUMED_WEIGHT) for one in _ASSUMED_ERRORS)]), strict=True)
         shares = np.cumsum(weights) / np.sum(weights)
@@ -195,6 +216,10 @@ class CollectiveLevel:
             farthest = 2 ** math.floor((widest / at_twice) ** (1 / _GROWTH)) if at_twice < widest else 1
             nearer = max(2 * measured[-1], -(-devices // farthest))
             unknown = f"the band is wider than {WIDEST:g} times; measure at {nearer}"
+            return None, half, f"not known: {distance:.3g} times beyond the measured counts {unknown}"
+        if distance > FREE_DISTANCE and not self.law_holds(size):
+            nearer = max(2 * measured[-1], math.ceil(devices / FREE_DISTANCE))
+            unknown = f"no counts left out confirm the law; measure at {nearer}"
             return None, half, f"not known: {distance:.3g} times beyond the measured counts {unknown}"
         source = (
             f"between {measured[0]} and {measured[-1]} devices, interpolated"

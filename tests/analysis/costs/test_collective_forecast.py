@@ -87,6 +87,30 @@ def test_nothing_grows_faster_than_the_network_can(tmp_path: Path) -> None:
         assert beyond is None or beyond < 2 * times[32][size]
 
 
+@pytest.mark.parametrize(
+    ("counts", "slow"),
+    [
+        ((8, 16, 32), 1.6),  # left out, 32 devices take 1.6 times as long as the law has it
+        ((16, 32), 1.0),  # no count left out lies 4 times beyond the others
+    ],
+)
+def test_beyond_four_times_nothing_is_predicted_unless_the_law_holds(
+    tmp_path: Path, counts: tuple[int, ...], slow: float
+) -> None:
+    """On a quiet tree 4 times the largest count is predicted either way, and 8 times only with evidence."""
+    times = quiet().times_us(counts)
+    times[32] = {size: slow * time for size, time in times[32].items()}
+    predicted = forecasts(calibrated(tmp_path, times), [128, 132, 256])
+    assert all(one.time_us is not None for one in predicted if one.devices == 128)
+    for devices, nearer in ((132, 64), (256, 64)):
+        for one in by_size(predicted, devices).values():
+            assert one.time_us is None
+            assert one.source == (
+                f"not known: {devices / 32:.3g} times beyond the measured counts no counts left out confirm the law; measure "
+                f"at {nearer}"
+            )
+
+
 def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> None:
     cluster = Cluster(SHAPES["dragonfly"], noise=0.2, count_noise=0.2, seed=2)
     predicted = forecasts(calibrated(tmp_path, cluster.times_us((8, 16, 32))), [64, 128, 256, 2048])
