@@ -37,6 +37,8 @@ _LIBRARY_FAILURE_SIGNS = (
     *("cudnn_status_not_supported", "unable to find a valid cudnn algorithm", "unable to find an engine"),
     *("unhandled cuda error", "ncclunhandledcudaerror"),
 )
+# oneDNN's, of an operation that it does not have for this CPU and precision; what follows it is about oneDNN's own log.
+_CPU_LACKS, _CPU_LACKS_END = "could not create a primitive", ". Run workload with"
 _FULL = 0.9  # of a device's memory: above it such a failure counts as out of memory
 _PEER_LOST_SIGNS = (
     *("connection closed by peer", "connection reset by peer", "broken pipe", "socket", "remote process exited"),
@@ -78,6 +80,10 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
     lacked = isinstance(error, MemoryError) or _has_one(_OUT_OF_MEMORY_SIGNS, text)
     if _has_one(_LIBRARY_FAILURE_SIGNS, text) and _fullest_memory() > _FULL:
         lacked, first_line = True, f"GPU memory over {_FULL:.0%} full: {first_line}"
+    if _CPU_LACKS in text:
+        first_line = (
+            f"{first_line.partition(_CPU_LACKS_END)[0]}: this CPU cannot do it in the model's precision; use --amp off"
+        )
     note = FailureNote(
         rank=rank,
         at_ns=time.time_ns(),

@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -317,8 +318,17 @@ def _rank_result(process: CellProcess, fields: dict[str, Any], before: tuple[Dev
 
 
 def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Finding]:
-    if amp != "bf16" or devices[0].type != "cuda" or torch.version.hip is not None:
+    if amp != "bf16":
         return []
-    emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
-    names = sorted({torch.cuda.get_device_name(one) for one in emulating})
+    names = ["The CPU"] if devices[0].type == "cpu" and not _cpu_has_bf16_units() else []
+    if devices[0].type == "cuda" and torch.version.hip is None:
+        emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
+        names = sorted({torch.cuda.get_device_name(one) for one in emulating})
     return [PlanCode.BF16_EMULATED.finding(f"{name} has no units for bf16: it is emulated there.") for name in names]
+
+
+def _cpu_has_bf16_units() -> bool:
+    """Whether the CPU multiplies in bf16; other CPUs than x86 are assumed to."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -41,9 +41,9 @@ class PlanCode(FindingCode):
         -> Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES."""
     DEVICE_THROTTLED = """warning: Heat or a power limit slows a GPU down, so its times are those of a slower device.
         -> Let it cool or raise its power limit, and measure again."""
-    BF16_EMULATED = """warning: The GPUs emulate bf16 (compute capability below 8.0, such as V100 and T4): it saves memory, not
-        time.
-        -> Measure --amp fp16 on these GPUs."""
+    BF16_EMULATED = """warning: The devices emulate bf16 (GPUs of compute capability below 8.0, such as V100 and T4; x86 CPUs
+        without AVX512-BF16 or AMX): it saves memory, not time, and is often slower than fp32.
+        -> Measure --amp fp16 on these GPUs, --amp off on these CPUs."""
     DEVICE_POWER_CAPPED = """info: A GPU runs at its power limit, as busy GPUs usually do.
         -> No action needed; compare runs only under the same power limit (nvidia-smi -q -d POWER)."""
     DEVICE_STATE_UNKNOWN = """warning: NVML reports nothing about the GPUs, so it is unknown whether they are throttled, shared

@@ -48,8 +48,8 @@ SINGLE = {  # of scripts that also run on one process
 # Gradients in bytes, by hand. Convolution 3 x 16 x 9 + 16, batch norm 2 x 16, three linear layers.
 PLAIN_BYTES = 4 * (448 + 32 + 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
 WIDE_BYTES = 4 * (448 + 32 + 256 * 600 + 600 + 600 * 600 + 600 + 600 * 10 + 10)
-# Embedding 64 x 32, LSTM 4 x 32 x (32 + 32 + 2), linear 32 x 8 + 8.
-TAGGER_BYTES = 4 * (64 * 32 + 4 * 32 * 66 + 32 * 8 + 8)
+# Embedding 64 x 32, recurrent layer 32 x (32 + 32 + 2), linear 32 x 8 + 8.
+TAGGER_BYTES = 4 * (64 * 32 + 32 * 66 + 32 * 8 + 8)
 # Embedding 20 x 8, layers of 20, 64, 64 and 1.
 PRICES_BYTES = 4 * (160 + 20 * 64 + 64 + 64 * 64 + 64 + 64 + 1)
 # Words 65 x 16 (the head's too), places 16 x 16, a block 12 x 16^2 + 13 x 16, a norm 2 x 16.

@@ -107,6 +107,20 @@ def test_another_failure_on_a_full_gpu_or_one_without_a_gpu_in_use_is_a_crash(
     assert found == [("crashed", f"RuntimeError: {message}") for message in (CUBLAS, OTHER)]
 
 
+def test_an_operation_that_the_cpu_does_not_have_is_reported_with_the_remedy(tmp_path: Path) -> None:
+    """oneDNN's message for an LSTM trained in bf16 on a CPU without AVX-512."""
+    message = (
+        "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with environment "
+        "variable ONEDNN_VERBOSE=all to get additional diagnostic information."
+    )
+    write_failure(tmp_path, node=0, rank=0, error=RuntimeError(message))
+    (note,) = read_failures(tmp_path)
+    assert note.message == (
+        "RuntimeError: could not create a primitive descriptor for the LSTM forward propagation primitive: this CPU cannot do it "
+        "in the model's precision; use --amp off"
+    )
+
+
 RANK_0 = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0") | dict.fromkeys(
     ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"
 )

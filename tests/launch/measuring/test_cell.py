@@ -1,6 +1,7 @@
 """The passes of a cell: warm-up, device states under load, and precisions without units on a GPU."""
 
 import os
+import platform
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,25 @@ def test_bf16_is_emulated_by_gpus_without_units_for_it(monkeypatch: pytest.Monke
     assert finding.code == "bf16_emulated"
     assert finding.message == "Tesla V100-SXM2-16GB has no units for bf16: it is emulated there."
     assert precision_findings("fp16", gpus) == precision_findings("bf16", gpus[1:]) == []
-    assert precision_findings("bf16", (torch.device("cpu"),)) == []
     monkeypatch.setattr(torch.version, "hip", "6.4")  # AMD's numbers of capability mean something else
     assert precision_findings("bf16", gpus) == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "avx512_bf16", "amx", "emulated"),
+    [
+        ("x86_64", False, False, True),
+        ("x86_64", True, False, False),
+        ("x86_64", False, True, False),
+        ("aarch64", False, False, False),
+    ],
+)
+def test_bf16_is_emulated_by_x86_cpus_without_units_for_it(
+    monkeypatch: pytest.MonkeyPatch, machine: str, avx512_bf16: bool, amx: bool, emulated: bool
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    messages = [one.message for one in precision_findings("bf16", (torch.device("cpu"),))]
+    assert messages == (["The CPU has no units for bf16: it is emulated there."] if emulated else [])
+    assert precision_findings("off", (torch.device("cpu"),)) == []
