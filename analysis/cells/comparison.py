@@ -181,7 +181,7 @@ def compare(
     engine = calibration.nccl_engine if calibration is not None else None
     engines = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
     batches = {
-        (data.cell.batch_size, data.cell.options.accumulate)
+        (data.cell.batch_size, data.cell.options.accumulate, data.batch_text)
         for data in run.measured
         if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
     }
@@ -199,7 +199,7 @@ def compare(
         sources=sources,
         target_efficiency=target_efficiency,
         of_traces=recorded is None,
-        batches_seen=tuple(f"{size}" + f" in {n} micro-batches" * (n > 1) for size, n in sorted(batches)),
+        batches_seen=tuple(size + f" in {n} micro-batches" * (n > 1) for _, n, size in sorted(batches)),
         unmeasured_jobs=tuple(one.message.partition(":")[0] for one in failed),
         over_itself=_over_itself(batched, spreads.step),
         trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),

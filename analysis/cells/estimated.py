@@ -73,7 +73,7 @@ def _put_subtractions(row: RowBuilder, data: CellData, singles: Mapping[int, Cel
     epoch has the same steps on both sides, N times fewer of them than one device needs at b.
     """
     cell, step_us, steps = data.cell, row.number("step_us"), row.number("steps_per_epoch")
-    same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
+    same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, data.global_batch_size)
     split = total / cell.devices if total is not None else None
     baselines = ((same, NO_SAME_BATCH), (split, NO_GLOBAL_BATCH), (total, NO_GLOBAL_BATCH))
     for method, (baseline, why_not) in zip(FORMULAS, baselines, strict=True):

@@ -50,7 +50,7 @@ def summarise_cell(
     row, cell, status = RowBuilder(), data.cell, _status(data)
     row.put("", cell=cell.name, strategy=cell.strategy, devices=cell.devices, nodes=data.nodes, status=status)
     if knows_batch(cell):
-        row.put("", batch_size=cell.batch_size, global_batch_size=cell.global_batch_size)
+        row.put("", batch_size=cell.batch_size, global_batch_size=data.global_batch_size)
     else:
         row.clear(("batch_size", "global_batch_size"), TRACES_ALONE)
     if not data.measured:
@@ -102,7 +102,7 @@ def _put_times(row: RowBuilder, data: CellData, spread: stats.Spread) -> None:
     unloaded_us = stats.pooled_median(without)
     row.put(stats.NO_INTERVAL, step_us=step.value, step_count=step.count, step_without_wait_us=unloaded_us)
     row.put_interval(stats.NO_INTERVAL, "step_us", step)
-    size = float(data.cell.global_batch_size) if data.knows_samples else None
+    size = float(data.global_batch_size) if data.knows_samples else None
     tokens, rate = data.ranks[0][1].tokens_per_sample, _per_second(size, step.value)
     row.put(_NO_BATCH, samples_per_s=rate, samples_per_s_without_wait=_per_second(size, unloaded_us))
     ends = stats.Interval(1e6 / step.high, 1e6 / step.low) if step.low and step.high else None
@@ -146,7 +146,7 @@ def _put_scaling(row: RowBuilder, data: CellData, singles: Mapping[int, CellData
     few = "one device: 1 by definition" if cell.traits.baseline else stats.NO_INTERVAL
     for kind, batch, of, no_single in (
         ("weak", cell.batch_size, "weak_efficiency", NO_SAME_BATCH),
-        ("strong", cell.global_batch_size, "strong_speedup", NO_GLOBAL_BATCH),
+        ("strong", data.global_batch_size, "strong_speedup", NO_GLOBAL_BATCH),
     ):
         single_us, single = single_step_us(singles, batch), singles.get(batch)
         times = single_us / step_us if single_us is not None and step_us else None

@@ -157,6 +157,7 @@ class Situation:
     not_split: NotSplit | None = None  # for foreign traces, why waiting is not separated from transfer
     slower: bool = False  # significantly slower than one device
     launch_bound: bool = False  # the cell has the finding `launch_bound`
+    late_samples: str | None = None  # that the late rank trains on more samples than the others
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,10 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     waiting = [_Part(wait, WAITING, wait_advice)]
     if late is not None:
         doubt = f" ({late.last.doubt})" if late.last.doubt is not None else ""
-        cause = f"Find out why rank {late.rank} arrives late{doubt}; a faster link does not shorten this."
+        why = f"Find out why rank {late.rank} arrives late{doubt}"
+        if situation.late_samples is not None:
+            why = f"Give the ranks equal batches: {situation.late_samples}{doubt}"
+        cause = f"{why}; a faster link does not shorten this."
         cause += _late_and_idle(situation, ledger)
         whom = "each other rank's wait"
         for_others_us = wait * (1.0 - late.share)

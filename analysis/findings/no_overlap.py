@@ -8,7 +8,7 @@ import numpy as np
 
 from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
-from dpscope.analysis.runs.cell_findings import SUSPECT
+from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.reading.table import Table
@@ -354,12 +354,15 @@ def straggler_finding(data: CellData) -> Iterator[Finding]:
     if len(named.shares) > 1:
         least = f"at least {least} in each repeat"
     computes = _compute_of(data, named.rank)
+    check = f"check what rank {named.rank} does before its first collective: data, other load, a slower device"
+    if (samples := more_samples(data, named.rank)) is not None:
+        check = f"give the ranks equal batches: {samples}"
     yield RunCode.STRAGGLER.finding(
         f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
         f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), "
         f"{'all of the waiting' if min(named.shares) > 0.995 else least}{computes}; "
         f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
-        f"check what rank {named.rank} does before its first collective: data, other load, a slower device",
+        check,
     )
 
 

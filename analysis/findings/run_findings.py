@@ -18,6 +18,7 @@ from dpscope.analysis.runs.run_data import RunData, repeat_findings
 from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
 from dpscope.analysis.text.units import show_change, show_time
 from dpscope.analysis.training.findings import training_findings
+from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import CellStatus
@@ -83,9 +84,10 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
         if data.cell.devices > 1
         and data.knows_samples
         and not data.trained_alone
-        and {data.cell.batch_size, data.planned.global_batch_size}.isdisjoint(single_device_baselines(run, data.cell))
+        and {data.cell.batch_size, data.global_batch_size}.isdisjoint(single_device_baselines(run, data.cell))
     ]
-    yield from no_single_device(run.manifest, without_single, str(run.path))
+    if WITHOUT_TORCHRUN not in comparison.unmeasured_jobs:  # else its finding says why there is no efficiency
+        yield from no_single_device(run.manifest, without_single, str(run.path))
     yield from _setting(run)
     yield from training_findings(run.training) if run.training else ()
     yield from [LearningCode.NO_EPOCH.finding(f"{run.untrained}.")] if run.untrained else ()

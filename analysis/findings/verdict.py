@@ -30,6 +30,7 @@ from dpscope.analysis.findings.ledger_text import (
     best_action,
     slowed_by_tracing,
 )
+from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, show
@@ -67,7 +68,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     weak_first = sorted(comparison.scaling, key=lambda one: one.scaling != "weak")
     speedups = (point.speedup for series in weak_first for point in series.points if point.cell == chosen.cell)
     speedup, data = next(speedups, None), run.cells[chosen.cell]
-    which, strategy = _which(comparison, chosen, gap, speedup)
+    which, strategy = _which(comparison, chosen, gap, speedup, data.batch_text)
     late = data.late if slowed_by_tracing(chosen) is None else None
     shown = None if speedup is None else verdict(speedup)
     launch_bound = any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
@@ -79,6 +80,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         comparison.of_script,
         slower=shown == "below",
         launch_bound=launch_bound,
+        late_samples=more_samples(data, late.rank) if late is not None else None,
     )
     action = best_action(_alike(comparison, chosen), situation)
     if speedup is not None and shown not in ("above", "below"):
@@ -182,12 +184,12 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
 
 
 def _which(
-    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, speedup: Estimate | None
+    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, speedup: Estimate | None, batch: str
 ) -> tuple[Answer, str | None]:
     """The answer, and the strategy that it recommends."""
     name, where = traits_of(chosen.strategy).label, f"on {devices_text(chosen.devices, chosen.nodes)}"
     if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
-        where += f", batch {chosen.batch_size} each"
+        where += f", batch {batch} each"
     between = f" {gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
         relative, basis = _relative_to_itself(comparison, chosen)

@@ -158,21 +158,39 @@ def summarised(comparison: Comparison) -> list[CellRow]:
 def first_cells(comparison: Comparison, answered: Collection[str]) -> tuple[str, ...]:
     """The cells of a run's first table that a terminal shows: those of the verdict.
 
-    `answered` are the cells of the verdict, shown together with the single device at their batch, at most MOST_ANSWERED. Without
-    any, other cells are shown: first those without a variant, last DDP on one device, which only shows the cost of the wrapper.
+    `answered` are the cells of the verdict, shown together with the one device that it compares them with, at most MOST_ANSWERED.
+    Without any, other cells are shown: first those without a variant, last DDP on one device, which only shows the cost of the
+    wrapper.
     """
     rows = summarised(comparison)
-    batches = {row.batch_size for row in rows if row.cell in answered}
+    shown = {*answered, *_one_device(comparison, rows, [row for row in rows if row.cell in answered])}
 
     def rank(row: CellRow) -> int:
         baseline, variant = traits_of(row.strategy).baseline, row.cell in comparison.variants
-        if row.cell in answered or (baseline and not variant and row.batch_size in batches):
+        if row.cell in shown:
             return 0
         return 3 if row.devices == 1 and not baseline else 2 if variant else 1
 
     ranked = sorted(rows, key=rank)
     chosen = sum(rank(row) == 0 for row in rows)
     return tuple(row.cell for row in ranked[: min(MOST_ANSWERED, chosen) or MOST_ROWS])
+
+
+def _one_device(comparison: Comparison, rows: Sequence[CellRow], cases: Sequence[CellRow]) -> list[str]:
+    """The cells of one device that the verdict compares `cases` with.
+
+    One without a wrapper at their batch per device, else at their global batch, else one under their own strategy and options.
+    """
+    variants = comparison.variants
+    plain = [row for row in rows if traits_of(row.strategy).baseline and row.cell not in variants]
+    for batches in ({row.batch_size for row in cases}, {row.global_batch_size for row in cases}):
+        if alike := [row.cell for row in plain if row.batch_size in batches]:
+            return alike
+    kinds = {
+        (row.strategy, row.batch_size, variants.get(row.cell)) for row in cases if row.cell in comparison.over_itself
+    }
+    alone = (row for row in rows if row.devices == 1)
+    return [row.cell for row in alone if (row.strategy, row.batch_size, variants.get(row.cell)) in kinds]
 
 
 def first_views(comparison: Comparison) -> list[View]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpscope.analysis.runs.counter_check import CounterCheck
 from dpscope.analysis.runs.traced_job import TracedJob, traced_job
-from dpscope.analysis.runs.traffic_check import CounterCheck
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks import exposed_parts, lateness
@@ -135,6 +135,26 @@ class CellData:
         """Whether the samples of its steps are known; if a script shows no batch, one per device is counted instead."""
         return all(rank.attached is None or rank.attached.batch_known for _, rank in self.ranks)
 
+    @cached_property
+    def samples_by_rank(self) -> Mapping[int, float]:
+        """Samples of a timed step of each rank of a script, in its first repeat; empty for others, whose batches are equal."""
+        known = self.ranks and not self.knows_options and self.knows_samples
+        first = [rank for repeat, rank in self.ranks if repeat == self.ranks[0][0]] if known else []
+        timed = [(rank.rank, block) for rank in first for block in rank.blocks[:1] if block.steps]
+        return {rank: block.samples / block.steps for rank, block in timed}
+
+    @property
+    def batch_text(self) -> str:
+        """The batch per device, or its range over the ranks of a script."""
+        counts = {round(count / (self.cell.devices // self.cell.processes)) for count in self.samples_by_rank.values()}
+        return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{self.cell.batch_size}"
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step over all devices: of a script the sum over its ranks, which may differ."""
+        whole = len(self.samples_by_rank) == self.cell.processes
+        return round(sum(self.samples_by_rank.values())) if whole else self.cell.global_batch_size
+
     @property
     def device_name(self) -> str | None:
         """The first device's name; None where the traces do not record it."""
@@ -151,12 +171,13 @@ class CellData:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
 
         The wait for the loader is the maximum over ranks, because the others wait for that rank in their all-reduces. Steps
-        with fewer samples than the others, the last of an epoch, are left out.
+        with fewer samples than the rank's others, the last of an epoch, are left out.
         """
         known = self._known_samples
         if (column, measuring_pass) not in known:
             chosen = self.tables.samples.having("measuring_pass", measuring_pass)
-            whole = chosen.take(chosen["samples"] >= chosen["samples"].max(initial=0))
+            ranks = chosen.group("repeat", "rank")
+            whole = chosen.take(chosen["samples"] >= ranks.most(chosen.real("samples"))[ranks.code])
             steps = whole.group("repeat", "epoch", "step", in_order=True)
             per_step = steps.most(whole[column]) if column == "data_wait_us" else steps.means(whole[column])
             repeats = whole["repeat"][steps.first]

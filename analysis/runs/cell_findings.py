@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples, median_slope
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.reading.table import Table
@@ -21,6 +22,7 @@ OUTLIER_DISTANCE = 0.25  # and of the median
 WIDE_SPREAD = 0.1  # of the median, the middle half of the samples
 REPEATS_APART = 1.1
 SUSPECT = "ProcessGroupNCCL2"
+_MOST_LISTED = 8  # ranks
 _NEXT_TO_NOTHING = 0.05  # of a step's communication
 
 
@@ -93,6 +95,29 @@ def input_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Finding]
     elif same:
         code = AttachCode.MODEL_PARALLEL if cell.traits.transport == "unknown" else AttachCode.SAME_INPUTS
         yield code.finding(f"{cell.name}: {same}")
+
+
+_EVEN = 1.1  # largest over smallest batch of the ranks of a script, up to which they count as equal
+
+
+def batch_finding(data: CellData) -> Iterator[Finding]:
+    """A warning if the ranks of a script train on different numbers of samples."""
+    samples = data.samples_by_rank
+    if samples and max(samples.values()) > _EVEN * min(samples.values()):
+        listed = ", ".join(f"rank {rank}: {count:.0f}" for rank, count in sorted(samples.items())[:_MOST_LISTED])
+        more = ", ..." if len(samples) > _MOST_LISTED else ""
+        total = f"{data.global_batch_size} samples a step in all"
+        yield AttachCode.BATCHES_DIFFER.finding(f"{data.cell.name}: {total} ({listed}{more})")
+
+
+def more_samples(data: CellData, rank: int) -> str | None:
+    """That a rank trains on more samples than the others on average, which makes it late; None if it does not."""
+    others = [count for other, count in data.samples_by_rank.items() if other != rank]
+    own = data.samples_by_rank.get(rank)
+    if own is None or not others or own <= _EVEN * (mean := sum(others) / len(others)):
+        return None
+    rest = f"the other {len(others)} on {mean:.0f} on average" if len(others) > 1 else f"the other on {mean:.0f}"
+    return f"rank {rank} trains on {own:.0f} samples a step, {rest}"
 
 
 def no_single_device(manifest: Manifest, without: Sequence[str], out: str) -> Iterator[Finding]:

@@ -20,14 +20,18 @@ from dpscope.analysis.runs.cell_data import (
     tables_of,
     traced_cell,
 )
-from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings, spread_findings
+from dpscope.analysis.runs.cell_findings import (
+    batch_finding,
+    compilation_findings,
+    engine_findings,
+    input_findings,
+    spread_findings,
+)
+from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.runs.traced_job import traced_job
 from dpscope.analysis.runs.traffic_check import (
     UNKNOWN_COMMUNICATION,
-    CounterCheck,
-    check_counters,
     check_traffic,
-    counter_findings,
     incomplete_repeat,
     no_trace,
     reduced_bytes,
@@ -224,6 +228,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
 def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
     ranks = [rank for _, rank in data.ranks]
     yield from input_findings(cell, [rank for number, rank in data.ranks if number == data.ranks[0][0]])
+    yield from batch_finding(data)
     yield from counter_findings(cell, ranks, data.counter_checks)
     if data.communication_known:
         yield from engine_findings(cell, ranks, data.whole_windows, data.tables.collectives)

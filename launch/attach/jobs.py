@@ -19,7 +19,7 @@ from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_proc
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
 from dpscope.profiling.machine.environment import usable_cores
-from dpscope.profiling.records.attach_codes import AttachCode
+from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN, AttachCode
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -116,7 +116,7 @@ class AttachedJob:
 
     @property
     def label(self) -> str:
-        return "one device without torchrun" if self.devices is None else counted(self.devices, "device")
+        return WITHOUT_TORCHRUN if self.devices is None else counted(self.devices, "device")
 
 
 def plan_jobs(
@@ -127,10 +127,16 @@ def plan_jobs(
     script: Sequence[str],
     found: Devices,
     work_folders: Path | None = None,
+    threads: int | None = None,
 ) -> list[AttachedJob]:
-    """The jobs in order: each count once, then the next repeat. With `work_folders` each job has an empty folder there."""
+    """The jobs in order: each count once, then the next repeat. With `work_folders` each job has an empty folder there.
+
+    `threads` of each process, unless the environment sets them; None: as torchrun chooses.
+    """
     # torchrun limits threads for several processes only, and cells with different threads could not be compared.
-    several = {**({"OMP_NUM_THREADS": "1"} if any((count or 1) > 1 for count in counts) else {}), **os.environ}
+    if threads is None and any((count or 1) > 1 for count in counts):
+        threads = 1
+    several = {**({"OMP_NUM_THREADS": f"{threads}"} if threads is not None else {}), **os.environ}
     single = dict(several)
     if found.count is not None:  # the first GPU alone: frameworks would use all visible ones
         single["CUDA_VISIBLE_DEVICES"] = several.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -156,9 +162,40 @@ def _free_folder(folders: Path, name: str) -> Path:
     return folder
 
 
-def record_jobs(out: Path, measured: Sequence[AttachedJob], failed: Mapping[AttachedJob, int]) -> None:
-    """Update the run's manifest: add jobs that were not measured, with their exit statuses; remove those now measured."""
+@dataclass
+class JobEnds:
+    """Jobs that have run: those that were measured, and the exit status of each that failed or was not measured."""
+
+    measured: list[AttachedJob] = field(default_factory=list)
+    failed: dict[AttachedJob, int] = field(default_factory=dict)
+
+    def run(self, jobs: Sequence[AttachedJob], out: Path) -> None:
+        """Run these jobs, up to the first that fails."""
+        for job in jobs:
+            before = repeats_there(out)
+            status = run_job(job.command, job.environment)
+            was_measured = repeats_there(out) > before
+            if was_measured:
+                self.measured.append(job)
+            if status or not was_measured:
+                self.failed[job] = status
+            if status:
+                return
+
+
+def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
+    """Whether one device was to be compared with several, and only one under a wrapper was measured, as under torchrun."""
+    if not is_run_folder(out) or 1 not in counts or max(count or 1 for count in counts) < 2:
+        return False
     run = RunFolder(out)
+    measured = [one.cell for one in run.manifest().plan if run.done_repeats(one.cell)]
+    return any(cell.devices > 1 for cell in measured) and not any(cell.traits.baseline for cell in measured)
+
+
+def record_jobs(out: Path, ended: JobEnds) -> None:
+    """Update the run's manifest: add jobs that were not measured, with their exit statuses; remove those now measured."""
+    run, measured = RunFolder(out), ended.measured
+    failed = {job: status for job, status in ended.failed.items() if job not in measured}
     if not is_run_folder(out) or not (measured or failed):
         return
     manifest, code = run.manifest(), AttachCode.JOB_NOT_MEASURED
@@ -169,6 +206,9 @@ def record_jobs(out: Path, measured: Sequence[AttachedJob], failed: Mapping[Atta
         devices = SINGLE if job.devices is None else job.devices
         command = f"dpscope attach --devices {devices} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
         message = f"{job.label}: {ended} before it was measured; see its output for the reason"
-        findings.append(code.finding(message, f"fix the cause, then: {command}"))
+        cause = "fix the cause"
+        if job.devices is None:
+            cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
+        findings.append(code.finding(message, f"{cause}, then: {command}"))
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

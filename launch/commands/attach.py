@@ -1,6 +1,7 @@
 """`dpscope attach`: an unchanged training script measured."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +85,15 @@ def attach(request: AttachRequest) -> None:
         counts = parsed
     attach_jobs.check_counts([count or 1 for count in counts], found)
     console = open_console()
-    with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
-        measured: list[attach_jobs.AttachedJob] = []
-        failed: dict[attach_jobs.AttachedJob, int] = {}
-        for job in attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders):
-            before = attach_jobs.repeats_there(out)
-            status = attach_jobs.run_job(job.command, job.environment)
-            if attach_jobs.repeats_there(out) > before:
-                measured.append(job)
-            if status or attach_jobs.repeats_there(out) == before:
-                failed[job] = status
-            if status:
-                break
-        attach_jobs.record_jobs(out, measured, {job: status for job, status in failed.items() if job not in measured})
+    note = partial(console.print, markup=False, soft_wrap=True)
+    with locked(out, wait=False, note=note):
+        ended = attach_jobs.JobEnds()
+        ended.run(attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders), out)
+        failed = dict(ended.failed)
+        if not failed and attach_jobs.lacks_baseline(out, counts):
+            note("The script runs once more on one device, without torchrun: the baseline of efficiency.")
+            ended.run(attach_jobs.plan_jobs([None], repeats, out, given, script, found, request.work_folders, 1), out)
+        attach_jobs.record_jobs(out, ended)
         if not is_run_folder(out):
             if (why := attach_jobs.unexplained(out)) is not None:
                 complain(f"{why}: nothing was measured")

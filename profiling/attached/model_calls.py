@@ -2,7 +2,7 @@
 
 import gc
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ _PRECISION_CHECKS = 20  # in the first calls, 6 us each
 class StepCalls:
     """The calls of one step."""
 
-    each: list[int]  # samples of each training call (with gradients, in training mode), such as one per micro-batch
+    # Samples of each training call (with gradients, in training mode), such as one per micro-batch; 0 where unknown.
+    each: list[int]
     other: int  # calls without gradients in evaluation mode, as in a validation loop
 
 
@@ -95,8 +96,7 @@ class ModelCalls:
             if type(first) is Tensor and first.dim():
                 self._step.each.append(first.size(0))
             else:
-                tensor = _first_tensor((args, kwargs))
-                self._step.each.append(0 if tensor is None else tensor.size(0))
+                self._step.each.append(samples_of([*args, *kwargs.values()]) or 0)
 
     def _called_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_grad_enabled():  # validations often call the wrapped module
@@ -116,8 +116,48 @@ class ModelCalls:
 def _first_tensor(value: object) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.dim() else None
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+
+
+def samples_of(arguments: Sequence[object]) -> int | None:
+    """The number of samples in a call's arguments; None if they hold no tensor, or leave it open.
+
+    It is the only number that all arguments may stand for. A first argument that is a tensor decides alone: later ones may be
+    masks and the like. Zero-dimensional tensors and other values say nothing.
+
+    >>> images = [torch.zeros(3, 8, 8)] * 4  # of three channels
+    >>> samples_of([images]), samples_of([images, torch.zeros(4)])
+    (None, 4)
+    """
+    first = arguments[0] if arguments else None
+    if isinstance(first, Tensor) and first.dim():
+        return first.size(0)
+    possible = [sizes for argument in arguments if (sizes := _possible_samples(argument)) is not None]
+    common = set.intersection(*possible) if possible else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def _possible_samples(value: object) -> set[int] | None:
+    """The numbers of samples that an argument may stand for; None if it says nothing.
+
+    The leading dimension of a tensor, or that all values of a dictionary share; the length of a list, or the leading dimension
+    that its elements share, which may also be the channels of a list of images. Elements with another number of dimensions or
+    type of data are not samples of one batch.
+    """
+    if isinstance(value, Tensor):
+        return {value.size(0)} if value.dim() else None
+    if not isinstance(value, Mapping | list | tuple):
+        return None
+    elements = list(value.values()) if isinstance(value, Mapping) else list(value)
+    possible = [sizes for element in elements if (sizes := _possible_samples(element)) is not None]
+    if not possible:
+        return None
+    shared = set.intersection(*possible)
+    if isinstance(value, Mapping):
+        return shared
+    kinds = {(one.dim(), one.dtype) if isinstance(one, Tensor) else type(one) for one in elements}
+    return shared | {len(elements)} if len(kinds) == 1 else shared
 
 
 def _checksum(inputs: object) -> int | None:

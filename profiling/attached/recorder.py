@@ -39,6 +39,7 @@ class Observed:
     calls: ModelCalls
     profiler_watch: ProfilerWatch
     timed: TimedWindow
+    sizes: ParameterSizes  # of the models when the measurement began: a script may freeze or unfreeze parameters later
     traced: TracedWindow | None = None
     counted: TracedWindow | None = None  # with DDP's counters
     ended_early: str | None = None  # how the script ended before the windows did
@@ -110,7 +111,7 @@ def save_process(observed: Observed) -> SavedPart:
         nccl_engine=place.nccl_engine,
         loader_workers=None,
         steps_per_epoch=None,
-        model=_sizes(observed),
+        model=observed.sizes,
         blocks=(block,),
         memory=window.memory,
         findings=(*batches.findings, *_findings(observed, cell.name)),
@@ -134,8 +135,8 @@ def _batches(observed: Observed) -> Batches:
     devices = observed.detected.devices if observed.detected.traits.peer_copies else 1  # of this process
     # with several optimizers, each may have its own backward passes
     micro_batches = max(1, observed.warm_up.backwards) if len(observed.warm_up.optimizers) < 2 else 1
-    known = option is not None or any(step.each and step.each[0] for step in calls)
     samples = [_samples_of(step.each, micro_batches) if option is None else option * devices for step in calls]
+    known = all(samples[at] for at, step in enumerate(calls) if step.each) and any(samples)
     if not known:
         samples, micro_batches = [devices] * len(calls), 1
     # Steps that contain a validation loop or the like are left out, unless most do.
@@ -150,12 +151,14 @@ def _batches(observed: Observed) -> Batches:
         samples, mean = [usual] * len(samples), ", the mean of batches that change,"
     findings = []
     if not known:
-        findings.append(AttachCode.BATCH_NOT_SEEN.finding("the calls of the script's model have no tensor argument"))
+        called = any(step.each for step in calls)
+        why = "the inputs of the script's model do not show it" if called else "no call of the script's model was seen"
+        findings.append(AttachCode.BATCH_NOT_SEEN.finding(why))
     elif option is None:
         cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
         findings.append(
             AttachCode.BATCH_AS_SEEN.finding(
-                f"a step of a process trains on {usual}{mean}{cut}, by the first dimension of the model's first input tensor"
+                f"a step of a process trains on {usual}{mean}{cut}, by the inputs of the script's model"
             )
         )
     kept = [one and count == usual for one, count in zip(alone, samples, strict=True)]
@@ -170,21 +173,26 @@ def _batches(observed: Observed) -> Batches:
 
 
 def _samples_of(each: list[int], micro_batches: int) -> int:
-    """Samples of a step's calls; a micro-batch may need several calls (a model that is called twice on each sample)."""
+    """Samples of a step's calls; a micro-batch may need several calls (a model that is called twice on each sample).
+
+    0 where a call's are unknown.
+    """
     if micro_batches == 1:
         return each[0] if each else 0
+    if 0 in each:
+        return 0
     whole = each and len(each) % micro_batches == 0
     return sum(each) * micro_batches // len(each) if whole else sum(each)
 
 
-def _sizes(observed: Observed) -> ParameterSizes:
-    """Sizes of the models that were called, and of further parameters that the optimizers train."""
-    modules: Sequence[nn.Module] = observed.detected.ddp or observed.calls.modules
+def model_sizes(detected: DetectedStrategy, calls: ModelCalls, warm_up: WarmUp) -> ParameterSizes:
+    """Sizes now of the models that were called, and of further parameters that the optimizers train."""
+    modules: Sequence[nn.Module] = detected.ddp or calls.modules
     parameters: dict[int, Tensor] = {id(one): one for module in modules for one in module.parameters()}
-    if not observed.detected.ddp:
-        parameters |= {id(one): one for one in observed.warm_up.trained}
+    if not detected.ddp:
+        parameters |= {id(one): one for one in warm_up.trained}
     buffers = {id(one): one for module in modules for one in module.buffers()}
-    return tensor_sizes(parameters.values(), buffers.values(), observed.warm_up.trained_ids)
+    return tensor_sizes(parameters.values(), buffers.values(), warm_up.trained_ids)
 
 
 def _findings(observed: Observed, cell: str) -> Iterator[Finding]:

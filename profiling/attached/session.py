@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 from dpscope.profiling.attached import job
 from dpscope.profiling.attached.interception import BackwardCount, OptimizerHook, ProfilerWatch
 from dpscope.profiling.attached.model_calls import inner_module
-from dpscope.profiling.attached.recorder import Observed, save_process
+from dpscope.profiling.attached.recorder import Observed, model_sizes, save_process
 from dpscope.profiling.attached.settings import (
     NO_OPTIMIZER,
     SETTLING_STEPS,
@@ -242,9 +242,18 @@ class Session:
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
         folder = job.join_job(place, self._settings.out)
-        timed = TimedWindow(self._settings.steps, device)
         self._observed = Observed(
-            self._settings, folder, place, device, detected, self._wrappers, warm_up, calls, self._profiler_watch, timed
+            self._settings,
+            folder,
+            place,
+            device,
+            detected,
+            self._wrappers,
+            warm_up,
+            calls,
+            self._profiler_watch,
+            timed=TimedWindow(self._settings.steps, device),
+            sizes=model_sizes(detected, calls, warm_up),
         )
         for model in detected.ddp:
             stop_counting(model)

@@ -2,6 +2,9 @@
 
 from dpscope.profiling.records.finding import FindingCode
 
+WITHOUT_TORCHRUN = "one device without torchrun"
+"""The job of `--devices single`, in findings about jobs."""
+
 
 class AttachCode(FindingCode):
     SCRIPT_ENDED_EARLY = """warning: The script ended before the measurement was complete; the results cover only the steps up
@@ -16,12 +19,16 @@ class AttachCode(FindingCode):
     DATA_PARALLEL_DID_NOTHING = """info: The script's nn.DataParallel had at most one GPU, so it only calls its model: the cell
         is a single device.
         -> measure where torch can use several GPUs, or use dpscope's stand-in: dpscope run --strategy dp"""
-    BATCH_AS_SEEN = """info: A script's batch size is inferred: the first dimension of the first tensor that its model is called
-        with.
+    BATCH_AS_SEEN = """info: A script's batch size is inferred from what its model is called with: the first dimension of its
+        first tensor, or the one number of samples for which all its lists and dictionaries of tensors may stand.
         -> set --batch-size if that is not the number of samples"""
     BATCH_NOT_SEEN = """warning: The batch size could not be inferred, so every step counts as one sample per device: samples
         per second are steps.
         -> set the samples per device and step with --batch-size"""
+    BATCHES_DIFFER = """warning: The ranks of a script train on different numbers of samples: those with more are late, and the
+        others wait for them. Samples per second count all ranks' samples, and the batch per device is their mean.
+        -> give each rank the same number of samples, unless its device is as much faster
+        (DistributedSampler gives equal shares)"""
     STEPS_LEFT_OUT = """info: Steps with work other than training, such as validation, and steps with another batch size are
         left out.
         -> no action needed"""

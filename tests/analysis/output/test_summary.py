@@ -15,6 +15,7 @@ from dpscope.analysis.findings.verdict import STAND_IN
 from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
 from dpscope.analysis.report.comparison_tables import first_cells
 from dpscope.analysis.report.stamp import PrintedReport
+from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.cli import app
 from dpscope.profiling.records.run_codes import RunCode
@@ -105,6 +106,36 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
     comparison = Comparison({row.cell: row for row in rows}, variants={variant: "overlap-off"})
     chosen = first_cells(comparison, ("dp-d2-b8", "ddp-d2-b8"))
     assert chosen == ("single-d1-b8", "dp-d2-b8", "ddp-d2-b8")
+
+
+@pytest.mark.parametrize(
+    ("alone", "shown"),
+    [
+        (("single", 1, 8), True),  # at the same batch per device
+        (("single", 1, 16), True),  # at the same global batch
+        (("ddp", 1, 8), True),  # DDP on one device, where nothing else was measured
+        (("single", 1, 4), False),
+        (("ddp", 1, 4), False),
+    ],
+)
+def test_the_row_of_the_one_device_that_the_verdict_compares_with_is_shown(
+    alone: tuple[str, int, int], shown: bool
+) -> None:
+    rows = [
+        CellRow(
+            cell=f"{strategy}-d{devices}-b{batch}",
+            strategy=strategy,  # type: ignore[arg-type]
+            devices=devices,
+            batch_size=batch,
+            global_batch_size=devices * batch,
+            step_us=1.0,
+        )
+        for strategy, devices, batch in (alone, ("ddp", 2, 8))
+    ]
+    over_itself = {"ddp-d2-b8": Estimate(1.5, None, None, 50)}
+    comparison = Comparison({row.cell: row for row in rows}, over_itself=over_itself)
+    chosen = first_cells(comparison, ("ddp-d2-b8",))
+    assert chosen == tuple(row.cell for row in rows if shown or row.devices == 2)
 
 
 @pytest.mark.long

@@ -7,8 +7,15 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.runs.cell_findings import compilation_findings, engine_findings, input_findings
-from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_findings import (
+    batch_finding,
+    compilation_findings,
+    engine_findings,
+    input_findings,
+    more_samples,
+)
+from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, TimedBlock
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
 
@@ -115,3 +122,35 @@ def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_on
     assert "dpscope attach --devices single --out " in missing
     assert cells(("single", 1), ("ddp", 2)) == []
     assert cells(("ddp", 1)) == []
+
+
+def of_ranks(*samples: int | None) -> CellData:
+    """A script's cell whose ranks train on so many samples in each of ten steps; None: unknown."""
+    cell = Cell(strategy="ddp", devices=len(samples), batch_size=64)
+    ranks = [
+        msgspec.structs.replace(
+            rank_result(rank, len(samples)),
+            blocks=(TimedBlock(epoch=None, steps=10, samples=10 * (count or 1), duration_s=1.0, data_wait_s=None),),
+            attached=AttachedProcess(cell=cell, reduction_known=True, batch_known=count is not None),
+        )
+        for rank, count in enumerate(samples)
+    ]
+    return CellData(cell, None, ranks=tuple((0, rank) for rank in ranks))
+
+
+def test_ranks_with_unequal_batches_are_named_with_the_sum() -> None:
+    data = of_ranks(32, 96)
+    assert (data.global_batch_size, data.batch_text) == (128, "32 to 96")
+    (finding,) = batch_finding(data)
+    assert finding.message == "ddp-d2-b64: 128 samples a step in all (rank 0: 32, rank 1: 96)"
+    assert more_samples(data, 1) == "rank 1 trains on 96 samples a step, the other on 32"
+    assert more_samples(data, 0) is None
+    assert more_samples(of_ranks(32, 32, 65), 2) == "rank 2 trains on 65 samples a step, the other 2 on 32 on average"
+
+
+@pytest.mark.parametrize("samples", [(64, 64), (64, 66), (32, None), (None, None)])
+def test_nearly_equal_or_unknown_batches_are_no_reason(samples: tuple[int | None, ...]) -> None:
+    data = of_ranks(*samples)
+    assert [*batch_finding(data)] == []
+    assert more_samples(data, 1) is None
+    assert data.global_batch_size == (130 if samples == (64, 66) else 128)

@@ -14,7 +14,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
-from dpscope.profiling.records.run import Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
+from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.generated_traces.generator import (
     DdpOptions,
@@ -268,3 +268,50 @@ def test_sharded_traffic_that_is_not_shown(ranks: int, moved: dict[str, int | No
     messages = of_tables(CELL, SIZES, steps, traced_table("collectives", rows), units=(BLOCK, ROOT))
     assert len(messages) == (lacking is not None)
     assert all(known(lacking) in one for one in messages)
+
+
+def reduced(*moved: tuple[int, int, int | None]) -> tuple[Table, Table]:
+    """Steps 0 and 1 of two ranks, and all-reduces: rank, step, bytes."""
+    steps = [
+        {"rank": rank, "device": rank, "step": step, "partial_window": False} for rank in (0, 1) for step in (0, 1)
+    ]
+    rows = [
+        {"rank": rank, "device": rank, "step": step, "kind": "all_reduce", "bytes": size} for rank, step, size in moved
+    ]
+    return traced_table("steps", steps), traced_table("collectives", rows)
+
+
+EACH = [(rank, step) for rank in (0, 1) for step in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("moved", "cause"),
+    [
+        ([(*one, 600) for one in EACH], "DDP reduces a part of the gradients alone"),  # such as a frozen body
+        ([(*one, 600) for one in EACH[:3]], "the tracer lost events"),
+        ([*((*one, 600) for one in EACH[:3]), (1, 1, 500)], "the tracer lost events"),
+        ([*((*one, 600) for one in EACH), (1, 1, None)], "the tracer lost events"),
+        ([], "the tracer lost events"),
+        ([(*one, 1200) for one in EACH], "the tracer lost events"),  # more than the gradients
+    ],
+)
+def test_lost_events_are_the_cause_only_where_ranks_or_steps_differ(
+    moved: list[tuple[int, int, int | None]], cause: str
+) -> None:
+    sizes = ParameterSizes(parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0)
+    (finding,) = check_traffic(DDP, sizes, *reduced(*moved), (), NO_TABLES.copies)
+    assert finding.next_step.startswith(f"likely cause: {cause}")
+    assert ("measure the cell again" in finding.next_step) == cause.startswith("the tracer")
+
+
+@pytest.mark.parametrize(("steps", "lacking"), [((0, 1), 0), ((1,), 0), ((), 1)])
+def test_a_script_may_communicate_in_some_steps_alone(steps: tuple[int, ...], lacking: int) -> None:
+    """Local SGD averages the models every few steps; a rank that lacks a step in which another communicates lost it."""
+    script = AttachedProcess(cell=DDP, reduction_known=False)
+    sizes = ParameterSizes(parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0)
+    moved = [(rank, step, 1000) for rank in (0, 1) for step in steps]
+    found = check_traffic(DDP, sizes, *reduced(*moved), (), NO_TABLES.copies, script)
+    assert [one.code for one in found] == ["trace_incomplete"] * lacking
+    if moved:
+        (one,) = check_traffic(DDP, sizes, *reduced(*moved[1:]), (), NO_TABLES.copies, script)
+        assert f"none in step {steps[0]} of rank 0" in one.message

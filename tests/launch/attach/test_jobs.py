@@ -1,12 +1,14 @@
 """The jobs of `dpscope attach`: commands, environments, working folders, and records of failed ones."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpscope.analysis.runs.run_data import load_run
@@ -14,8 +16,10 @@ from dpscope.launch.attach import jobs
 from dpscope.launch.attach.arguments import attachment
 from dpscope.launch.attach.jobs import (
     AttachedJob,
+    JobEnds,
     check_counts,
     default_counts,
+    lacks_baseline,
     plan_jobs,
     record_jobs,
     run_job,
@@ -25,7 +29,9 @@ from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.run import Cell, CellResult, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import ATTACHED_PREFIX, RunFolder
 from tests.helpers.attached_scripts import train_attached
 from tests.helpers.nccl_logs import all_reduce
@@ -103,9 +109,33 @@ def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) ->
     one, two = (AttachedJob(count, (), {}) for count in (None, 2))
     message = "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
     for measured, failed, messages in (([one], {two: 3}, [message]), ([one], {}, [message]), ([two], {}, [])):
-        record_jobs(tmp_path, measured, failed)
+        record_jobs(tmp_path, JobEnds(measured, failed))
         findings = RunFolder(tmp_path).manifest().findings
         assert [one.message for one in findings if one.code == "job_not_measured"] == messages
+
+
+def test_one_device_without_torchrun_is_added_where_torchrun_alone_measured_it(tmp_path: Path) -> None:
+    """A script that wraps its model in DDP under torchrun; `1,2` asks for an efficiency, which needs one device without it."""
+    single, alone, two = (Cell(name, devices, 8) for name, devices in (("single", 1), ("ddp", 1), ("ddp", 2)))
+
+    def lacking(cells: list[Cell], *counts: int | None) -> bool:
+        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        train_attached(out, samples=99)  # a manifest, with another plan
+        run = RunFolder(out)
+        shutil.rmtree(run.path / "cells")
+        plan = tuple(PlannedCell(cell=cell) for cell in cells)
+        write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), plan=plan))
+        for cell in cells:
+            repeat = run.repeat(cell, 0)
+            repeat.path.mkdir(parents=True)
+            write_json(repeat.result_path, CellResult(cell=cell, repeat=0, status="ok", duration_s=1.0))
+        return lacks_baseline(out, counts)
+
+    assert lacking([alone, two], 1, 2)
+    assert not lacking([single, two], 1, 2)  # the script wraps nothing in one process, or it was measured before
+    assert not lacking([alone, two], 2)  # nothing was asked about one device
+    assert not lacking([alone], 1)
+    assert not lacks_baseline(tmp_path / "none", (1, 2))
 
 
 def test_jobs_that_could_not_print_why_nothing_was_measured(tmp_path: Path) -> None:

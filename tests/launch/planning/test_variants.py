@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpscope.analysis.runs.traffic_check import check_counters, reduced_bytes
+from dpscope.analysis.runs.counter_check import check_counters
+from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring.worker_arguments import job_from_arguments

@@ -1,0 +1,170 @@
+"""DDP's own counters compared with the trace: the sizes of its buckets, and the span of its communication."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+
+from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
+from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table
+from dpscope.analysis.traces.steps import intervals
+from dpscope.profiling.records.attach_codes import AttachCode
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
+from dpscope.profiling.records.run_codes import RunCode
+
+SPAN_TOLERANCE = 0.10
+# DDP and the trace read the clock at two moments; between them a thread may wait for a core. Where the kernel counted no waits:
+CPU_SLACK_US = 2000.0
+DEVICE_SLACK_US = 50.0
+
+
+@dataclass(frozen=True)
+class CounterCheck:
+    """One rank's comparison over `steps` steps: `span_ratio` is trace span / DDP's span, their median.
+
+    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within SPAN_TOLERANCE and the time
+    that the rank's threads waited for a core. `not_comparable`: why the spans cannot be compared.
+    """
+
+    rank: int
+    steps: int
+    span_ratio: float | None
+    buckets_equal: bool
+    spans_agree: bool
+    union_within_span: bool
+    not_comparable: str | None = None
+
+
+def check_counters(
+    counters: Sequence[DdpCounters],
+    collectives: Table,
+    rank: int,
+    sent_share: float = 1.0,
+    factored: bool = False,
+    reduction_ends_us: Mapping[int | None, Sequence[float]] = MappingProxyType({}),
+    buckets_alone: bool = False,
+    map_bytes: int = 0,
+) -> CounterCheck:
+    """Compare one rank's counters with its collectives of the counters pass.
+
+    DDP's backward_comm_us is a span, from the launch of the first bucket to the last gradient copied out of one. It is compared
+    with the span from the first all-reduce (on a CPU its creation) to that copy (`reduction_ends_us`, by step); where the trace
+    does not show the copies, the span ends with the last all-reduce, and DDP's is an upper bound. Bucket sizes are compared
+    with the all-reduces' bytes.
+    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them, and its span
+    includes the casts, so it is an upper bound then, too. Of `factored` gradients (PowerSGD) several small messages stand for a
+    bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
+    other sizes are left out: a script may make some in addition to DDP's. Those of `map_bytes` (`used_map_bytes`) always are.
+    """
+    own = collectives.take(collectives["rank"] == rank).having("kind", "all_reduce")
+    sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
+    own = own.take(own["bytes"] != map_bytes) if map_bytes else own
+    if buckets_alone:
+        own = own.take(np.isin(own["bytes"], [size for sizes in sizes_of.values() for size in sizes]))
+    slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US
+    ratios, agree, within, waits_us, buckets_equal, unclear = [], [], [], [], True, 0
+    for counter in counters:
+        reduction = _described(counter, own, reduction_ends_us, 1 if factored else len(counter.bucket_bytes))
+        ddp_us, cpu_wait_us = counter.backward_comm_us, counter.cpu_wait_us or 0.0
+        if reduction is None or ddp_us <= 0:
+            unclear += counter.iterations > 1 and counter.step in own["step"]
+            continue
+        buckets_equal &= factored or sorted(reduction.bytes) == sizes_of[counter.step]
+        allowed_us = SPAN_TOLERANCE * ddp_us + max(slack_us, cpu_wait_us)
+        excess_us = reduction.span_us - ddp_us
+        ratios.append(reduction.span_us / ddp_us)
+        upper_bound_only = not reduction.copied_out or sent_share < 1
+        agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
+        within.append(reduction.busy_us <= ddp_us + allowed_us)
+        waits_us.append((cpu_wait_us, ddp_us))
+    why = None
+    if unclear and not ratios:
+        why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
+    elif buckets_equal and waits_us and all(wait_us > span_us for wait_us, span_us in waits_us):
+        waited, communicated = map(show_time, np.median(waits_us, axis=0))
+        longer = f"waited for a core longer ({waited} a step) than DDP communicated ({communicated})"
+        why = f"rank {rank}'s threads {longer}, so the two spans may differ by as much"
+    agreeing, inside = 2 * sum(agree) > len(agree), 2 * sum(within) > len(within)
+    span_ratio = float(np.median(ratios)) if ratios else None
+    return CounterCheck(rank, len(ratios), span_ratio, buckets_equal, agreeing, inside, why)
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """All-reduces of one of DDP's backward passes; microseconds."""
+
+    bytes: list[int]  # of each; -1 where the trace does not show it
+    span_us: float
+    busy_us: float
+    copied_out: bool  # whether the span ends with the last gradient copied out of its bucket
+
+
+def _described(
+    counter: DdpCounters, own: Table, ends_us: Mapping[int | None, Sequence[float]], buckets: int
+) -> _Reduction | None:
+    """The reduction that a counter describes: of several in its step the one before the last.
+
+    None where the trace does not hold it, or the step has another number of reductions than DDP counted.
+    """
+    step = own.take(own["step"] == counter.step)
+    if not len(step):
+        return None
+    step = step.take(np.argsort(step["start_us"], kind="stable"))
+    times = len(step) // buckets if counter.iterations > 1 else 1
+    if times == 1 and counter.iterations > 1:  # several forward passes and one backward pass: that of the step before
+        return _described(msgspec.structs.replace(counter, step=counter.step - 1, iterations=1), own, ends_us, buckets)
+    if times != counter.iterations:
+        return None
+    parts = np.array_split(np.arange(len(step)), times)
+    part = step.take(parts[max(times - 2, 0)])
+    starts, ends = part["start_us"], part["start_us"] + part["duration_us"]
+    first_us = starts.min()
+    if not part.known("device").any():
+        first_us = np.nanmin([first_us, *part["ready_us"]])
+    next_us = step["start_us"][parts[times - 1][0]] if times > 1 else np.inf
+    copied_us = [end for end in ends_us.get(counter.step, ()) if first_us < end < next_us]
+    return _Reduction(
+        bytes=[-1 if size == UNKNOWN else size for size in part["bytes"].tolist()],
+        span_us=max([ends.max(), *copied_us]) - first_us,
+        busy_us=intervals.length(intervals.union(starts, ends)),
+        copied_out=bool(copied_us),
+    )
+
+
+def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> Iterator[Finding]:
+    """A mismatch is an error: either the trace or its reading is wrong.
+
+    So is a check that did not take place, whose silence must not read as agreement: also where ranks lack the counters that they
+    should have saved; findings of scripts give the reason.
+    """
+    for check in checks:
+        apart = f"the communication span by the trace is {check.span_ratio or 0.0:.3f} of DDP's own"
+        longer = "the all-reduces take longer than DDP's communication span"
+        wrong = (
+            (check.buckets_equal, RunCode.BUCKET_MISMATCH, "the all-reduces' sizes are not DDP's bucket sizes"),
+            (check.union_within_span, RunCode.SPAN_EXCEEDED, longer),
+            (check.spans_agree, RunCode.SPAN_MISMATCH, apart),
+        )
+        if check.not_comparable is not None:
+            text = f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}"
+            yield AttachCode.COUNTERS_NOT_READ.finding(text)
+        elif not check.steps:
+            yield _not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common")
+        else:
+            for sound, code, what in wrong:
+                if not sound:
+                    text = f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)"
+                    again = "trust the cell's communication numbers only after measuring it again without a mismatch"
+                    yield cell_error(cell, code, text, again)
+    counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
+    if cell.traits.reducer and cell.devices > 1 and len(checks) < len(counting):
+        yield _not_compared(cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none")
+
+
+def _not_compared(cell: Cell, why: str) -> Finding:
+    text = f"DDP's own counters could not be compared with the trace: {why}"
+    return cell_error(cell, RunCode.COUNTERS_NOT_COMPARED, text, f"{MEASURE_AGAIN} before trusting its communication")
