@@ -26,8 +26,9 @@ CAPTIONS = {
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
     "device_use": "The traced step as 100 points: the time that its FLOPs would take at the peak, and the loss in the parts of "
     "the ledger. Compute below the peak holds parts that are not known.",
-    "waits": "Mean waiting per traced step: the rank of the row waits in collectives for the column's, which comes last.",
-    "wait_strip": "Left: how long each rank waits in each traced step. Right: how long the others wait for it, on average. A "
+    "waits": "Mean exposed waiting per traced step: the rank of the row waits in collectives for the column's, which comes "
+    "last. Waiting behind compute is not in it.",
+    "wait_strip": "Left: how long each rank waits, exposed, in each traced step. Right: how long the others do for it. A "
     "dark row on the right is a rank that makes all others wait.",
     "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
     "negative; the ring formula uses the link's rate, else the calibration's bus bandwidth.",

@@ -12,11 +12,10 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyGap, Waterfall
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
-from dpscope.analysis.traces.ranks.lateness import late_ranks
 
 _Parts = Mapping[str, tuple[Sequence[float], str]]  # by label: a value for each bar, and the colour
 _EXPOSED = {
@@ -208,16 +207,17 @@ _SMALL = 4  # ranks up to which two matrices fit side by side
 
 
 def waits(run: RunData) -> Figure | None:
-    """A panel for each cell, the longest waits first: row waits for column, mean per step. None without waits.
+    """A panel for each cell, the longest waits first: row waits for column, mean exposed wait per step. None without.
 
     Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
     """
     matrices = {}
     for data in (one for one in run.measured if one.cell.processes <= MOST_WAIT_RANKS):
         pairs = data.mean_waits
+        pairs = pairs.take(pairs["exposed_wait_us"] > 0)
         if len(pairs):
             matrix = np.zeros((data.cell.processes, data.cell.processes))
-            matrix[pairs["waiting_rank"], pairs["late_rank"]] = pairs["wait_per_step_us"]
+            matrix[pairs["waiting_rank"], pairs["late_rank"]] = pairs["exposed_wait_us"]
             matrices[data.cell.name] = matrix
     if not matrices:
         return None
@@ -228,7 +228,7 @@ def waits(run: RunData) -> Figure | None:
     highest = max(float(matrix.max()) for _, matrix in shown) / unit.divisor
     for axes, (cell, matrix) in zip(panels, shown, strict=True):
         _matrix_panel(axes, cell, matrix, unit, highest)
-    style.headline(figure, f"Waiting per step [{unit.label}]: the row's rank waits for the column's")
+    style.headline(figure, f"Exposed waiting per step [{unit.label}]: the row's rank for the column's")
     return figure
 
 
@@ -255,7 +255,7 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
 def wait_strip(run: RunData) -> Figure | None:
     """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
     many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS]
-    cells = [data for data in many if data.tables.collectives.known("wait_us").any()][:MOST_WAIT_PANELS]
+    cells = [data for data in many if data.whole_windows.known("exposed_wait_us").any()][:MOST_WAIT_PANELS]
     if not cells:
         return None
     figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")
@@ -266,20 +266,17 @@ def wait_strip(run: RunData) -> Figure | None:
 
 
 def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
-    """Time by rank (row, its first where several share one) and (repeat, whole step), microseconds; NaN where not known.
+    """Exposed waits by rank (row, its first where several share one) and (repeat, whole step), microseconds; NaN: not known.
 
-    "waits": how long the rank waits. "is waited for": how long the others wait for it on average, in collectives to which it
-    comes last, 0 where it never does.
+    "waits": how long the rank waits. "is waited for": how long the others wait for it on average, 0 where they do not.
     """
-    windows, own = data.whole_windows, data.whole_collectives
-    steps = windows.take(windows.known("rank") & windows.known("step") & windows.known("wait_us"))
-    known = own.take(own.known("match") & own.known("wait_us") & own.known("step"))
-    matches = known.group("repeat", "match")
-    others_us = matches.sums(known["wait_us"]) / (matches.sizes - 1)
-    last = late_ranks(known) == known["rank"]
-    of_last = known.take(last).assign(wait_us=others_us[matches.code[last]])
-    caused = of_last.group("rank", "repeat", "step")
-    late = of_last.take(caused.first).assign(wait_us=caused.sums(of_last["wait_us"]))
+    windows, parts = data.whole_windows, data.tables.exposed_parts
+    steps = windows.take(windows.known("rank") & windows.known("step") & windows.known("exposed_wait_us"))
+    waits = parts.take(parts.words("part").isin("wait")).within(steps, STEP_KEYS)
+    caused = waits.group("late_rank", "repeat", "step")
+    late = waits.take(caused.first)
+    others_us = caused.sums(waits["time_us"]) / (data.cell.processes - 1)
+    late = late.assign(rank=late["late_rank"], exposed_wait_us=others_us)
     together = -(-data.cell.processes // MOST_STRIP_ROWS)
     rows = np.arange(0, data.cell.processes, together)
     columns = pd.MultiIndex.from_frame(
@@ -287,8 +284,10 @@ def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
     )
     strips = {}
     for title, times in (("waits", steps), ("is waited for", late)):
-        plain = times.select(("repeat", "step", "wait_us")).assign(row=times["rank"] // together * together).frame
-        strip = plain.pivot_table(index="row", columns=["repeat", "step"], values="wait_us", aggfunc="max")
+        plain = (
+            times.select(("repeat", "step", "exposed_wait_us")).assign(row=times["rank"] // together * together).frame
+        )
+        strip = plain.pivot_table(index="row", columns=["repeat", "step"], values="exposed_wait_us", aggfunc="max")
         strips[title] = strip.reindex(index=rows, columns=columns).astype(float)
     strips["is waited for"] = strips["is waited for"].fillna(0.0).where(strips["waits"].notna())
     return strips

@@ -134,8 +134,8 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) 
 
 QUANTITIES = {
     "step_us": "step", "compute_us": "compute", "communication_us": "communication", "exposed_us": "exposed",
-    "wait_us": "waits for others", "exposed_wait_us": "exposed waiting", "idle_us": "idle",
-    "lateness_us": "others wait for it",
+    "wait_us": "waits, hidden too", "exposed_wait_us": "exposed waiting", "idle_us": "idle",
+    "lateness_us": "others wait for it, hidden too",
 }  # fmt: skip
 """Means over a rank's whole steps, and what tables call them.
 

@@ -25,9 +25,9 @@ from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.contention import Contentions
-from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
+from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED, with_exposed_waits
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, whole_steps
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
@@ -150,7 +150,9 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
     if len(found.collectives):
         tables.append(_collective_table(found.collectives, found.whole_collectives, by_group=few is None))
         if few is None and len(found.waits_caused):
-            tables.append(without_cell(wait_table({"": found.waits_caused})))
+            steps = whole_steps(found.steps_with_waits)
+            waits = with_exposed_waits(found.waits_caused, found.exposed_parts, steps)
+            tables.append(without_cell(wait_table({"": waits})))
     tables.append(without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))])))
     if len(found.dp_phases) and few is None:
         tables.append(without_cell(phase_table({"": found.dp_phases})))
@@ -299,11 +301,13 @@ def _fold_table(by: str, table: Table) -> TextTable:
     fields = (
         Field(name, by),
         Field("ranks", "ranks"),
-        Field("waits", "wait_us", "time"),
+        Field("waits, hidden too", "wait_us", "time"),
         Field("causes", "caused_share", "share"),
     )
     notes = [f"and {left} more, which cause less"] if left > 0 else []
-    notes.append("waits: mean per rank and step; causes: the share of all waiting in the job that is for its ranks")
+    notes.append(
+        "waits: mean per rank and step, exposed or behind compute; causes: the share of all of it in the job for its ranks"
+    )
     return table_of(f"Waiting by {name}", fields, table.records()[:_SHOWN], notes, times=table["wait_us"].tolist())
 
 

@@ -29,6 +29,7 @@ class View:
     several_only: bool = False
     empty: tuple[str, ...] = ()
     headings: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -123,6 +124,7 @@ STEP = View(
     "cell step_us samples_per_s weak_efficiency traced_step_us compute_us exposed_wait_us exposed_transfer_us "
     "exposed_other_us idle_us",
     headings={"weak_efficiency": "eff.[%]", "traced_step_us": "traced"},
+    notes=("parts: means over ranks and traced steps; wait, transfer and other: exposed communication",),
 )
 SHORTCUTS = View(
     "shortcuts",
@@ -146,7 +148,7 @@ _BY_COLUMN = frozenset({"bandwidth", "device"})  # groups of which single column
 def first_tables(comparison: Comparison) -> dict[str, TextTable]:
     """The first two tables by name: the parts of each measured cell's step, and the shortcuts on several devices."""
     rows = summarised(comparison)
-    tables = {view.name: _table(view, rows) for view in first_views(comparison)}
+    tables = {view.name: _table(view, rows, view.notes) for view in first_views(comparison)}
     return {name: table for name, table in tables.items() if table.rows}
 
 

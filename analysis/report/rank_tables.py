@@ -76,8 +76,16 @@ _WAITS = (
     Field("late rank", "late_rank", meaning="The rank that came last to a collective"),
     Field("waiting rank", "waiting_rank", meaning="A rank that waited for it"),
     Field("collectives", "collectives", meaning="Collectives in which it waited, over all whole traced steps"),
-    Field("wait per step", "wait_per_step_us", "time", "Time lost per step; waits that overlap count once"),
-    Field("share", "share", "share", "Share of all waiting in this cell"),
+    Field(
+        "exposed wait",
+        "exposed_wait_us",
+        "time",
+        "Mean per traced step of the waiting rank; adds up to its wait by rank",
+    ),
+    Field("share", "exposed_share", "share", "Share of all exposed waiting in this cell"),
+    Field(
+        "hidden too", "wait_per_step_us", "time", "All waiting per step, also behind compute; waits at once count once"
+    ),
 )
 _EXPOSED = "Exposed communication in which"
 _RANKS = (
@@ -86,7 +94,7 @@ _RANKS = (
     Field("device", "device", meaning="Its device"),
     Field("traced step", "step_us", "time", "Mean of the whole traced steps: the sum of the following columns"),
     Field("compute", "compute_us", "time", "At least one kernel or operator computes"),
-    Field("wait", "exposed_wait_us", "time", f"{_EXPOSED} collectives wait for a late rank and none transfers"),
+    Field("exposed wait", "exposed_wait_us", "time", f"{_EXPOSED} collectives wait for a late rank and none transfers"),
     Field("transfer", "exposed_transfer_us", "time", f"{_EXPOSED} at least one matched collective transfers"),
     Field("other", "exposed_other_us", "time", "Exposed communication without a separate wait and transfer"),
     Field("idle", "idle_us", "time", "Neither compute nor communication"),
@@ -94,10 +102,10 @@ _RANKS = (
 
 
 def wait_table(waits: Mapping[str, Table], means: str = "") -> TextTable:
-    """The rows of `waits_by_pair` by cell, the longest wait first; `means` states over what they are means."""
+    """The rows of `with_exposed_waits` by cell; `means` states over what they are means."""
     rows, left = _first_records(waits, _MOST_PAIRS)
     notes = [f"and {left} more pairs with shorter waits"] if left else []
-    times = [value for table in waits.values() if len(table) for value in table["wait_per_step_us"].tolist()]
+    times = [value for table in waits.values() if len(table) for value in table["exposed_wait_us"].tolist()]
     return table_of(f"Which ranks wait for which{means}", _WAITS, rows, notes, times=times)
 
 

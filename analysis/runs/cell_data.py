@@ -231,7 +231,7 @@ class CellData:
 
     @cached_property
     def mean_waits(self) -> Table:
-        """Mean waits per (late rank, waiting rank), the longest first; a repeat without such a wait counts as 0."""
+        """Mean waits per (late rank, waiting rank), the longest exposed one first; a repeat without such a wait counts as 0."""
         waits, repeats = self.waits_caused, len(self.tables.steps.group("repeat"))
         pairs = waits.group("late_rank", "waiting_rank", in_order=True)
         wait_us = pairs.sums(waits["wait_per_step_us"])
@@ -240,7 +240,8 @@ class CellData:
             wait_per_step_us=wait_us / max(repeats, 1),
             share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
         )
-        return means.take(np.argsort(-wait_us, kind="stable"))
+        longest = means.take(np.argsort(-wait_us, kind="stable"))
+        return exposed_parts.with_exposed_waits(longest, self.tables.exposed_parts, self.whole_windows)
 
     @cached_property
     def last_rank(self) -> LastRank | None:

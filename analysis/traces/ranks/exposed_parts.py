@@ -107,6 +107,28 @@ def with_waits(steps: Table, table: Table, parts: Table) -> Table:
     return found.assign(**(values if split else {**dict.fromkeys(EXPOSED), EXPOSED[-1]: values[EXPOSED[-1]]}))
 
 
+def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
+    """Rows of `waits_by_pair` with what is exposed of their waits, the longest first; `windows` are rows of `with_waits`.
+
+    `exposed_wait_us` is a mean over the waiting rank's windows, so that what a rank waits for all others is the mean of the
+    column of that name; NA where it is unknown. `exposed_share` is its part of the sum over all pairs.
+    """
+    known = windows.take(windows.known("exposed_wait_us"))
+    keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
+    own = parts.take(parts.words("part").isin("wait")) if len(parts) else parts
+    own = own.within(known, keys)
+    sums, ranks = own.group("late_rank", "rank"), known.group("rank")
+    found = Table.of(late_rank=own["late_rank"][sums.first], waiting_rank=own["rank"][sums.first])
+    steps = Table.of(waiting_rank=known["rank"][ranks.first])
+    count = np.append(ranks.sizes, np.nan)[pairs.places_in(steps, ("waiting_rank",))]
+    total_us = np.append(sums.sums(own["time_us"]), 0.0)[pairs.places_in(found, ("late_rank", "waiting_rank"))]
+    mean_us = total_us / count
+    every_us = float(np.nansum(mean_us))
+    shares = mean_us / every_us if every_us > 0 else np.full(len(pairs), np.nan)
+    order = np.argsort(-np.nan_to_num(mean_us), kind="stable")
+    return pairs.assign(exposed_wait_us=mean_us, exposed_share=shares).take(order)
+
+
 def _with_columns(steps: Table, others: Table, columns: tuple[str, ...]) -> Table:
     """`steps` with the columns of the rows of the same step, NaN where there is none."""
     place = steps.places_in(others, _KEYS)

@@ -126,9 +126,13 @@ def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
     """
     for rank in range(2):
         write_trace(ddp_trace(rank, 2, DdpOptions(straggler=0)).trace, tmp_path / f"{rank}.json")
-    late = known(ReadJob(analyze_traces([tmp_path])).verdict.late)
+    analysis = analyze_traces([tmp_path])
+    late = known(ReadJob(analysis).verdict.late)
     assert late.rank == 0
     assert [late.wait_us, late.lateness_us] == pytest.approx([181, 362])
+    (waits,) = (table for table in to_tables(analysis) if table.title == "Which ranks wait for which")
+    assert waits.headings[3:] == ("exposed wait [µs]", "share [%]", "hidden too [µs]")
+    assert [row[:2] + row[3:] for row in waits.rows] == [("0", "1", "362.0", "100.0", "540.0")]
 
 
 @pytest.mark.long

@@ -34,10 +34,38 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
 
 
 def test_waits_are_means_over_all_repeats() -> None:
-    """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3 and 10/3 us a step."""
-    table = wait_table({"ddp-d2-b8": with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)]).mean_waits})
-    assert (table.headings[0], table.headings[4]) == ("cell", "wait per step [µs]")
-    assert table.rows == (("ddp-d2-b8", "1", "0", "2", "10.0", "75.0"), ("ddp-d2-b8", "0", "1", "2", "3.3", "25.0"))
+    """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3 and 10/3 us a step.
+
+    Of these, 15 and 10 us are not behind compute: 5 and 3.3 us a step, 60 and 40% of 8.3 us.
+    """
+    data = with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])
+    rows = (
+        {
+            "repeat": repeat,
+            "rank": rank,
+            "device": 0,
+            "step": step,
+            "part": "wait",
+            "late_rank": 1 - rank,
+            "time_us": time,
+        }
+        for repeat, rank, time in ((0, 0, 15.0), (1, 1, 10.0))
+        for step in range(STEPS)
+    )
+    waiting = {(0, 0): 15.0, (1, 1): 10.0}
+    places = zip(data.tables.steps["repeat"].tolist(), data.tables.steps["rank"].tolist(), strict=True)
+    steps = data.tables.steps.assign(exposed_wait_us=[waiting.get(place, 0.0) for place in places])
+    data = with_tables(data, steps=steps, exposed_parts=traced_table("exposed_parts", rows))
+    table = wait_table({"ddp-d2-b8": data.mean_waits})
+    assert table.headings == (
+        "cell", "late rank", "waiting rank", "collectives", "exposed wait [µs]", "share [%]", "hidden too [µs]",
+    )  # fmt: skip
+    assert table.rows == (
+        ("ddp-d2-b8", "1", "0", "2", "5.00", "60.0", "10.00"),
+        ("ddp-d2-b8", "0", "1", "2", "3.33", "40.0", "3.33"),
+    )
+    ranks = rank_table([data])
+    assert [row[ranks.headings.index("exposed wait [µs]")] for row in ranks.rows] == ["5.0", "3.3"]
 
 
 def test_partial_windows_and_incomplete_traces_have_no_waits() -> None:
