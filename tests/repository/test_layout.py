@@ -47,7 +47,7 @@ analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ran
   profiling/{machine,records,store}
 analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
   profiling/{machine,records}
-analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/ranks profiling/{records,store}
+analysis/figures: analysis/{cells,costs,runs,stats,text,training} profiling/{records,store}
 analysis/what_if/replay: analysis/{costs,stats} profiling/records
 analysis/what_if/profiles: analysis/{costs,stats} analysis/traces/{ranks,reading,steps} analysis/what_if/replay
   profiling/{machine,records,store}
