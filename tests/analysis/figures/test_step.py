@@ -33,7 +33,9 @@ def test_an_unknown_wait_is_no_wait_of_zero() -> None:
     cell = Cell("ddp", 2, 8)
     traced = windows(cell, 3, step_us=100.0, exposed_wait_us=20.0)
     lost = (traced["rank"] == 1) & (traced["step"] == 1)
-    data = cell_data(cell, [[100.0] * 5], traced.assign(exposed_wait_us=np.where(lost, np.nan, 20.0)), all_reduces(cell, 3, []))
+    data = cell_data(
+        cell, [[100.0] * 5], traced.assign(exposed_wait_us=np.where(lost, np.nan, 20.0)), all_reduces(cell, 3, [])
+    )
     strips = wait_strips(data)
     assert strips["waits"].to_numpy() == pytest.approx(np.array([[20, 20, 20], [20, np.nan, 20]]), nan_ok=True)
     assert strips["is waited for"].to_numpy() == pytest.approx(np.array([[0, 0, 0], [0, np.nan, 0]]), nan_ok=True)
