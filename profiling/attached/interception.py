@@ -152,6 +152,31 @@ class OptimizerHook:
         self._hook.remove()
 
 
+class GraphWatch(Patch):
+    """Detects that torch records work into a CUDA graph. `after` is called when a recording that was `used` has ended.
+
+    Within a recording nothing runs, and waiting for the device or stopping a profiler would end it with an error.
+    """
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        self._after, self._used = after, False
+        super().__init__(torch.cuda.CUDAGraph, "capture_end", after=self._ended)
+
+    def recording(self) -> bool:
+        """Whether this thread's current stream records a graph."""
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return started and torch.cuda.is_current_stream_capturing()
+
+    def use(self) -> None:
+        """Have `after` called at the end of the current recording."""
+        self._used = True
+
+    def _ended(self, graph: Any) -> None:
+        used, self._used = self._used, False
+        if used:
+            self._after()
+
+
 class ProfilerWatch(Patch):
     """Detects a profiler that the script constructs: two cannot record at the same time. `before` is called first."""
 

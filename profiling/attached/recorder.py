@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel
 from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.job import Place, SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, inner_module
-from dpscope.profiling.attached.settings import AttachSettings, resumed_hint
+from dpscope.profiling.attached.settings import FOR_GRAPHS, STEP_RECORDED, AttachSettings, further_hint
 from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp
 from dpscope.profiling.attached.wrapped_models import DetectedStrategy, WrapperLog, is_model_parallel, options_of
 from dpscope.profiling.instruments.ddp_counters import tensor_sizes
@@ -207,7 +207,9 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
     if observed.ended_early is not None:
         options = settings.options_for(observed.steps, counters=observed.counters_apply)
         advice = f"attach with {options}, or let the script train longer" if options else "let the script train longer"
-        advice += resumed_hint(observed.ended_early, settings)
+        advice += further_hint(observed.ended_early, settings)
+        if observed.ended_early == STEP_RECORDED:
+            advice = FOR_GRAPHS
         yield AttachCode.SCRIPT_ENDED_EARLY.finding(f"{cell}: {observed.ended_early}: {observed.early_text()}", advice)
     if settings.warmup_steps < MINIMUM_WARMUP_STEPS:
         yield AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(settings.warmup_steps, 'step')}")

@@ -15,22 +15,24 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached import job
-from dpscope.profiling.attached.interception import BackwardCount, OptimizerHook, ProfilerWatch
+from dpscope.profiling.attached.interception import BackwardCount, GraphWatch, OptimizerHook, ProfilerWatch
 from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.recorder import Observed, model_sizes, save_process
 from dpscope.profiling.attached.settings import (
     NO_OPTIMIZER,
     SETTLING_STEPS,
+    STEP_RECORDED,
     AttachSettings,
+    further_hint,
     no_group,
     not_measured,
-    resumed_hint,
     started_alone,
 )
 from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window, finish_work
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.instruments.trace_recorder import StepTrace
+from dpscope.profiling.store.errors import error_line
 
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
 
@@ -142,6 +144,7 @@ class Session:
         self._windows: Iterator[Window] = iter(())
         self._window: Window | None = None
         self._part: job.SavedPart | None = None
+        self._unended: Window | None = None  # one that could not be ended when the measurement failed
         self._over = False
         self._steps = 0  # of the script, warm-up and windows
         self._working = threading.Lock()  # a signal's thread saves between two steps
@@ -160,6 +163,7 @@ class Session:
         os.register_at_fork(after_in_child=left_to_parent)  # a check in each step would cost a system call
         self._wrappers = WrapperLog()
         self._profiler_watch = ProfilerWatch()
+        self._graphs = GraphWatch(self._step_recorded)
         self._optimizer_hook = OptimizerHook(stepped)
         self._backwards = BackwardCount(lambda: self._note_first(NO_OPTIMIZER))
         if not by_optimizer:
@@ -174,6 +178,9 @@ class Session:
 
     def step_ended(self) -> None:
         if self._over:
+            return
+        if self._graphs.recording():  # the step has not run
+            self._graphs.use()
             return
         with self._working:
             try:
@@ -197,8 +204,17 @@ class Session:
                     job.finish_job(self._part)  # the other processes' files may have become visible late
             except Exception as error:
                 self._give_up(error)
+        self._end_again()
         self._optimizer_hook.stop()
         self._backwards.stop()
+
+    def _step_recorded(self) -> None:
+        """End the measurement after a step was recorded into a CUDA graph, whose replays call no optimizer.
+
+        They do call a model whose passes alone were recorded, which ends steps with `--steps-by forward`.
+        """
+        if self._settings.steps_by == "optimizer" and not self._over:
+            self.close(STEP_RECORDED)
 
     def _ended_by_signal(self, how: str) -> None:
         """Like `close`, in another thread and without waiting: the main thread may be stuck in a collective."""
@@ -211,7 +227,7 @@ class Session:
                     self._window.cut()
                 self._save(how)
             except Exception as error:
-                self._note(f"{how}, and saving failed ({type(error).__name__}: {error})")
+                self._note(f"{how}, and saving failed ({error_line(error)})")
 
     def _note_first(self, text: str) -> None:
         """Note what holds for all processes once, in the first."""
@@ -311,7 +327,7 @@ class Session:
             observed.ended_early, observed.steps = how, self._steps
         self._part = save_process(observed)
         self.saved = True
-        hint = resumed_hint(how, self._settings)  # before this job makes `out` a run folder
+        hint = further_hint(how, self._settings)  # before this job makes `out` a run folder
         whole = job.finish_job(self._part)
         if how != _COMPLETE and observed.place.rank == 0:
             processes = observed.place.world_size
@@ -325,12 +341,20 @@ class Session:
                 self._window.end()
             except Exception as second:  # the first error is reported
                 error.add_note(f"and then {second}")
+                self._unended = self._window
         self._leave()
         where = traceback.extract_tb(error.__traceback__)[-1]
         self._note(
-            f"the measurement failed ({type(error).__name__}: {error}, {os.path.basename(where.filename)}:{where.lineno}); "
+            f"the measurement failed ({error_line(error)}, {os.path.basename(where.filename)}:{where.lineno}); "
             "the script continues without it"
         )
+
+    def _end_again(self) -> None:
+        """At the script's end, end a window that could not be ended before: a process with a half stopped profiler crashes."""
+        if self._unended is not None:
+            with contextlib.suppress(Exception):
+                self._unended.end()
+            self._unended = None
 
     def _leave(self) -> None:
         """Remove all hooks, and all references to objects that the script may want to free."""
@@ -340,6 +364,7 @@ class Session:
         self._warm_up.leave()
         self._wrappers.stop()
         self._profiler_watch.stop()
+        self._graphs.stop()
         self._signals.stop()
         if self._held is not None:
             self._held.release(keep=self.saved)

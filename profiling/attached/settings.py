@@ -19,6 +19,9 @@ NO_OPTIMIZER = (
     "if the script uses another optimizer, stop it and attach with --steps-by forward"
 )
 
+STEP_RECORDED = "the script recorded a step into a CUDA graph, whose replays call no optimizer"
+FOR_GRAPHS = "take the loop's batches from watch_steps and attach with --steps-by call"
+
 StepsBy = Literal["optimizer", "forward", "call"]
 
 
@@ -61,6 +64,8 @@ class AttachSettings(Config, frozen=True):
 
 def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings) -> str:
     """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them."""
+    if how == STEP_RECORDED:
+        return f"{how}: nothing was measured{further_hint(how, settings)}"
     fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
     if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
         when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
@@ -69,17 +74,19 @@ def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings)
         options = settings.options_for(steps)
         advice = f"give {options}" if options else "let the script train longer"
         text = f"{how}: nothing was measured: {counted(steps, 'step')} of {fewest} that are needed; {advice}"
-        return f"{text}{resumed_hint(how, settings)}"
+        return f"{text}{further_hint(how, settings)}"
     if settings.steps_by != "optimizer":
         return f"{how}: no step was seen by --steps-by {settings.steps_by}; see docs/attach.md for what ends a step"
     passes = counted(backwards, "backward pass")
     return f"{how}: {passes} and no step of a torch optimizer; use --steps-by forward, or watch_steps"
 
 
-def resumed_hint(how: str, settings: AttachSettings) -> str:
-    """A script may have few steps because it resumed from the checkpoint of an earlier job in the same folder."""
+def further_hint(how: str, settings: AttachSettings) -> str:
+    """What else to do about a script that has few steps, such as one that resumed from an earlier job's checkpoint."""
     from dpscope.profiling.store.folders import is_run_folder
 
+    if how == STEP_RECORDED:
+        return f"; {FOR_GRAPHS}"
     if how.startswith(RAISED) or settings.has_work_folder or not is_run_folder(settings.out):
         return ""
     return "; if it resumed from an earlier job's checkpoint, give each job its own folder: --work-folders DIR"

@@ -261,8 +261,8 @@ class TracedWindow:
 
     def _give_way(self) -> None:
         if self._running:
-            self._running = False
             self._trace.stop()
+            self._running = False  # not where stopping failed: it is tried again
 
 
 Window = TimedWindow | TracedWindow

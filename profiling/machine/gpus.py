@@ -22,7 +22,7 @@ def usable_gpu_count() -> int:
         return 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about GPUs without kernels, which `without_kernels` names
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     return torch.cuda.device_count()
 
 

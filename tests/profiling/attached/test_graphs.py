@@ -1,0 +1,134 @@
+"""Scripts that record CUDA graphs: within a recording dpscope calls no profiler, waits for no device and counts no step."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+
+from dpscope.profiling.attached import windows
+from dpscope.profiling.attached.settings import FOR_GRAPHS, STEP_RECORDED
+from dpscope.profiling.instruments.trace_recorder import StepTrace
+from dpscope.profiling.store.folders import is_run_folder
+from tests.helpers.attached_scripts import TRACED, UNTIMED, WARMUP, WHOLE, attached, measured, net_with_sgd, train
+
+
+class Graphs:
+    """A double of CUDA's graphs: a recording, in which the calls that would end a real one with an error fail."""
+
+    def __init__(self) -> None:
+        self.recording = False
+
+    def refusing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.recording:
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+            return original(*args, **kwargs)
+
+        return called
+
+    def record(self, step: Callable[[], None]) -> None:
+        """As ``with torch.cuda.graph(g): step()``."""
+        graph = torch.cuda.CUDAGraph()
+        self.recording = True
+        try:
+            step()
+        finally:
+            self.recording = False
+            graph.capture_end()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
+    double = Graphs()
+
+    class Graph:
+        def capture_end(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: double.recording)
+    monkeypatch.setattr(windows, "finish_work", double.refusing(windows.finish_work))
+    for name in ("start", "step_ended", "stop"):
+        monkeypatch.setattr(StepTrace, name, double.refusing(getattr(StepTrace, name)))
+    original = vars(Graph)["capture_end"]
+    yield double
+    assert vars(Graph)["capture_end"] is original  # dpscope's is removed again
+
+
+@pytest.mark.parametrize("eager", [WARMUP - 1, WARMUP, WARMUP + 1, WARMUP + TRACED - 1, UNTIMED])
+def test_a_recorded_step_ends_the_measurement_after_the_recording(tmp_path: Path, graphs: Graphs, eager: int) -> None:
+    """In the warm-up, under the tracer, before the timed steps: the next step ended a window in these."""
+    notes: list[str] = []
+    model, optimizer = net_with_sgd()
+    with attached(tmp_path, notes):
+        train(model, optimizer, eager)
+        graphs.record(lambda: train(model, optimizer, 1))
+        assert notes == [f"{STEP_RECORDED}: nothing was measured; {FOR_GRAPHS}"]
+        assert not _profiler_enabled()
+        train(model, optimizer, WHOLE)  # such as with another graph's batch
+    assert len(notes) == 1
+    assert not is_run_folder(tmp_path)
+
+
+def test_steps_timed_before_the_recording_are_kept(tmp_path: Path, graphs: Graphs) -> None:
+    notes: list[str] = []
+    model, optimizer = net_with_sgd()
+    with attached(tmp_path, notes):
+        train(model, optimizer, UNTIMED + 2)
+        graphs.record(lambda: train(model, optimizer, 1))
+    (note,) = notes
+    timed = "2 of 4 steps were timed, 1 traced; what was measured is saved"
+    assert note == f"{STEP_RECORDED}: {timed}; {FOR_GRAPHS}"
+    _, _, rank, samples = measured(tmp_path)
+    assert list(samples["measuring_pass"]).count("timed") == 2
+    (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
+    assert early.next_step == FOR_GRAPHS
+
+
+@pytest.mark.parametrize("steps_by", ["optimizer", "forward"])
+def test_a_recorded_model_whose_optimizer_is_called_is_measured(tmp_path: Path, graphs: Graphs, steps_by: str) -> None:
+    """As by make_graphed_callables: passes are recorded, steps are not, and the recording is none of them."""
+    notes: list[str] = []
+    model, optimizer = net_with_sgd()
+    with attached(tmp_path, notes, steps_by=steps_by) as session:
+        train(model, optimizer, WARMUP - 2)
+        before = session._steps
+        graphs.record(lambda: model(torch.ones(8, 3)).sum().backward())
+        assert session._steps == before
+        train(model, optimizer, WHOLE + 2)
+    assert notes == []
+    _, _, _, samples = measured(tmp_path)
+    assert list(samples["samples"]) == [8] * len(samples)
+
+
+def test_a_profiler_that_could_not_be_stopped_is_stopped_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another thread records a graph; a process that ends with a half stopped profiler crashes."""
+    stop, refusals = torch.profiler.profile.stop, [RuntimeError("not permitted\nmore")]
+
+    def stopping(profiler: torch.profiler.profile) -> None:
+        if refusals:
+            raise refusals.pop()
+        stop(profiler)
+
+    def failing(*_: object) -> bool:
+        raise RuntimeError("operation not permitted\nSearch for more")
+
+    notes: list[str] = []
+    model, optimizer = net_with_sgd()
+    monkeypatch.setattr(torch.profiler.profile, "stop", stopping)
+    with attached(tmp_path, notes):
+        train(model, optimizer, WARMUP + 3)
+        monkeypatch.setattr(StepTrace, "step_ended", failing)
+        train(model, optimizer, 2)
+        (note,) = notes
+        assert note.startswith("the measurement failed (RuntimeError: operation not permitted, test_graphs.py:")
+        assert note.endswith("; the script continues without it")
+        assert _profiler_enabled()
+    assert not _profiler_enabled()
+    assert notes == [note]
