@@ -179,7 +179,10 @@ def _run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
             content = names.text(without_secrets("\n".join(lines))).encode() + b"\n"
             yield Member(name, f"last {counted(_LOG_LINES, 'line')} of each log", content)
         elif path.suffix == ".json":
-            yield Member(name, "results and counters of each process", _anonymous_json(path, names))
+            try:
+                yield Member(name, "results and counters of each process", _anonymous_json(path, names))
+            except DpscopeError:
+                yield Member(name, "damaged files, whose content is left out", b"")
         elif path.name.startswith("samples_") and path.suffix == ".parquet":
             yield Member(name, "times of every step (numbers only)", path.read_bytes())
 

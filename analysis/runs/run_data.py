@@ -31,6 +31,7 @@ from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, co
 from dpscope.analysis.runs.traced_job import traced_job
 from dpscope.analysis.runs.traffic_check import (
     UNKNOWN_COMMUNICATION,
+    cell_error,
     check_traffic,
     incomplete_repeat,
     no_trace,
@@ -55,11 +56,11 @@ from dpscope.profiling.store.training_folders import holds_epochs
 
 @dataclass(frozen=True)
 class LoadedRepeat:
-    """A repeat that has a result. One that did not end well, or lost files since, has neither ranks nor samples."""
+    """A repeat that was measured. One that did not end well, or lost files since, has neither ranks nor samples."""
 
     index: int
     folder: RepeatFolder
-    result: CellResult
+    result: CellResult | None = None  # None if its file is damaged
     ranks: tuple[RankResult, ...] = ()  # of each process, in the order of ranks
     samples: Table = NO_TABLES.samples  # RepeatFolder.samples, with the repeat
     missing_parts: str | None = None  # what a finished repeat lacks: sums over the remaining ranks would be wrong
@@ -72,7 +73,11 @@ def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
     """
     nodes = None
     for index, folder in run.repeats(cell):
-        result = folder.result()
+        try:
+            result = folder.result()
+        except DpscopeError as error:
+            yield LoadedRepeat(index, folder, missing_parts=str(error))
+            continue
         if result is None:
             continue
         one, missing = LoadedRepeat(index, folder, result), None
@@ -185,7 +190,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     results, samples, ranks, checks = [], [], [], []
     read, findings, communication_known = list[tuple[int, TraceAnalysis]](), list[Finding](), True
     for loaded in load_repeats(folder, cell):
-        results.append(loaded.result)
+        results += [] if loaded.result is None else [loaded.result]
         repeat, done = loaded.index, loaded.folder
         if loaded.missing_parts:
             findings.append(incomplete_repeat(cell, repeat, loaded.missing_parts))
@@ -197,11 +202,13 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         limited = power_cap_findings([state for rank in loaded.ranks for state in rank.device_states_after])
         findings += [finding for finding in limited if finding.severity != "info"]
         samples.append(loaded.samples)
-        if not (traces := done.traces()):
-            findings.append(no_trace(cell, done.path.name, loaded.ranks[0]))
+        first = loaded.ranks[0]
+        try:
+            analysis = _analyze_repeat(done)
+        except DpscopeError as error:
+            findings.append(no_trace(cell, f"{done.path.name}: {error}", first))
             communication_known = False
             continue
-        analysis, first = analyze_kept(traces), loaded.ranks[0]
         findings += analysis.file_findings  # those of the job are made once for the cell
         counts = [summary.range_counts for summary in analysis.summaries]
         tables = analysis.tables.steps, analysis.tables.collectives, counts, analysis.tables.copies
@@ -210,7 +217,10 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
         communication_known &= shown and analysis.communication_known
         read.append((repeat, analysis))
-        checks += _counter_checks(cell, done, loaded.ranks)
+        try:
+            checks += _counter_checks(cell, done, loaded.ranks)
+        except DpscopeError as error:
+            findings.append(cell_error(cell, RunCode.COUNTERS_NOT_COMPARED, f"{done.path.name}: {error}"))
     timelines = (tuple((repeat, one) for one in analysis.timelines) for repeat, analysis in read)
     data = CellData(
         cell=cell,
@@ -223,6 +233,13 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         communication_known=communication_known,
     )
     return replace(data, findings=tuple(dict.fromkeys((*findings, *_findings_over_repeats(cell, data)))))
+
+
+def _analyze_repeat(done: RepeatFolder) -> TraceAnalysis:
+    """The traces of a repeat; raises DpscopeError where they were deleted or cannot be read."""
+    if not (traces := done.traces()):
+        raise DpscopeError("there is no trace")
+    return analyze_kept(traces)
 
 
 def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:

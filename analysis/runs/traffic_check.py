@@ -50,10 +50,10 @@ def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
     return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
 
 
-def no_trace(cell: Cell, repeat: str, rank: RankResult) -> Finding:
-    """A repeat of the cell has no trace at all."""
+def no_trace(cell: Cell, reason: str, rank: RankResult) -> Finding:
+    """A repeat of the cell has no trace that can be read."""
     again = "attach to the script again, and let it train until its steps have been traced"
-    message = f"{repeat} has no trace; its communication is not given"
+    message = f"{reason}; its communication is not given"
     return cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, MEASURE_AGAIN if rank.attached is None else again)
 
 

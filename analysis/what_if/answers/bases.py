@@ -144,7 +144,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
     assert isinstance(cell, Cell)  # those of a run folder are
     sizes = data.ranks[0][1].model
     tensors = [one.bytes for one in sizes.parameter_tensors]
-    repeats = sorted({repeat for repeat, _ in data.ranks})
+    repeats = np.unique(data.tables.steps["repeat"]).tolist()  # of which there are traces
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     alike = None if sources.calibration is None else sources.calibration.on_nodes(data.nodes)
     ledger, single = run.spreads.ledger(data), single_device_baselines(run, cell).get(cell.batch_size)

@@ -107,6 +107,7 @@ def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(run: Path) ->
     lost, crashed = repeats_of(run)
     assert (lost.index, lost.ranks, lost.missing_parts) == (0, (), "it holds results of 1 of 2 ranks")
     assert (crashed.index, crashed.ranks, crashed.missing_parts) == (1, (), None)
+    assert crashed.result is not None
     assert crashed.result.status == "crashed"
     assert len(lost.samples) == len(crashed.samples) == 0
 
