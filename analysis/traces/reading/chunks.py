@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Generic, TypeVar
@@ -261,15 +262,23 @@ class DecodedChunk(Generic[_Event]):
     tail: bytes | None = None  # set when the array ended in this chunk
     unfinished: bytes = b""  # the last event, where it may go on in the next chunk
     subtracted_us: int = 0  # from the events' times, to fit a float
+    fragments: int = 0  # pieces that were tried one by one and are no events
+
+
+class Hope(Enum):
+    """What is to be expected of a damaged chunk, by the chunks before it."""
+
+    SOUND = auto()
+    DIM = auto()  # nothing was readable for long: repaired only if there is an event at its end
+    NONE = auto()  # too many fragments: only its end is looked at
 
 
 def decode_chunk(
-    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True, hopeless: bool = False
+    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True, hope: Hope = Hope.SOUND
 ) -> DecodedChunk[_Event]:
     """Events of one chunk, a JSON array or what damage made of it; never raises on bad text.
 
-    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`. A damaged chunk of a `hopeless`
-    file is repaired only if there is an event at its end.
+    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`.
     """
     with suppress(*_UNREADABLE):
         return DecodedChunk(codec.chunk(chunk))
@@ -279,10 +288,12 @@ def decode_chunk(
     with suppress(*_UNREADABLE):
         return DecodedChunk(codec.lax_chunk(chunk))
     text = bytes(chunk[1:-1])
-    if hopeless:
-        last = _Repair(text[-_LOOKED_AT:], kineto_layout, codec).decoded(goes_on=False)
-        if last.tail is None and not any(codec.is_event(event) for event in last.events):
-            return DecodedChunk([], skipped=text.count(b"},") + 1)
+    if hope is not Hope.SOUND:
+        begin = max(0, len(text) - _LOOKED_AT)
+        last = _Repair(text[max(begin, text.find(b"{", begin)) :], kineto_layout, codec).decoded(goes_on=False)
+        events = [event for event in last.events if codec.is_event(event)]
+        if hope is Hope.NONE or (last.tail is None and not events):
+            return DecodedChunk(events, skipped=text.count(b"},") + 1 - len(events), tail=last.tail)
     return _Repair(text, kineto_layout, codec).decoded(goes_on)
 
 
@@ -316,11 +327,13 @@ class _Repair(Generic[_Event]):
                 event = self._last_event(index)
             if event is not None:
                 result.events.append(event)
+                result.fragments += not self._codec.is_event(event)
                 result.repaired += self._stray[last] and result.tail is None
             elif index == 0 and self._text[: self._ends[0]].lstrip().startswith(b"]"):  # no event at all
                 result.tail = self._text
             elif index + 1 < len(self._starts) or self._text[self._starts[index] :].rstrip().endswith((b"}", b"]")):
                 result.skipped += 1
+                result.fragments += 1
             index = last + 1
         return result
 

@@ -78,10 +78,15 @@ class Codec(Generic[_Event]):
 def _raw_event(text: bytes) -> RawEvent | None:
     """An object with control characters, bad UTF-8, or NaN and Infinity, which become null; None when even that fails."""
     with suppress(ValueError, RecursionError):
-        decoded = text.decode("utf-8", "replace")
-        value = json.loads(decoded, strict=False, parse_float=finite, parse_constant=lambda _: None)
+        value = _lenient_json().decode(text.decode("utf-8", "replace"))
         return value if isinstance(value, dict) else None
     return None
+
+
+@cache
+def _lenient_json() -> json.JSONDecoder:
+    """Made once: it takes longer to make than an event to decode."""
+    return json.JSONDecoder(strict=False, parse_float=finite, parse_constant=lambda _: None)
 
 
 _decoder = cache(partial(msgspec.json.Decoder, strict=False))

@@ -17,6 +17,7 @@ from dpscope.analysis.traces.reading.chunks import (
     TAIL_BYTES,
     WANTED,
     DecodedChunk,
+    Hope,
     ReadLimits,
     ReportFinding,
     TraceText,
@@ -131,6 +132,7 @@ def _producer(event: Event) -> str:
 
 
 _Event = TypeVar("_Event")
+_MOST_FRAGMENTS = 100_000  # of a file that are tried one by one, a second's work
 _HOPELESS_BYTES = 2 << 20  # without one event: what follows is not repaired piece by piece
 Watch = Callable[[Sequence[Event]], None]
 
@@ -223,7 +225,7 @@ def read_events(
     reading = Reading()
     report = reading.findings.append
     text, base = TraceText(path, limits.max_bytes, report), TextBase()
-    unread_bytes = events = 0
+    unread_bytes = events = fragments = 0
     any_event = False
     for chunk in text.chunks():
         if reading.ended:  # a tail longer than a chunk
@@ -233,8 +235,9 @@ def read_events(
                 report(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
-        chunk, hopeless = base.rebased(chunk), unread_bytes > _HOPELESS_BYTES
-        decoded = decode_chunk(chunk, text.kineto_layout, codec, text.goes_on, hopeless)
+        hope = Hope.NONE if fragments > _MOST_FRAGMENTS else Hope.SOUND
+        hope = Hope.DIM if unread_bytes > _HOPELESS_BYTES else hope  # events may go on behind the damage
+        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, text.goes_on, hope)
         decoded.subtracted_us = reading.subtracted_us = base.subtracted_us
         events += len(decoded.events)
         if events > limits.max_events:
@@ -244,6 +247,7 @@ def read_events(
             )
         text.unfinished = decoded.unfinished
         has_events = any(map(codec.is_event, decoded.events))
+        fragments = 0 if hope is Hope.DIM and has_events else fragments + decoded.fragments
         unread_bytes = 0 if has_events else unread_bytes + len(chunk)
         any_event |= has_events
         use(decoded)
