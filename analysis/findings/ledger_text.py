@@ -37,6 +37,8 @@ def cost_text(strategy: str, ledger: Ledger, late: LateRank | None) -> str:
     share = f"{exposed / step:.0%}"
     if ledger.steps:
         share += "; one step" if ledger.steps == 1 else f"; mean of {ledger.steps} steps"
+    if ledger.left_out_steps:
+        share += f"; {counted(ledger.left_out_steps, 'far longer step')} left out"
     if (bounds := ledger.intervals.get("exposed")) is not None:
         ends = f"{show(bounds.low, unit)} to {_time(bounds.high, unit)}"
         share += f"; {CONFIDENCE:.0%} interval {ends}"
@@ -272,8 +274,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         return [_Part(other, UNSPLIT, advice)] if other is not None else []
     turns = f" ({situation.last.turns})" if situation.last is not None else ""
     wait_advice = (
-        f"No rank is always late{turns}. Look for what differs between steps (input lengths, loader, other load); a faster "
-        "link does not help."
+        f"No rank is always late{turns}. Compare steps: input lengths, loader, other load; a faster link does not help."
     )
     waiting = [_Part(wait, WAITING, wait_advice)]
     if late is not None:

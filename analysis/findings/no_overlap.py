@@ -162,7 +162,7 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     yield from _waited_for(evidence)
     if waiting >= MOST * exposed > 0 and late is None:
         of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
-        turns = f": {data.last_rank.turns}" if data.last_rank is not None else ""
+        turns = f" ({data.last_rank.turns})" if data.last_rank is not None else ""
         yield _reason("uneven_ranks", f"{of_exposed}; no rank is always late{turns}")
     if data.cell.options.maps_used_parameters:
         size = max((used_map_bytes(data.planned, rank.model) for _, rank in data.ranks), default=0)

@@ -13,10 +13,10 @@ import numpy as np
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
 from dpscope.analysis.traces.ranks.lateness import last_place
-from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.whole_steps import whole_steps
 from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import Finding, counted

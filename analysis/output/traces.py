@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.hosts.places import (
@@ -27,8 +28,9 @@ from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED, with_exposed_waits
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, whole_steps
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, far_longer, whole_steps
 from dpscope.analysis.traces.reading.table import Table, kind_of
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -166,7 +168,7 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     steps = analysis.tables.steps_with_waits
     headings = {f"{part}_us": heading for part, heading in _STEP_COLUMNS.items()}
     columns = {name: heading for name, heading in headings.items() if steps.known(name).any()}
-    partial, notes = steps.truths("partial_window"), []
+    partial, far, notes = steps.truths("partial_window"), far_longer(steps), []
     if "exposed_other_us" in columns:
         parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
         notes.append(f"step = {parts}; wait, transfer and other are exposed communication")
@@ -181,13 +183,17 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     elif partial.any():
         late = "the tracer stopped during it, so late events may look longer"
         notes.append(f"* last traced step: {late}; it is left out of averages")
+    if far.any():
+        notes.append(f"** more than {TIMES_AS_LONG:g} times the median step: left out of averages")
+    stars = np.where(far, "**", np.where(partial, "*", "")).tolist()
     fields = (
         Field("rank", "rank"),
         Field("device", "device"),
-        Field("step", lambda row: text(row["step"]) + "*" * (row["partial_window"] is True)),
+        Field("step", lambda row: text(row["step"]) + row["stars"]),
         *(Field(heading, name, "time") for name, heading in columns.items()),
     )
-    return table_of("Steps", fields, steps.records(), notes, times=steps["step_us"].tolist())
+    rows = [{**row, "stars": own} for row, own in zip(steps.records(), stars, strict=True)]
+    return table_of("Steps", fields, rows, notes, times=steps["step_us"].tolist())
 
 
 def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:

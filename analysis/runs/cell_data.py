@@ -19,10 +19,11 @@ from dpscope.analysis.traces.ranks import exposed_parts, lateness
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
 from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of, whole_steps
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.whole_steps import far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.table import FrameOf, Table, joined
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.attach_codes import AttachCode
@@ -190,10 +191,10 @@ class CellData:
 
     @cached_property
     def whole_windows(self) -> Table:
-        """Traced steps with a complete window; of a job whose traces have none, its partial ones, from their first event."""
-        steps = self.tables.steps
+        """Traced steps that averages are of; of a job whose traces have no complete window, from their first event."""
+        whole = whole_steps(self.tables.steps)
         of_job = isinstance(self.cell, TracedJob)
-        return whole_steps(steps) if of_job else steps.take(~steps.truths("partial_window", missing=True))
+        return whole if of_job else whole.take(~whole.truths("partial_window", missing=True))
 
     @cached_property
     def critical_windows(self) -> Table:
@@ -208,7 +209,8 @@ class CellData:
     @cached_property
     def traced_ledger(self) -> Ledger | None:
         """Where a whole traced step goes, without intervals; None without such a step."""
-        return ledger_of(self.whole_windows, self.tables.exposed_parts)
+        found = ledger_of(self.whole_windows, self.tables.exposed_parts)
+        return None if found is None else replace(found, left_out_steps=far_longer_count(self.tables.steps))
 
     @cached_property
     def job_ledger(self) -> Ledger | None:

@@ -41,7 +41,7 @@ from dpscope.analysis.runs.traffic_check import (
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
 from dpscope.analysis.traces.ranks.ledger import step_count
-from dpscope.analysis.traces.ranks.step_findings import idle_findings
+from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_kept
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
@@ -253,6 +253,7 @@ def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
     yield from spread_findings(cell.name, data.step_samples())
     waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
     known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded
+    yield from far_longer_steps(lambda: data.tables.steps, data.tables.steps, cell.name)
     yield from idle_findings(data.tables.steps, cell.name, statistics.fmean(waits_us) if known else None)
 
 

@@ -48,6 +48,9 @@ class TraceCode(FindingCode):
     STEPS_UNEVEN = """warning: Some steps hold at least twice as many collectives as the median step, so means over steps mix
         two kinds of steps.
         -> find these steps in the table of steps; trace without evaluation, logging or checkpoints, or use the median"""
+    STEPS_FAR_LONGER = """warning: A few steps take more than three times as long as the median step: averages are of the
+        others. The message states which part of such a step is longer.
+        -> look at that step in the trace; trace after a longer warm-up, and without checkpoints or evaluation"""
     STEPS_OUTLASTED = """warning: A copy or kernel outlasts a later step: such a copy does not end a step, and steps inside such
         a kernel have no times.
         -> look for long copies or kernels on a separate stream, such as a checkpoint's; no action needed if intended"""

@@ -9,7 +9,7 @@ import pytest
 
 import dpscope.analysis
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks import exposed_parts
+from dpscope.analysis.traces.ranks import lateness
 from dpscope.analysis.traces.ranks import matching as rank_matching
 from dpscope.analysis.traces.steps import breakdown as step_breakdown
 from dpscope.analysis.traces.steps import collectives
@@ -41,7 +41,7 @@ def test_the_code_runs(index: int, expected: list[str]) -> None:
 
 def test_the_tables_name_every_column() -> None:
     named = set(re.findall(r"`([a-z_]+)`", DOCUMENT)) | {"rank", "device", "step", "phase"}
-    tables = (step_breakdown.COLUMNS, collectives.COLUMNS, rank_matching.MATCHED_COLUMNS, exposed_parts.PAIR_COLUMNS)
+    tables = (step_breakdown.COLUMNS, collectives.COLUMNS, rank_matching.MATCHED_COLUMNS, lateness.PAIR_COLUMNS)
     for columns in (*tables, dp_phases.COLUMNS):
         assert set(columns) <= named
 

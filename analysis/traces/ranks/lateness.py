@@ -177,8 +177,8 @@ class LastRank:
 
     @property
     def turns(self) -> str:
-        """In how many steps it and the next ranks arrive last."""
-        named = [f"rank {self.rank} arrives last in {self.steps} of {counted(self.of_steps, 'traced step')}"]
+        """In how many steps it and the next ranks arrive last, in brackets after a sentence about being late."""
+        named = [f"rank {self.rank} in {self.steps} of {counted(self.of_steps, 'step')}"]
         named += [f"rank {rank} in {steps}" for rank, steps in self.others[: _NAMED - 1]]
         return ", ".join(named)
 

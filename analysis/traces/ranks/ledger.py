@@ -51,6 +51,7 @@ class Ledger:
     host_copy_us: float | None = None  # of idle: copies that are no communication
     windows: int = 0  # (rank, device, step) rows behind the means
     steps: int = 0  # of all repeats, behind the means
+    left_out_steps: int = 0  # of all repeats: whole, but far longer than the others
     critical_device: int | None = None
     devices_exposed_us: float | None = None
     tracer_us: float | None = None
@@ -90,12 +91,6 @@ class Ledger:
     def parts_us(self) -> dict[str, float]:
         """The known ones of STEP_PARTS."""
         return {name: us for name in STEP_PARTS if (us := getattr(self, f"{name}_us")) is not None}
-
-
-def whole_steps(steps: Table) -> Table:
-    """Steps with a complete window; all of them if there is none."""
-    whole = ~steps.truths("partial_window", missing=True) if len(steps) else np.zeros(0, dtype=bool)
-    return steps.take(whole) if whole.any() else steps
 
 
 def step_count(windows: Table) -> int:

@@ -1,11 +1,12 @@
-"""Findings about the steps of a job: idle devices, and steps with many more collectives than the others."""
+"""Findings about the steps of a job: idle devices, steps that are far longer than the others or hold many more collectives."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from dpscope.analysis.text.units import as_ranges, show_time
-from dpscope.analysis.traces.ranks.ledger import whole_steps
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
+from dpscope.analysis.traces.ranks.whole_steps import FEWEST_STEPS, TIMES_AS_MANY, far_longer, whole_steps
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import Finding, counted, listed
@@ -57,8 +58,6 @@ def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = Non
         )
 
 
-TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps
-_FEWEST_STEPS = 3  # whole windows of a rank: of two none is the usual one
 _NAMED_STEPS = 3  # in a message
 
 
@@ -71,7 +70,7 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
     counts = np.nan_to_num(whole.real("collective_count"))
     medians = [float(np.median(counts[rows])) for rows in places.rows()]
     usual = np.array(medians)[places.code] if medians else counts
-    many = (places.sizes[places.code] >= _FEWEST_STEPS) & (usual > 0) & (counts >= TIMES_AS_MANY * usual)
+    many = (places.sizes[places.code] >= FEWEST_STEPS) & (usual > 0) & (counts >= TIMES_AS_MANY * usual)
     if not many.any():
         return
     place = int(np.where(many, counts, 0.0).argmax())
@@ -83,6 +82,57 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
         f"{usual[place]:g} in the median step; exposed communication is {show_time(mean_us)} in the mean "
         f"over steps and {show_time(median_us)} in the median"
     )
+
+
+_LONGER = {  # by the part of the step that is longest beyond its usual length
+    "compute": "it computes {time} longer: everything is slower then (clocks, other load), or there is more to compute",
+    "exposed_wait": "the others wait {time} longer for rank {rank}, which pauses (a checkpoint, garbage collection, the loader)",
+    "exposed_transfer": "its collectives move data for {time} longer on all ranks, as at the first use of a communicator",
+    "exposed_other": "{time} more of its communication is exposed, as at the first use of a communicator, or while another rank "
+    "pauses",
+    "idle": "the devices are idle {time} longer, as during a checkpoint, an evaluation or a wait for the loader",
+}
+
+
+def far_longer_steps(with_waits: Callable[[], Table], steps: Table, name: str = "") -> Iterator[Finding]:
+    """One finding for a job with steps that `whole_steps` leaves out; `name` begins the message.
+
+    `steps` are rows of `step_table`, `with_waits` gives those of `with_waits`, which take time to compute.
+    """
+    if not (far := far_longer(steps)).any():
+        return
+    repeat = ("repeat",) if "repeat" in steps else ()
+    every = with_waits()
+    long, usual = every.take(far), whole_steps(every)
+    texts = []
+    for rows in long.group(*repeat, "step").rows():
+        own = long.take(rows)
+        alike = usual.take(usual["repeat"] == own["repeat"][0]) if repeat else usual
+        texts.append(_longer_step(own, alike))
+    left = len(usual.group(*repeat, "step"))
+    message = f"{listed(texts, _NAMED_STEPS)}; averages are of the other {counted(left, 'step')}"
+    yield TraceCode.STEPS_FAR_LONGER.finding(f"{name}: {message}".removeprefix(": "))
+
+
+def _longer_step(own: Table, usual: Table) -> str:
+    """What a step takes, and which of its parts are longer than in the usual ones."""
+    length_us = float(own["step_us"].max())
+    median_us = float(np.median(usual["step_us"]))
+    times = f"{length_us / median_us:.2g} times the median step's {show_time(median_us)}"
+    text = f"step {own['step'][0]} takes {show_time(length_us)}, {times}"
+    ranks = len(own.group("rank"))
+    longer_us = {}
+    for part in STEP_PARTS:
+        now_us, before_us = (one.mean(f"{part}_us") for one in (own, usual))
+        if now_us is not None and before_us is not None:
+            longer_us[part] = now_us - before_us
+    if "exposed_wait" in longer_us:  # what each rank that waits loses
+        longer_us["exposed_wait"] *= ranks / max(ranks - 1, 1)
+    if not longer_us:
+        return text
+    part = max(longer_us, key=lambda one: longer_us[one])
+    last = own["rank"][np.nan_to_num(own["exposed_wait_us"]).argmin()]
+    return f"{text}: {_LONGER[part].format(time=show_time(longer_us[part]), rank=last)}"
 
 
 FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ

@@ -17,13 +17,14 @@ from dpscope.analysis.traces.ranks.exposed_parts import (
 )
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.lateness import waits_by_pair
-from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
+from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import TABLES, RankTables, Tables, TraceSummary, join_ranks
-from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart, uneven_steps
+from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings, step_times_apart, uneven_steps
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
+from dpscope.analysis.traces.ranks.whole_steps import far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import FrameOf, Table
 from dpscope.profiling.records.finding import Finding, listed
@@ -103,8 +104,11 @@ class TraceAnalysis:
     @cached_property
     def ledger(self) -> Ledger | None:
         """Where a step of the job goes; None without a traced step."""
-        found = ledger_of(whole_steps(self.tables.steps_with_waits), self.tables.exposed_parts)
-        return with_contention(found, self.contentions) if found is not None else None
+        steps = self.tables.steps_with_waits
+        found = ledger_of(whole_steps(steps), self.tables.exposed_parts)
+        if found is None:
+            return None
+        return replace(with_contention(found, self.contentions), left_out_steps=far_longer_count(steps))
 
     @cached_property
     def contentions(self) -> Contentions:
@@ -206,6 +210,7 @@ def analyze_job(
         *step_times_apart(whole_steps(tables.steps)),
         *idle_findings(tables.steps),
         *uneven_steps(tables.steps),
+        *far_longer_steps(lambda: tables.steps_with_waits, tables.steps),
         *parallelism_finding([one.parallelism for one in summaries], tables.collectives),
     )
     ranks = [one.rank for one in summaries]

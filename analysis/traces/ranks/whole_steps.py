@@ -1,0 +1,56 @@
+"""Which traced steps averages are of: those with a complete window, without the few that take far longer than the others."""
+
+import numpy as np
+
+from dpscope.analysis.traces.reading.event_table import BoolColumn
+from dpscope.analysis.traces.reading.table import Table
+
+TIMES_AS_LONG = 3.0  # as the median step of the same repeat, from which on a step is no usual one...
+MOST_LONG = 0.25  # ...if at most this part of the steps is, or one: more of them are a part of the training
+TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps: another kind of step
+FEWEST_STEPS = 3  # whole windows: of two none is the usual one
+
+
+def whole_steps(steps: Table) -> Table:
+    """Steps with a complete window that are not `far_longer`; all of them if no window is complete."""
+    whole = _whole(steps)
+    return steps.take(whole & ~far_longer(steps)) if whole.any() else steps
+
+
+def far_longer(steps: Table) -> BoolColumn:
+    """The rows of whole steps that take more than TIMES_AS_LONG the median, by the longest window of each.
+
+    A job's step is far longer as a whole, since its ranks wait for each other. Steps that hold more collectives are another
+    kind of step, which belongs to the training as the others do.
+    """
+    far = np.zeros(len(steps), dtype=bool)
+    rows = np.flatnonzero(_whole(steps) & steps.known("step") & steps.known("step_us")) if len(steps) else far
+    windows = steps.take(rows)
+    repeats = windows.group(*(name for name in ("repeat",) if name in windows))
+    for of_repeat in repeats.rows():
+        far[rows[of_repeat]] = _far_longer(windows.take(of_repeat))
+    return far
+
+
+def far_longer_count(steps: Table) -> int:
+    """Steps of all repeats with `far_longer` rows."""
+    far = steps.take(far_longer(steps))
+    return len(far.group(*(name for name in ("repeat", "step") if name in far)))
+
+
+def _whole(steps: Table) -> BoolColumn:
+    return ~steps.truths("partial_window", missing=True) if len(steps) else np.zeros(0, dtype=bool)
+
+
+def _far_longer(windows: Table) -> BoolColumn:
+    """The rows of one repeat."""
+    numbers = windows.group("step")
+    longest_us = numbers.most(windows["step_us"])
+    far = longest_us > TIMES_AS_LONG * np.median(longest_us)
+    if "collective_count" in windows:
+        counts = np.nan_to_num(numbers.most(windows.real("collective_count")))
+        usual = float(np.median(counts))
+        far &= (counts < TIMES_AS_MANY * usual) | (usual == 0)
+    if len(numbers) < FEWEST_STEPS or far.sum() > max(1, MOST_LONG * len(numbers)):
+        far[:] = False
+    return np.asarray(far[numbers.code], dtype=np.bool_)

@@ -1,0 +1,117 @@
+"""Steps that take far longer than the others: left out of averages, and named with what is longer in them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.output.traced_report import ReadJob
+from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.traces.ranks.step_findings import far_longer_steps
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.whole_steps import far_longer, far_longer_count, whole_steps
+from dpscope.analysis.traces.reading.table import Table, joined
+from tests.helpers.known import known
+from tests.helpers.paced_ranks import paced
+from tests.helpers.run_cells import traced_table
+
+EVEN = (40.0, 40.0)
+
+
+def message(analysis: TraceAnalysis) -> str:
+    (finding,) = [one for one in analysis.findings if one.code == "steps_far_longer"]
+    return finding.message
+
+
+def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
+    """Steps of 40 + 10 + 5 ms; the first whole one reduces for 5 s: 1,008 ms in the mean, and 17% would be 95%."""
+    analysis = paced(tmp_path, [EVEN] * 5, [5_000.0, *[10.0] * 4])
+    ledger = known(analysis.ledger)
+    assert (ledger.traced_step_us, ledger.exposed_transfer_us) == pytest.approx((55e3, 10e3), abs=1)
+    assert (ledger.steps, ledger.left_out_steps) == (4, 1)
+    assert message(analysis) == (
+        "step 1 takes 5.04 s, 92 times the median step's 55.0 ms: its collectives move data for 4.99 s longer on all ranks, "
+        "as at the first use of a communicator; averages are of the other 4 steps"
+    )
+    cost = ReadJob(analysis).verdict.cost.text
+    assert (
+        "10.0 ms of communication in a 55.0 ms traced step (18%; mean of 4 steps; 1 far longer step left out)" in cost
+    )
+    tables = {table.title: table for table in to_tables(analysis)}
+    (collectives,) = (table for title, table in tables.items() if title.startswith("Collectives"))
+    assert collectives.rows[0][:4] == ("all_reduce", "100,000,000", "8", "10.0")
+    assert [row[2] for row in tables["Steps"].rows[:3]] == ["0*", "1**", "2"]
+
+
+def test_a_pause_of_one_rank_is_no_late_rank(tmp_path: Path) -> None:
+    """Rank 1 pauses once for a second, rank 0 is 20 ms late in the other steps."""
+    analysis = paced(tmp_path, [(60.0, 40.0)] * 3 + [(60.0, 1_040.0)] + [(60.0, 40.0)] * 3)
+    assert "step 4 takes 1.05 s, 14 times the median step's 75.0 ms: the others wait 960.0 ms longer for rank 1" in (
+        message(analysis)
+    )
+    late = known(ReadJob(analysis).verdict.late)
+    assert (late.rank, late.last.steps, late.last.of_steps) == (0, 6, 6)
+    assert late.lateness_us == pytest.approx(20e3, abs=1)
+
+
+def test_everything_is_slower_in_a_step(tmp_path: Path) -> None:
+    found = message(paced(tmp_path, [EVEN, EVEN, (400.0, 400.0), EVEN]))
+    assert "it computes 360.0 ms longer: everything is slower" in found
+
+
+def steps(*lengths_us: float, repeat: int = 0, counts: dict[int, int] | None = None) -> Table:
+    rows = (
+        {"repeat": repeat, "rank": rank, "device": 0, "step": step, "step_us": length, "partial_window": False}
+        | {"collective_count": (counts or {}).get(step, 3)}
+        for rank in range(2)
+        for step, length in enumerate(lengths_us)
+    )
+    return traced_table("steps", rows)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "long"),
+    [
+        ((10, 10, 31), [2]),
+        ((10, 10, 30), []),  # three times as long, not more
+        ((10, 500), []),  # of two none is the usual one
+        ((500,), []),
+        ((10, 10, 10, 40, 10, 10, 10, 40), [3, 7]),
+        ((10, 10, 10, 40, 40), []),  # two of five belong to the training
+        ((10, 500, 10, 10), [1]),
+    ],
+)
+def test_few_steps_more_than_three_times_as_long_as_the_median(lengths: tuple[float, ...], long: list[int]) -> None:
+    table = steps(*lengths)
+    assert np.unique(table["step"][far_longer(table)]).tolist() == long
+    assert far_longer_count(table) == len(long)
+    assert len(whole_steps(table)) == 2 * (len(lengths) - len(long))
+
+
+def test_a_step_is_left_out_on_every_rank() -> None:
+    """Rank 1's window of step 1 is short, since its last kernel ends early."""
+    table = steps(10, 90, 10, 10)
+    lengths = table["step_us"].copy()
+    lengths[5] = 12.0
+    table = table.assign(step_us=lengths)
+    assert table["step"][far_longer(table)].tolist() == [1, 1]
+
+
+def test_steps_with_other_collectives_are_another_kind_of_step() -> None:
+    assert not far_longer(steps(10, 10, 10, 50, counts={3: 6})).any()
+    assert far_longer(steps(10, 10, 10, 50, counts={3: 4})).any()
+
+
+def test_a_repeat_is_compared_with_itself() -> None:
+    """A repeat that is slower as a whole has no outlier."""
+    fast, slow = steps(10, 10, 10, 90), steps(50, 50, 50, 50, repeat=1)
+    both = joined([fast, slow])
+    assert far_longer_count(both) == 1
+    (finding,) = far_longer_steps(lambda: fast, fast, "ddp-d2-b8")
+    assert finding.message.startswith("ddp-d2-b8: step 3 takes 90.0 µs, 9 times")
+
+
+def test_partial_steps_are_not_compared() -> None:
+    table = steps(10, 10, 10, 90)
+    cut = table.assign(partial_window=[step == 3 for step in table["step"].tolist()])
+    assert not far_longer(cut).any()
