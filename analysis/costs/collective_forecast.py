@@ -216,11 +216,11 @@ class CollectiveLevel:
             farthest = 2 ** math.floor((widest / at_twice) ** (1 / _GROWTH)) if at_twice < widest else 1
             nearer = max(2 * measured[-1], -(-devices // farthest))
             unknown = f"the band is wider than {WIDEST:g} times; measure at {nearer}"
-            return None, half, f"not known: {distance:.3g} times beyond the measured counts {unknown}"
+            return None, half, f"not known: {distance:.3g} times beyond the measured counts: {unknown}"
         if distance > FREE_DISTANCE and not self.law_holds(size):
             nearer = max(2 * measured[-1], math.ceil(devices / FREE_DISTANCE))
-            unknown = f"no counts left out confirm the law; measure at {nearer}"
-            return None, half, f"not known: {distance:.3g} times beyond the measured counts {unknown}"
+            unknown = f"no count left out confirms the law; measure at {nearer}"
+            return None, half, f"not known: {distance:.3g} times beyond the measured counts: {unknown}"
         source = (
             f"between {measured[0]} and {measured[-1]} devices, interpolated"
             if measured[0] < devices < measured[-1]

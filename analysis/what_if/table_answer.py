@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -99,6 +99,7 @@ class TableAnswer:
     own_error: Mapping[str, Score]
     score: Mapping[str, Score]
     link_rates: Sequence[tuple[str, str, float | None]]
+    layout: str = ""  # on which nodes the requested devices are, if rows were not given
 
     @property
     def several(self) -> bool:
@@ -115,6 +116,8 @@ class TableAnswer:
             "own_error": {series: asdict(one) for series, one in self.own_error.items()},
             "score": {series: asdict(one) for series, one in self.score.items()},
         }
+        if self.layout:
+            content["layout"] = self.layout
         if self.link_rates:
             names = ("series", "link", "gb_per_s")
             content["link_rates"] = [dict(zip(names, rate, strict=True)) for rate in self.link_rates]
@@ -134,7 +137,7 @@ def predict_table(
     measured at most device counts, the largest of several. Raises DpscopeError for an unreadable table, and for a device count
     far beyond all of its rows.
     """
-    series, wanted = series_of(read_step_table(path)), []
+    series, wanted, fullest_nodes = series_of(read_step_table(path)), list[MeasuredStep](), set[int | None]()
     check_reach(devices, max(row.ranks for rows in series.values() for row in rows))
     for identity, rows in series.items():
         batches = [batch for batch, _ in {(row.batch_size, row.ranks) for row in rows}]
@@ -143,8 +146,22 @@ def predict_table(
         for batch in batch_sizes or [usual]:
             for count in devices:
                 most = min(count, per_node or fullest or count)
+                fullest_nodes.add(per_node or fullest)
                 wanted.append(MeasuredStep(count, -(-count // most), most, batch, 0.0, None, count == 1, identity))
-    return _answer(series, wanted, gradient_bytes)
+    return replace(_answer(series, wanted, gradient_bytes), layout=_layout(per_node, fullest_nodes, max(devices)))
+
+
+def _layout(per_node: int | None, fullest: set[int | None], most: int) -> str:
+    if per_node is not None:
+        return "Layout: devices per node as stated."
+    if None in fullest:
+        return (
+            f"Layout assumed: one node with all {counted(most, 'device')}, as the table names no nodes; for several give "
+            "--per-node, and a column nodes."
+        )
+    return (
+        f"Layout: full nodes of {' or '.join(map(str, sorted(one or 0 for one in fullest)))} devices, as in the table."
+    )
 
 
 def score_table(path: Path, measured: Path, gradient_bytes: float | None = None) -> TableAnswer:
@@ -211,7 +228,7 @@ def table_answer_sentences(answer: TableAnswer) -> list[str]:
         + f" with {counted(row.batch_size, 'sample')} each" * (len(batches) > 1)
         for series, row, _ in answer.predictions
     ]
-    return answer_sentences(labels, [one for _, _, one in answer.predictions])
+    return [answer.layout, *answer_sentences(labels, [one for _, _, one in answer.predictions])]
 
 
 def error_sentences(answer: TableAnswer) -> list[str]:

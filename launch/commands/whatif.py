@@ -57,7 +57,7 @@ class WhatIfRequest(Request):
     paths: list[Path] = argument("a run folder, traces of one job, or a CSV table of measured steps")
     cell: str | None = option("the cell of a run to predict from, such as ddp-d2-b32")
     devices: str | None = option("device counts to predict, such as 32,64")
-    per_node: str | None = option("devices on a node; default: as measured")
+    per_node: str | None = option("devices on a node; default: full nodes as measured, or the one node of the base")
     link: str | None = option(
         "the link that limits: between nodes if there are several, else within the node; "
         'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
@@ -191,9 +191,7 @@ def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json
         with progress("Removing one part at a time"):
             most = answer.largest[1]
             saved = [] if answer.solution else output.savings_sentences(answer.savings, most.devices, most.ledger)
-        print_sentences(
-            console, output.run_answer_sentences(answer) if answer.solution is None else [answer.solution.sentence]
-        )
+        print_sentences(console, output.run_answer_sentences(answer))
         tables = (output.run_table(answer), output.ledger_table(answer))
         for table in tables if any(one.low_us is not None for _, _, one in answer.predictions) else ():
             if table.rows:

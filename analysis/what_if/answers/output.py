@@ -37,6 +37,7 @@ from dpscope.profiling.records.strategies import traits_of
 TWICE_AS_FAST = "a device twice as fast"
 INFINITE_BANDWIDTH, ZERO_LATENCY = "infinite bandwidth", "zero latency"
 _LEAST_SHOWN_US = 50.0  # 0.1 ms, rounded
+_IDLE_STATED = 0.1  # of the step
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ class RunAnswer:
                 "devices": self.largest[1].devices,
                 "changes": [asdict(one) | {"is_significant": one.is_significant} for one in self.savings],
             },
+            "layout": layout_sentence(self),
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.every)),
             "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
             "solution": None if self.solution is None else self.solution.as_plain(),
@@ -330,10 +332,38 @@ def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
 
 
 def run_answer_sentences(answer: RunAnswer) -> list[str]:
-    """The answer in words, a sentence per scenario where there are few."""
+    """The answer in words: the layout that it is for, then a sentence per scenario where there are few, or the solution."""
     predictions = [one for _, _, one in answer.predictions]
-    detail = partial(detail_sentences, answer.question.base.ledger)
-    return answer_sentences([_label(row) for row in answer.predictions], predictions, detail)
+    layout = layout_sentence(answer)
+    if answer.solution is not None:
+        return [layout, answer.solution.sentence]
+    ledger = answer.question.base.ledger
+    sentences = answer_sentences(
+        [_label(row) for row in answer.predictions], predictions, partial(detail_sentences, ledger)
+    )
+    idle_us = ledger.idle_us if ledger is not None else None
+    idles = idle_us is not None and ledger is not None and idle_us >= _IDLE_STATED * ledger.traced_step_us
+    if idles and ledger is not None and any(one.efficiency is not None for one in predictions):
+        share = (idle_us or 0.0) / ledger.traced_step_us
+        sentences.append(
+            f"Perfect scaling is not full use: the base idles {share:.0%} of its step, on any number of devices."
+        )
+    return [layout, *sentences]
+
+
+def layout_sentence(answer: RunAnswer) -> str:
+    """On which nodes the devices are, and whether that is measured, stated or assumed."""
+    base, most = answer.question.base, max(one.devices for _, _, one in answer.predictions)
+    if any(scenario.per_node is not None for _, scenario, _ in answer.predictions):
+        return "Layout: devices per node as stated."
+    if base.place.nodes > 1:
+        return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
+    if most <= base.devices:
+        return f"Layout: one node, as the base's {counted(base.devices, 'device')}."
+    return (
+        f"Layout assumed: one node with all {most} devices, linked as the {base.devices} on the base's node; for several nodes "
+        "give --per-node."
+    )
 
 
 def options_text(words: Mapping[str, str]) -> str:

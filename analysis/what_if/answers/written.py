@@ -222,7 +222,7 @@ def chapter_of(run: RunData, sources: CostSources | None = None) -> WhatIfChapte
     answer = output.run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
     table = output.run_table(answer)
     tables = {
-        "what_if": replace(table, notes=(*output.base_sentences(answer), *table.notes)),
+        "what_if": replace(table, notes=(output.layout_sentence(answer), *output.base_sentences(answer), *table.notes)),
         "what_if_ledger": output.ledger_table(answer),
         "what_if_savings": _savings_table(output.savings(base, Scenario(), question.costs), base.name),
         "what_if_own_error": _error_table(own.cells),

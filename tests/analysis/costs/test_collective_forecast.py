@@ -106,7 +106,7 @@ def test_beyond_four_times_nothing_is_predicted_unless_the_law_holds(
         for one in by_size(predicted, devices).values():
             assert one.time_us is None
             assert one.source == (
-                f"not known: {devices / 32:.3g} times beyond the measured counts no counts left out confirm the law; measure "
+                f"not known: {devices / 32:.3g} times beyond the measured counts: no count left out confirms the law; measure "
                 f"at {nearer}"
             )
 

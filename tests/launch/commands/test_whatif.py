@@ -83,13 +83,16 @@ def test_predictions_do_not_depend_on_the_times_of_the_rows_predicted(tmp_path: 
 
 def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
     prediction = printed(table_of(tmp_path, "ranks,step_ms\n1,100\n2,104\n4,104\n8,104\n"), "--devices", "16,128")
-    first = r"16 devices: 10[456]\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 9[456]% of perfect scaling\. "
+    first = (
+        r"Layout assumed: .*? column nodes\. "
+        r"16 devices: 10[456]\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 9[456]% of perfect scaling\. "
+    )
     assert re.match(first, prediction)
     assert "128 devices: between 100.0 and " in prediction
     assert printed(tmp_path / "steps.csv", "--devices", "1").count("1 device: basis: t_1, measured") == 1
     assert "measured at 0 samples" not in printed(tmp_path / "steps.csv", "--devices", "1")
     refused = printed(table_of(tmp_path, "ranks,step_ms\n1,100\n2,80\n4,81\n"), "--devices", "8")
-    assert refused.startswith("8 devices: no number: 2 devices take 0.8x the time of one")
+    assert ". 8 devices: no number: 2 devices take 0.8x the time of one" in refused
 
 
 def test_devices_are_on_the_nodes_that_a_table_names_or_on_one(tmp_path: Path) -> None:
@@ -249,3 +252,31 @@ def test_one_link_is_that_between_several_nodes_else_that_within_the_node(placed
         return {name: value for name, value in prediction.items() if name != "scenario"}
 
     assert predicted("--link", "1GB/s") == predicted(f"--{level}", "1GB/s") != predicted("--link", "2GB/s")
+
+
+def first_line(*arguments: object) -> str:
+    """The answer's first sentence, unwrapped."""
+    return printed(*arguments).partition(". ")[0]
+
+
+def test_the_layout_is_the_first_thing_stated(tmp_path: Path) -> None:
+    """More devices than the base's node has are an assumption; so is one node of a table without nodes."""
+    assumed = (
+        "Layout assumed: one node with all {} devices, linked as the 2 on the base's node; for several nodes give "
+        "--per-node"
+    )
+    assert first_line(EXAMPLE_RUN, "--devices", "4,8") == assumed.format(8)
+    assert first_line(EXAMPLE_RUN, "--devices", "16,32") == assumed.format(32)  # although there is no number
+    solved = ("--solve", "faster", "--need", "step-ms=20")
+    assert first_line(EXAMPLE_RUN, "--devices", "4", *solved) == assumed.format(4)
+    assert first_line(EXAMPLE_RUN, "--devices", "8", "--per-node", "2") == "Layout: devices per node as stated."[:-1]
+    assert first_line(EXAMPLE_RUN, "--bucket-mb", "5") == "Layout: one node, as the base's 2 devices"
+    assert first_line(V100, "--devices", "32") == "Layout: full nodes of 8 devices, as in the table"
+    plain = table_of(tmp_path, "ranks,batch_per_rank,step_ms\n1,8,10\n2,8,11\n4,8,12\n")
+    unplaced = (
+        "Layout assumed: one node with all 8 devices, as the table names no nodes; for several give --per-node, and a "
+        "column nodes"
+    )
+    assert first_line(plain, "--devices", "8") == unplaced
+    assert answer(plain, "--devices", "8")["layout"] == f"{unplaced}."
+    assert answer(EXAMPLE_RUN, "--devices", "4")["layout"] == f"{assumed.format(4)}."

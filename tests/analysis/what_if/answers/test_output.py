@@ -19,6 +19,7 @@ from dpscope.analysis.what_if.answers.output import (
     base_sentences,
     ledger_table,
     run_answer,
+    run_answer_sentences,
     savings,
     savings_sentences,
 )
@@ -171,3 +172,16 @@ def test_wrong_results_in_the_calibration_are_stated(question: Question, tmp_pat
     answer = run_answer(replace(question, costs=costs), CellErrors(()), [({}, Scenario())])
     assert "gave wrong results (Out of bounds values: FAILED)" in base_sentences(answer)[1]
     assert [one["code"] for one in json.loads(answer.as_json())["findings"]] == ["calibration_results_wrong"]
+
+
+@pytest.mark.parametrize(("idle_us", "stated"), [(44.0, True), (9.0, False)])
+def test_perfect_scaling_of_a_base_that_idles_says_so(idle_us: float, stated: bool) -> None:
+    """Of a traced step of 100 us; with an efficiency, t_1 being known."""
+    ledger = Ledger(100.0, 100.0 - idle_us - 2.0, 1.0, 1.0, 0.0, idle_us)
+    base = replace(BASE, ledger=ledger, batch_size=8, single_us={8: BASE.step_us})
+    answer = run_answer(Question(base, COSTS), CellErrors(()), [({"devices": "4"}, Scenario(devices=4))])
+    assert answer.predictions[0][2].efficiency is not None
+    sentences = run_answer_sentences(answer)
+    idles = "Perfect scaling is not full use: the base idles 44% of its step, on any number of devices."
+    assert (idles in sentences) is stated
+    assert any("Perfect scaling" in one for one in sentences) is stated
