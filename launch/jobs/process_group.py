@@ -45,11 +45,23 @@ def wait_limit_s(device: torch.device, job_s: float, longest_s: float = math.inf
 
 def limit_collectives(device: torch.device, job_s: float) -> None:
     """Lower the limit of collectives from that of joining; does nothing without a process group or on the CPU."""
-    if device.type != "cuda" or not distributed.is_initialized():
+    if device.type == "cuda" and distributed.is_initialized():
+        _Limit.of_collectives = timedelta(seconds=wait_limit_s(device, job_s, COLLECTIVE_S))
+        limit_all_groups()
+
+
+class _Limit:
+    of_collectives: timedelta | None = None  # None: this process has joined no group
+
+
+def limit_all_groups() -> None:
+    """Give this process's limit to every group, such as those of a device mesh, which torch makes with its own default."""
+    if _Limit.of_collectives is None:
         return
     # torch <= 2.13 has it as a private function.
     set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
-    set_timeout(timedelta(seconds=wait_limit_s(device, job_s, COLLECTIVE_S)))
+    for group in list(distributed.distributed_c10d._world.pg_map):
+        set_timeout(_Limit.of_collectives, group)
 
 
 ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}
@@ -61,7 +73,7 @@ def join_process_group(device: torch.device, timeout_s: float, engine: NcclEngin
 
     Raises DpscopeError if torch cannot run NCCL on the chosen engine.
     """
-    timeout = timedelta(seconds=timeout_s)
+    timeout = _Limit.of_collectives = timedelta(seconds=timeout_s)
     place: dict[str, Any] = {}
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":  # hosts count their own restarts
@@ -78,8 +90,8 @@ def join_process_group(device: torch.device, timeout_s: float, engine: NcclEngin
 def choose_nccl_engine(engine: NcclEngine) -> None:
     """Have "nccl" mean the chosen engine in this process; called before a process group is made.
 
-    torch >= 2.15 registers one of its two engines at import, by TORCH_DIST_USE_NCCL2, whose value is restored afterwards.
-    Older versions only have the legacy engine.
+    torch registers one of its two engines at import, by TORCH_DIST_USE_NCCL2, whose value is restored afterwards. Versions before
+    2.14 only have the legacy engine.
     """
     c10d = distributed.distributed_c10d
     both = hasattr(c10d, "ProcessGroupNCCL2")
@@ -91,7 +103,7 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
         )
     value = "0" if engine == "legacy" else "1"
     if not hasattr(c10d, "_register_builtin_nccl_backend"):  # private: a later torch may have another way
-        if default_engine(distributed, os.environ) == ENGINES[engine]:
+        if default_engine(distributed) == ENGINES[engine]:
             return
         raise DpscopeError(
             f"--nccl-engine {engine}: dpscope cannot choose it in torch {torch.__version__}; omit it and set "
@@ -108,7 +120,7 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
 
 
 def nccl_engine(device: torch.device) -> str | None:
-    """Class of the process group behind NCCL, None without NCCL: torch >= 2.15 has two."""
+    """Class of the process group behind NCCL, None without NCCL: torch may have two."""
     if device.type != "cuda" or not distributed.is_initialized():
         return None
     group = distributed.distributed_c10d._get_default_group()

@@ -20,6 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dpscope.launch.jobs.process_group import limit_all_groups
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.instruments.trace_recorder import named_range
 from dpscope.profiling.records.matrix import DDP_SWITCHES, CommHook
@@ -79,6 +80,7 @@ def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
     groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
     sizes, names = ((groups, shards), ("replicate", "shard")) if groups > 1 else ((shards,), ("shard",))
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    limit_all_groups()
     policy = MixedPrecisionPolicy(reduce_dtype=_REDUCED_IN[cell.options.comm_hook])
     reshard = None if cell.traits.reshards else False
     for name in (*block_names(model), ""):

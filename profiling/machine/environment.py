@@ -28,7 +28,7 @@ _SETTING_PREFIXES = (
     *("NCCL_", "RCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DDP_", "OMP_", "MKL_", "KINETO_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "HIP_", "HSA_"),
 )
-ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"  # 0: torch >= 2.15 runs NCCL on its legacy engine
+ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"  # 0 or 1: which of its two NCCL engines torch registers, if it has both
 _POWER_CAP = "sw_power_cap"
 _SLOWER_CLOCK = 0.95  # of the fastest GPU's clock: below this share, a power limit makes a GPU slower than the others
 
@@ -177,7 +177,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
     import torch
 
     accelerators = usable_device_states(nvml, None) if on_gpus else ()
-    engine, nccl = default_engine(torch.distributed, os.environ), cast(Any, torch.cuda.nccl)
+    engine, nccl = default_engine(torch.distributed), cast(Any, torch.cuda.nccl)
     return Environment(
         hostname=socket.gethostname(),
         platform=platform.platform(),
@@ -204,12 +204,19 @@ def platform_version(version: Any) -> str | None:
     return cuda or (f"ROCm {hip}" if (hip := getattr(version, "hip", None)) else None)
 
 
-def default_engine(distributed: Any, environment: Mapping[str, str]) -> str | None:
-    """Class of the process group that "nccl" names: torch >= 2.15 has two, and a variable selects the older one."""
+def default_engine(distributed: Any) -> str | None:
+    """Class of the process group that torch registers for "nccl"; None without NCCL.
+
+    Torch 2.14 has two and registers the older one, at the first use; other versions register another one, or at import.
+    """
     if not (distributed.is_available() and distributed.is_nccl_available()):
         return None
-    second = hasattr(distributed.distributed_c10d, "ProcessGroupNCCL2") and environment.get(ENGINE_VARIABLE) != "0"
-    return "ProcessGroupNCCL2" if second else "ProcessGroupNCCL"
+    if (register := getattr(distributed.Backend, "_ensure_backend_registered", None)) is not None:
+        register("nccl")
+    registered = getattr(distributed.Backend, "_plugins", {}).get("NCCL")
+    second = getattr(distributed.distributed_c10d, "_create_nccl2_process_group", None)
+    is_second = second is not None and registered is not None and registered.creator_fn is second
+    return "ProcessGroupNCCL2" if is_second else "ProcessGroupNCCL"
 
 
 def _version(package: str) -> str | None:

@@ -167,7 +167,7 @@ class Variants(ConfigPart, frozen=True):
     )  # NAME=VALUE NAME=VALUE, values as in JSON
     nccl_engine: tuple[NcclEngine, ...] = setting(
         ("default",),
-        "torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several",
+        "torch's engine for NCCL: default, legacy or nccl2 (torch 2.14 or newer), or several",
         example="default,legacy",
     )
     compile: tuple[CompileMode, ...] = setting(

@@ -347,7 +347,7 @@ class RankResult(Stored, frozen=True):
     device_names: tuple[str, ...]
     threads: int
     backend: str | None  # the process group's actual backend, None without one
-    nccl_engine: str | None  # torch >= 2.15 has two
+    nccl_engine: str | None  # torch may have two
     loader_workers: int | None  # None for an attached script
     steps_per_epoch: int | None  # None for an attached script
     model: ParameterSizes

@@ -33,7 +33,7 @@ class RecordedGroup:
         doubles: dict[str, Any] = {
             "init_process_group": self._init,
             "new_group": self._new_group,
-            "set_timeout": lambda timeout: self._double.note("set_timeout", None, timeout.total_seconds()),
+            "set_timeout": lambda timeout, group: self._double.note("set_timeout", None, timeout.total_seconds()),
             "barrier": lambda group=None: self._double.note("barrier"),
             "all_reduce": self._collective("all_reduce"),
             "broadcast": self._collective("broadcast"),

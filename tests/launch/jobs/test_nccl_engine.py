@@ -1,6 +1,8 @@
 """The choice between torch's two NCCL engines. Their behaviour on GPUs is not confirmed on hardware."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -52,10 +54,14 @@ def test_an_older_torch_only_has_the_legacy_engine(monkeypatch: pytest.MonkeyPat
         choose_nccl_engine("nccl2")
 
 
-def torch_with(**functions: object) -> SimpleNamespace:
-    """torch.distributed with both engines and these functions."""
-    engines = SimpleNamespace(ProcessGroupNCCL2=object, **functions)
-    return SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines)
+def torch_with(registered: str = "nccl2", **functions: object) -> SimpleNamespace:
+    """torch.distributed with both engines and these functions, and one of the engines registered."""
+    makers = {"nccl": lambda: "NCCL", "nccl2": lambda: "NCCL2"}
+    engines = SimpleNamespace(ProcessGroupNCCL2=object, _create_nccl2_process_group=makers["nccl2"], **functions)
+    backend = SimpleNamespace(_plugins={"NCCL": SimpleNamespace(creator_fn=makers[registered])})
+    return SimpleNamespace(
+        is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines, Backend=backend
+    )
 
 
 def test_the_engine_is_registered_with_its_value_of_the_variable_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,21 +73,42 @@ def test_the_engine_is_registered_with_its_value_of_the_variable_or_refused(monk
     choose_nccl_engine("legacy")
     assert (seen, os.environ.get(ENGINE_VARIABLE)) == (["1", "0"], None)
     monkeypatch.setattr(process_group, "distributed", torch_with())  # without the private function
-    choose_nccl_engine("nccl2")  # is the default
+    choose_nccl_engine("nccl2")  # is registered
     with pytest.raises(DpscopeError, match=r"--nccl-engine legacy: dpscope cannot choose it .* TORCH_DIST_USE_NCCL2=0"):
         choose_nccl_engine("legacy")
-    monkeypatch.setenv(ENGINE_VARIABLE, "0")
+    monkeypatch.setattr(process_group, "distributed", torch_with("nccl"))
     choose_nccl_engine("legacy")
 
 
-def test_the_environment_names_the_engine() -> None:
-    both = torch_with()
-    for variables, engine in (({}, "NCCL2"), ({ENGINE_VARIABLE: "0"}, "NCCL"), ({ENGINE_VARIABLE: "1"}, "NCCL2")):
-        assert default_engine(both, variables) == f"ProcessGroup{engine}"
-    one = SimpleNamespace(**{**vars(both), "distributed_c10d": SimpleNamespace()})
-    assert default_engine(one, {}) == "ProcessGroupNCCL"
-    without_nccl = SimpleNamespace(**{**vars(both), "is_nccl_available": lambda: False})
-    assert default_engine(without_nccl, {}) is None
+def test_the_engine_is_the_one_that_torch_registered() -> None:
+    assert default_engine(torch_with("nccl2")) == "ProcessGroupNCCL2"
+    assert default_engine(torch_with("nccl")) == "ProcessGroupNCCL"  # 2.14.1 has both
+    one = SimpleNamespace(**{**vars(torch_with("nccl")), "distributed_c10d": SimpleNamespace()})
+    assert default_engine(one) == "ProcessGroupNCCL"
+    one.Backend = SimpleNamespace()  # torch 2.8
+    assert default_engine(one) == "ProcessGroupNCCL"
+    one.is_nccl_available = lambda: False
+    assert default_engine(one) is None
+
+
+@with_both
+@pytest.mark.process
+@pytest.mark.parametrize(("value", "registered"), [("0", "NCCL"), ("1", "NCCL2"), (None, None)])
+def test_the_engine_of_this_torch_before_it_is_used(value: str | None, registered: str | None) -> None:
+    """In a new process; without the variable, the class is the one that torch makes groups of."""
+    asks = (
+        "from torch import distributed; from dpscope.profiling.machine.environment import default_engine; "
+        "print(default_engine(distributed), distributed.Backend._plugins['NCCL'].creator_fn.__name__)"
+    )
+    variables = {name: one for name, one in os.environ.items() if name != ENGINE_VARIABLE}
+    variables |= {} if value is None else {ENGINE_VARIABLE: value}
+    answer = subprocess.run(
+        [sys.executable, "-c", asks], env=variables, capture_output=True, text=True, check=True, timeout=120
+    )
+    engine, maker_name = answer.stdout.split()
+    assert engine == {"_create_nccl_process_group": "ProcessGroupNCCL"}.get(maker_name, "ProcessGroupNCCL2")
+    if registered is not None:
+        assert engine == f"ProcessGroup{registered}"
 
 
 def test_engines_are_variants_of_ddp_only_and_need_nccl() -> None:
