@@ -18,7 +18,7 @@ from dpscope.launch.jobs.devices import Devices, doubling
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
-from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN, AttachCode
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError

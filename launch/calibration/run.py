@@ -20,7 +20,8 @@ from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import Job
-from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
+from dpscope.profiling.machine.cores import usable_cores
+from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
 from dpscope.profiling.machine.nvml import open_nvml

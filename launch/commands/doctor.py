@@ -21,11 +21,11 @@ from dpscope.analysis.text.terminal import progress
 from dpscope.launch.commands.command import open_console
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.environment import (
     device_findings,
     platform_version,
     state_is_known,
-    usable_cores,
     usable_device_states,
 )
 from dpscope.profiling.machine.gpus import usable_gpu_count

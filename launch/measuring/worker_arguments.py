@@ -38,7 +38,7 @@ from dpscope.profiling.machine.conditions import (
     setting_differences,
     variable_differences,
 )
-from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.config import MAY_CHANGE, Measurement, Optimizer, RunConfig, Workload
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix

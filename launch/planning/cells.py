@@ -10,7 +10,7 @@ from dpscope.launch.jobs.devices import Devices, DeviceType, doubling, resolve_d
 from dpscope.launch.planning.run_config import check_idle, flag_name, raising_user_errors
 from dpscope.launch.planning.variants import alone_options, strategy_options, too_few_devices, too_large, uncompilable
 from dpscope.launch.workload.data_files import CIFAR_RESNET, SMALL_RESNET, TRAINING_SAMPLES
-from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import (

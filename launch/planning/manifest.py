@@ -26,7 +26,8 @@ from dpscope.launch.planning.run_config import published_of, read_published, set
 from dpscope.launch.workload.data_files import CIFAR_RESNET, normalisation
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.conditions import ConditionDifference, machine_differences, setting_differences
-from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
+from dpscope.profiling.machine.cores import usable_cores
+from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.gpus import usable_gpu_count
 from dpscope.profiling.machine.host_memory import total_host_bytes
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
@@ -56,10 +57,6 @@ _THROTTLE_REASONS = {
     0x0000000000000040: "hw_thermal_slowdown",
     0x0000000000000080: "hw_power_brake_slowdown",
 }
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device_states(

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import ROOT
 from tests.helpers.ranks import free_port

@@ -37,7 +37,8 @@ analysis/costs: analysis/{stats,text} profiling/{machine,records,store}
 analysis/traces/reading: profiling/{records,store}
 analysis/traces/steps: analysis/traces/reading profiling/records
 analysis/traces/data_parallel: analysis/traces/{reading,steps} profiling/records
-analysis/traces/ranks: analysis/{costs,stats,text} analysis/traces/{data_parallel,reading,steps} profiling/{records,store}
+analysis/traces/ranks: analysis/{costs,stats,text} analysis/traces/{data_parallel,reading,steps}
+  profiling/{machine,records,store}
 analysis/traces/merge: analysis/text analysis/traces/{ranks,reading,steps} profiling/{records,store}
 analysis/hosts: analysis/text analysis/traces/{ranks,reading} profiling/{records,store}
 analysis/bundle: analysis/text analysis/traces/reading profiling/{records,store}

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from dpscope.analysis.traces.ranks import pool_worker
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables, read_attributed
 from dpscope.analysis.traces.reading.chunks import ReadLimits
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.store.errors import DpscopeError
 
 _Item = TypeVar("_Item")
@@ -75,7 +76,7 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
 def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int:
     """How many processes save more time than they cost; 0 for none."""
     sizes = [_text_bytes(file) for file in files]
-    count = min(jobs or _usable_cores(), len(files))
+    count = min(jobs or usable_cores(), len(files))
     inside_a_pool = multiprocessing.current_process().daemon  # whose processes have the cores already
     if count < 2 or inside_a_pool:
         return 0
@@ -116,10 +117,6 @@ def _text_bytes(file: Path) -> int:
         return file.stat().st_size * (_GZIP_RATIO if file.suffix == ".gz" else 1)
     except OSError:
         return 0
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _answers(

@@ -28,7 +28,7 @@ from dpscope.launch.attach.jobs import (
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
-from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.run import Cell, CellResult, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json

@@ -238,7 +238,7 @@ def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytes
     for name in ("one.json", "one.json.gz"):
         merge_traces(GLOO, tmp_path / name)
     monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.START_BYTES", 1)
-    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool._usable_cores", lambda: 2)
+    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.usable_cores", lambda: 2)
     for name in ("many.json", "many.json.gz"):
         merge_traces(GLOO, tmp_path / name)
     text = (tmp_path / "one.json").read_bytes()

@@ -44,7 +44,7 @@ def assert_same(one: TraceAnalysis, other: TraceAnalysis) -> None:
 
 def force_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "START_BYTES", 1)
-    monkeypatch.setattr(process_pool, "_usable_cores", lambda: 2)
+    monkeypatch.setattr(process_pool, "usable_cores", lambda: 2)
 
 
 def test_own_processes_give_the_serial_tables_in_rank_order(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_any_executor_will_do(
 def test_processes_are_started_where_they_save_more_than_they_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: list[int], processes: int
 ) -> None:
-    monkeypatch.setattr(process_pool, "_usable_cores", lambda: 4)
+    monkeypatch.setattr(process_pool, "usable_cores", lambda: 4)
     files = [tmp_path / f"{rank}.json" for rank in range(len(mebibytes))]
     for file, size in zip(files, mebibytes, strict=True):
         with file.open("wb") as sparse:
@@ -130,7 +130,7 @@ def no_copy(event, arguments):
 sys.addaudithook(no_copy)
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 process_pool.START_BYTES = 1
-process_pool._usable_cores = lambda: 2
+process_pool.usable_cores = lambda: 2
 print(len(analyze_traces(sys.argv[1]).summaries))
 """
 
@@ -164,7 +164,7 @@ from tests.helpers.pool_work import mark_and_wait
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it
 process_pool.START_BYTES = 1
-process_pool._usable_cores = lambda: 2
+process_pool.usable_cores = lambda: 2
 marks = [Path(sys.argv[1], name) for name in "ab"]
 process_pool.over_cores(mark_and_wait, marks, [Path(sys.executable)] * 2)
 """
