@@ -20,6 +20,7 @@ from dpscope.analysis.traces.ranks.ledger import (
     Ledger,
     other_part,
 )
+from dpscope.analysis.traces.ranks.step_findings import MOST_UNLAUNCHED
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import DDP_ARGUMENTS
 from dpscope.profiling.records.strategies import traits_of
@@ -240,6 +241,9 @@ def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> lis
         unlaunched = ledger.unlaunched_us
         nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""
         advice = f"Check what the host does between launches; the devices are idle{nothing}."
+        if unlaunched is not None and unlaunched < MOST_UNLAUNCHED * ledger.idle_us:
+            waited = f"for {show_time(ledger.idle_us - unlaunched)} of a step work was launched and none ran"
+            advice = f"Check what kernels wait for (other streams, copies): {waited}."
         if situation.launch_bound:
             less = "give the host less to launch (torch.compile, CUDA graphs)"
             advice = f"The step is launch-bound: choose a larger batch, or {less}."
@@ -269,8 +273,10 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
-        if (why := situation.not_split) is not None:
-            advice = f"{sentence(why.next_step)} Waiting cannot be separated from transfer, because {why.reason}."
+        if (unsplit := situation.not_split) is not None:
+            advice = (
+                f"{sentence(unsplit.next_step)} Waiting cannot be separated from transfer, because {unsplit.reason}."
+            )
         return [_Part(other, UNSPLIT, advice)] if other is not None else []
     turns = f" ({situation.last.turns})" if situation.last is not None else ""
     wait_advice = (

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,10 +39,9 @@ class OverlapReason:
 
 _ADVICE = {  # where it does not depend on the cell; for causes in a script's set-up, and for others
     True: {
-        "compute_stream": "launch collectives on a separate stream: use async_op=True, or the streams that DDP and FSDP create",
-        "held_compute": "find out what makes the compute stream wait: a communication hook, SyncBatchNorm, wait() or "
-        "synchronize() during the backward pass, CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left next to the "
-        "collective",
+        "compute_stream": "launch collectives on a separate stream, as async_op=True does",
+        "held_compute": "find out what makes the compute stream wait: wait() or synchronize() during the backward pass, "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left next to the collective",
         "one_block": "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others "
         "compute",
         "last_bucket": "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come "
@@ -206,7 +205,9 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         serial = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
         yield _reason("engine", serial)
     else:
-        yield _reason("held_compute", text)
+        reason = _reason("held_compute", text)
+        of_ddp = "; under DDP also a communication hook or SyncBatchNorm" if evidence.data.cell.traits.reducer else ""
+        yield replace(reason, advice=f"{reason.advice}{of_ddp}")
 
 
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -280,7 +281,9 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             held = f"one bucket holds nearly all bytes ({show_bytes(last)})"
         requested = options.overlap == "off"
         quarter = max(0.1, round(last / 4 / 2**20, 1))
-        advice = f"smaller buckets let part of it be reduced earlier (--bucket-mb {quarter:g})"
+        advice = "reduce it in several smaller collectives, so that part of it is reduced earlier"
+        if evidence.data.cell.traits.identified:  # else the traces do not show whether there are buckets
+            advice = f"smaller buckets let part of it be reduced earlier (--bucket-mb {quarter:g})"
         if requested:
             advice = "--overlap on reduces gradients during the backward pass"
         elif last < _SMALL:

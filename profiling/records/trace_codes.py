@@ -98,8 +98,8 @@ class TraceCode(FindingCode):
         the step time, and faster devices or links would not shorten it.
         -> choose larger batches (--batch-size), or give the host less to launch (torch.compile, CUDA graphs, fewer small
         operators)"""
-    DEVICE_IDLE = """warning (of_many_cells): A device is idle for much of each step, and faster devices or links would not
-        shorten that.
+    DEVICE_IDLE = """warning (of_many_cells): A device is idle for much of each step: the host had launched nothing, or what it
+        had launched waited.
         -> check in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger batches,
         torch.compile, CUDA graphs), .item() and other calls that wait for the device"""
     EVENTS_LEFT_OUT = """warning: Some events are unreadable or have invalid times and are not in the merged trace.

@@ -50,7 +50,10 @@ def why_not_split(
         return NotSplit("only one process was read", "read the traces of all ranks to separate waiting from transfer")
     if missing:
         which = f"{'rank' if len(missing) == 1 else 'ranks'} {as_ranges(missing)}"
-        reason = f"{which} of {world_size} have no trace here"
+        have = "has" if len(missing) == 1 else "have"
+        left_out = (one.message for one in findings if one.code == TraceCode.TRACE_OF_ANOTHER_JOB.code)
+        why = next((f"of this job: {message}" for message in left_out), "here")
+        reason = f"{which} of {world_size} {have} no trace {why}"
         return NotSplit(reason, f"read the traces of all ranks, {which} among them")
     if not len(collectives):
         return NotSplit(

@@ -13,15 +13,21 @@ from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
 IDLE_SHARE = 0.3  # of a device's mean step
+MOST_UNLAUNCHED = 0.5  # of idle time, below which neither the host nor the loader is what the device waits for
 COPY_SHARE = 0.1  # of idle time, from which host copies are named
 
 
-def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = None) -> Iterator[Finding]:
+def idle_findings(
+    steps: Table, name: str = "", data_wait_us: float | None = None, communication_known: bool = True
+) -> Iterator[Finding]:
     """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows, else over all there are.
 
     `steps` are rows of `step_table`, of which those of a CPU count for nothing. `name` begins the message. `data_wait_us` is the
-    mean wait for the loader: what remains of the time in which nothing was launched is the host's.
+    mean wait for the loader: what remains of the time in which nothing was launched is the host's. There is no finding where
+    communication is not known: it may be what a device that looks idle waits for.
     """
+    if not communication_known:
+        return
     devices = steps.take(steps.known("device") & steps.known("step_us")) if len(steps) else steps
     whole = whole_steps(devices)
     if not len(whole):
@@ -46,7 +52,13 @@ def idle_findings(steps: Table, name: str = "", data_wait_us: float | None = Non
         f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
     )
     message = f"{name}: {share_text} ({show_time(most['idle_us'])} of {show_time(step_us)}{copying})".removeprefix(": ")
-    if None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * step_us:
+    waited = most["idle_us"] - (unlaunched or 0.0)
+    if unlaunched is not None and unlaunched < MOST_UNLAUNCHED * most["idle_us"]:
+        yield TraceCode.DEVICE_IDLE.finding(
+            f"{message}: for {show_time(waited)} of that, work was launched and did not run yet",
+            "find in the trace what the kernel after each gap waits for: another stream, a copy, or another device",
+        )
+    elif None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * step_us:
         yield TraceCode.LAUNCH_BOUND.finding(
             f"{message}: launch-bound, for {show_time(unlaunched - data_wait_us)} of a step the host has launched nothing "
             "for it to run; faster devices or links would not shorten that part"

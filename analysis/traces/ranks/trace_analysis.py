@@ -208,7 +208,7 @@ def analyze_job(
     tables, summaries = analysis.tables, analysis.summaries
     job_findings = (
         *step_times_apart(whole_steps(tables.steps)),
-        *idle_findings(tables.steps),
+        *idle_findings(tables.steps, communication_known=analysis.communication_known),
         *uneven_steps(tables.steps),
         *far_longer_steps(lambda: tables.steps_with_waits, tables.steps),
         *parallelism_finding([one.parallelism for one in summaries], tables.collectives),

@@ -1,5 +1,6 @@
 """Reasons for little overlap: each from tables with a planted cause, and a near miss without it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
@@ -250,6 +252,18 @@ def test_the_engine_that_may_serialise() -> None:
     )
     assert "--nccl-engine" in reason.advice
     assert list(texts(with_tables(data, collectives=held))) == ["held_compute"]
+
+
+def test_only_ddp_is_advised_about_its_hooks() -> None:
+    """Compute is held in the same way in a job of tensor parallelism, which has neither."""
+    data = even()
+    held = with_tables(data, collectives=data.tables.collectives.assign(held_us=5e3))
+    of_ddp, other = (
+        overlap_reasons(one)[0].advice for one in (held, replace(held, cell=TracedJob("job", "other", 2, 2)))
+    )
+    assert "SyncBatchNorm" in of_ddp
+    assert of_ddp.startswith(other)
+    assert not re.search("DDP|hook|SyncBatchNorm|bucket", other)
 
 
 def test_a_host_that_launches_too_late() -> None:

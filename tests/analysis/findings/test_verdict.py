@@ -47,6 +47,7 @@ def ledger(row: CellRow) -> Ledger:
         compute_us=100e3 - sum(value for value in parts.values() if value is not None),
         **{f"{name}_us": value for name, value in parts.items()},  # type: ignore[arg-type]
         communication_us=row.communication_us,
+        unlaunched_us=row.unlaunched_us,
         other_by_kind_us={"broadcast": other} if other else {},
         intervals={"exposed": bounds} if bounds is not None else {},
     )
@@ -214,6 +215,16 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length() -> None
         (
             {"idle_us": 40e3},
             "Check what the host",
+            "Idle time of the devices: 40.0 ms of a 100.0 ms traced step (40%).",
+        ),
+        (
+            {"idle_us": 40e3, "unlaunched_us": 30e3},
+            "Check what the host does between launches; the devices are idle: for 30.0 ms of a step nothing was launched.",
+            "Idle time of the devices: 40.0 ms of a 100.0 ms traced step (40%).",
+        ),
+        (
+            {"idle_us": 40e3, "unlaunched_us": 4e3},
+            "Check what kernels wait for (other streams, copies): for 36.0 ms of a step work was launched and none ran.",
             "Idle time of the devices: 40.0 ms of a 100.0 ms traced step (40%).",
         ),
         (

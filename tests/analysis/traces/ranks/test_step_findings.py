@@ -17,7 +17,17 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
 from tests.helpers.known import known
-from tests.helpers.made_traces import launch, on_device, step, steps_with, write
+from tests.helpers.made_traces import (
+    Event,
+    analyzed_events,
+    launch,
+    on_device,
+    operator,
+    record,
+    step,
+    steps_with,
+    write,
+)
 from tests.helpers.run_cells import windows
 from tests.helpers.several_jobs import lengthened, write_job
 
@@ -61,6 +71,52 @@ def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
     (found,) = idle_findings(steps, "single-d1-b8", data_wait_us)
     assert found.code == code
     assert ("launch-bound, for 400.0 µs" in found.message) == (code == "launch_bound" and data_wait_us == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("unlaunched_us", "words"), [(56.0, "for 444.0 µs of that, work was launched"), (250.0, "host or")]
+)
+def test_a_device_that_waits_with_work_launched_is_not_called_host_bound(unlaunched_us: float, words: str) -> None:
+    """Nothing was launched for 11% of 500 us: the host is not what the device waits for."""
+    steps = windows(DDP, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
+    (found,) = idle_findings(steps)
+    assert words in found.message
+    assert ("host or loader bound" in found.message) == (unlaunched_us == 250.0)
+    assert ("would not shorten" in found.message) == (unlaunched_us == 250.0)
+
+
+def gloo_on_gpu(rank: int) -> list[Event]:
+    """Steps of 100 ms: 49 ms compute, then 40 ms of an all-reduce by gloo on the host, of which the device shows nothing."""
+    events = []
+    for number in range(4):
+        at, first = number * 100e3, 2 * number + 1
+        events += [
+            step(number, at, 100e3),
+            launch(first, at + 1),
+            on_device("forward", at + 1e3, 44e3, first),
+            operator("gloo:all_reduce", at + 47e3, 40e3, tid=99),
+            record(
+                "allreduce",
+                at + 46e3,
+                **{"In msg nelems": 25_000_000, "dtype": "Float", "Group size": 2, "Seq": number},
+            ),
+            launch(first + 1, at + 89e3),
+            on_device("sgd", at + 90e3, 5e3, first + 1),
+        ]
+    return events
+
+
+def test_idle_time_in_which_unknown_communication_may_lie_is_no_finding(tmp_path: Path) -> None:
+    for rank in range(2):
+        analysis = analyzed_events(tmp_path, gloo_on_gpu(rank), rank)
+    assert not analysis.communication_known
+    assert analysis.steps["idle_us"].iloc[-1] == pytest.approx(51e3)
+    codes = {finding.code for finding in analysis.findings}
+    assert "trace_incomplete" in codes
+    assert not {"device_idle", "launch_bound"} & codes
+    assert not any("would not shorten" in finding.message for finding in analysis.findings)
+    verdict = ReadJob(analysis).verdict
+    assert not any("devices are idle" in answer.text for answer in verdict.answers)
 
 
 def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
@@ -128,7 +184,18 @@ def test_steps_of_other_series_are_not_matched(tmp_path: Path) -> None:
 def test_traces_of_all_ranks_are_requested_only_if_one_is_missing(tmp_path: Path) -> None:
     write_job(tmp_path, "rank", ranks=4)[2].unlink()
     not_split = known(analyze_traces(tmp_path).not_split)
+    assert not_split.reason == "rank 2 of 4 has no trace here"
     assert not_split.next_step == "read the traces of all ranks, rank 2 among them"
+
+
+def test_a_trace_that_was_left_out_is_not_called_missing(tmp_path: Path) -> None:
+    """Rank 0's file is there, but of a job of two ranks."""
+    write_job(tmp_path, "rank", ranks=4)[0].unlink()
+    write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    reason = known(analyze_traces(tmp_path).not_split).reason
+    left_out = "rank0.json was left out, since it is of another job"
+    assert reason.startswith("rank 0 of 4 has no trace of this job: ")
+    assert left_out in reason
 
 
 def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
