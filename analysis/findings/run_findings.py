@@ -1,6 +1,6 @@
 """Conclusions and warnings about a run: observation, meaning, next step."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 import msgspec
@@ -29,6 +29,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 TRACER_COST = 1.15
 THROUGHPUT_APART = 0.05  # of the median step's
 
+_IN_TABLES = RunCode.with_trait("in_tables")
 _MERGED = RunCode.with_trait("of_many_cells") | TraceCode.with_trait("of_many_cells")
 _CODE_OF_STATUS: dict[CellStatus, RunCode] = {
     "out_of_memory": RunCode.CELL_OUT_OF_MEMORY,
@@ -40,17 +41,35 @@ _CODE_OF_STATUS: dict[CellStatus, RunCode] = {
 def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
     """All findings about a run, or about traces alone, errors first, without duplicates.
 
-    Those of _MERGED that many cells share are joined.
+    Those that are equal but for the cell are one, and so are those of _MERGED.
     """
     found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
-    groups = grouped(
-        ((one.severity, one.code, one.next_step) if one.code in _MERGED else one, one) for one in dict.fromkeys(found)
-    )
-    merged = (
-        msgspec.structs.replace(group[0], message="; ".join(finding.message for finding in group))
-        for group in groups.values()
-    )
+    alike = grouped(((one.severity, one.code, one.next_step), one) for one in dict.fromkeys(found))
+    merged = chain.from_iterable(_merged(findings, run.cells) for findings in alike.values())
     return sorted(merged, key=lambda finding: ("error", "warning", "info").index(finding.severity))
+
+
+def beyond_tables(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings that people are shown next to the tables: without those that only repeat a table in words."""
+    return tuple(one for one in findings if one.code not in _IN_TABLES)
+
+
+def _merged(findings: Sequence[Finding], cells: Collection[str]) -> Iterator[Finding]:
+    """Findings of one code and next step; those that state the same of several cells as one that names them all."""
+    if findings[0].code in _MERGED:
+        yield msgspec.structs.replace(findings[0], message="; ".join(one.message for one in findings))
+        return
+    for (subject, what), same in grouped((_of_cell(one.message, cells), one) for one in findings).items():
+        named = [one.message.removesuffix(what).removesuffix(": ") for one in same]
+        message = f"{', '.join(named)}: {what}" if subject else what
+        yield msgspec.structs.replace(same[0], message=message)
+
+
+def _of_cell(message: str, cells: Collection[str]) -> tuple[bool, str]:
+    """Whether a message begins with a cell, and of which repeat, and what it states of it."""
+    subject, _, what = message.partition(": ")
+    of_cell = subject.partition(",")[0] in cells
+    return of_cell, what if of_cell else message
 
 
 def _of_traces(run: RunData, comparison: Comparison) -> Iterator[Finding]:

@@ -31,7 +31,6 @@ from dpscope.analysis.text.units import sentence
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.shown_text import write_out
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 Detail = Literal["summary", "everything", "path"]
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_TABLES = RunCode.with_trait("in_tables")
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ def _print_everything(console: Console, report: PrintedReport, page: Path | None
     for table in report.tables:
         print_table(console, table)
     print_missing(console, report.missing)
-    print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
+    print_findings(console, report.findings)
     console.print(f"\n{place_of_page(page)}", highlight=False, soft_wrap=True)
 
 
@@ -227,7 +225,7 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None, wh
     if listed:
         console.print()
         console.print(_findings(serious[:listed]))
-    left = {"finding": len(serious) - listed, "cell": len(report.summary.rows) - len(tables[0].rows)}
+    left = {"finding": len(report.findings) - listed, "cell": len(report.summary.rows) - len(tables[0].rows)}
     if more := [counted(count, f"more {noun}") for noun, count in left.items() if count]:
         console.print(Text(f"{' and '.join(more)}: in the report, or with --verbose.", style="dim"))
     console.print(place_of_page(page), highlight=False, soft_wrap=True)

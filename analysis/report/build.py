@@ -14,7 +14,7 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.findings.comparisons import cost_table, law_table, scaling_table
 from dpscope.analysis.findings.predictions import collective_table, error_table, identity_table, off_notes
-from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.findings.run_findings import beyond_tables, conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import comparison_tables as compared
 from dpscope.analysis.report import page as pages
@@ -63,6 +63,11 @@ class Report:
     nccl: NcclChapter
 
     @cached_property
+    def shown_findings(self) -> tuple[Finding, ...]:
+        """Those that the page, comparison.md and a terminal show; JSON has all."""
+        return beyond_tables(self.findings)
+
+    @cached_property
     def printed(self) -> PrintedReport:
         """The part of the report that a terminal shows."""
         summary, *others = self.first.values()
@@ -75,7 +80,7 @@ class Report:
             first_cells=compared.first_cells(self.comparison, self.verdict.cells),
             tables=tuple(table for name, table in self.tables.items() if name not in pages.PAGE_ALONE),
             missing=self.missing,
-            findings=self.findings,
+            findings=self.shown_findings,
         )
 
     @cached_property
@@ -162,7 +167,7 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
         verdict=report.verdict,
         first_tables=report.first,
         environment=list(environment_facts(report.run, report.comparison.sources.calibration)),
-        findings=report.findings,
+        findings=report.shown_findings,
         tables=shown,
         figures=svg,
         timelines=views,
@@ -177,7 +182,7 @@ def render_markdown(report: Report) -> str:
     lines += [f"**{question}** {one.text}" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
     parts = [f"{in_markdown(line)}\n" for line in lines]
     parts += [render(table, "markdown") for table in (*report.first.values(), *report.tables.values())]
-    return "\n".join([*parts, render_findings(report.findings)])
+    return "\n".join([*parts, render_findings(report.shown_findings)])
 
 
 _SOURCES = {

@@ -1,5 +1,7 @@
 """Findings from a run's numbers and settings, each with a run that has it and one that does not."""
 
+import io
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +9,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.report.build import make_report
+from dpscope.analysis.output.analyze import print_summary
+from dpscope.analysis.report.build import make_page, make_report
+from dpscope.analysis.report.page import render_page
 from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.text.terminal import print_findings
+from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
@@ -159,3 +166,35 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
     assert "train.json holds no epoch" in finding.message
     assert make_report(run).verdict.cell
     assert "no_epoch" not in {one.code for one in conclusions(loaded(), compare(loaded()))}
+
+
+@pytest.mark.long
+def test_findings_that_are_equal_but_for_the_cell_are_one(run: RunData) -> None:
+    """Of one code that no cell shares by nature; one that states something else of its cell stays apart."""
+    unread = AttachCode.COUNTERS_NOT_READ
+    texts = {"single-d1-b8": "not compared: a", "dp-host-d2-b8": "not compared: a", "ddp-d2-b8": "not compared: b"}
+    cells = {
+        name: replace(data, findings=(unread.finding(f"{name}: {texts[name]}"), unread.finding("of the machine")))
+        for name, data in run.cells.items()
+    }
+    changed = replace(run, cells=cells)
+    found = [one.message for one in conclusions(changed, compare(changed)) if one.code == unread.code]
+    assert sorted(found) == [
+        "ddp-d2-b8: not compared: b",
+        "of the machine",
+        f"{', '.join(name for name in cells if name != 'ddp-d2-b8')}: not compared: a",
+    ]
+
+
+@pytest.mark.long
+def test_the_first_screen_counts_the_findings_that_verbose_and_the_page_show(run: RunData) -> None:
+    report = make_report(run)
+    printed = {whole: io.StringIO() for whole in (False, True)}
+    print_summary(Console(file=printed[False], width=80), report.printed, None)
+    print_findings(Console(file=printed[True], width=2000), report.printed.findings)
+    screen = printed[False].getvalue()
+    first = len(re.findall(r"^(error|warning) ", screen, re.MULTILINE))
+    (more,) = re.findall(r"(\d+) more findings", screen)
+    every = len(re.findall(r"^(error|warning|info) ", printed[True].getvalue(), re.MULTILINE))
+    page = render_page(make_page(report, {}))
+    assert every == first + int(more) == len(re.findall(r'<span class="badge', page))
