@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpscope.analysis.cells.comparison import compare
-    from dpscope.analysis.partials.file import analyze_partials, reduce_traces
+    from dpscope.analysis.output.analyzed import analyze_jobs, analyze_partials, analyze_traces
+    from dpscope.analysis.partials.file import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
     from dpscope.analysis.traces.merge.merge_ranks import merge_traces
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         waits_caused,
     )
     from dpscope.analysis.traces.ranks.matching import RankOrigin
-    from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
     from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
@@ -64,13 +64,13 @@ __all__ = [
 
 _HOMES = {
     "cells.comparison": "compare",
-    "partials.file": "analyze_partials reduce_traces",
+    "output.analyzed": "analyze_jobs analyze_partials analyze_traces",
+    "partials.file": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
     "traces.merge.merge_ranks": "merge_traces",
     "traces.ranks.frames": "align_clocks collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
     "traces.ranks.matching": "RankOrigin",
-    "traces.ranks.trace_analysis": "analyze_jobs analyze_traces",
     "traces.reading.chunks": "ReadLimits",
     "traces.reading.reader": "read_trace read_traces",
     "traces.steps.attribution": "attribute",

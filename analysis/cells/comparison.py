@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.cells.columns import NAMES, VALUE_RANGE
+from dpscope.analysis.cells.columns import BY_NAME, NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import CollectivePrediction, sources_of
@@ -30,6 +30,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import traits_of
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
@@ -115,6 +116,8 @@ class Comparison:
     `target_efficiency`: the user's target, 0..1.
     """
 
+    __repr__ = short_repr
+
     rows: Mapping[str, CellRow] = field(default_factory=dict)
     gaps: tuple[StrategyGap, ...] = ()
     scaling: tuple[ScalingSeries, ...] = ()
@@ -146,9 +149,16 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row per cell with the columns NAMES: what is written as CSV, and the Python API."""
-        values = [[row.value(name) for name in NAMES] for row in self.rows.values()]
-        return pd.DataFrame(values, columns=list(NAMES)).convert_dtypes()
+        """A row per cell with the columns NAMES, of the Python API: a missing number is NaN in a column of floats."""
+        values = {name: [row.value(name) for row in self.rows.values()] for name in NAMES}
+        return pd.DataFrame({name: _column(name, column) for name, column in values.items()})
+
+
+def _column(name: str, values: Any) -> "pd.Series[Any]":
+    if BY_NAME[name].quantity in ("text", "flag"):
+        return pd.Series(values, dtype=object).convert_dtypes()
+    lost = any(value is None for value in values)
+    return pd.Series(values, dtype=float) if lost else pd.Series(values)
 
 
 def compare(

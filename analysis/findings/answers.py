@@ -20,6 +20,7 @@ from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import NA, choose_unit, sentence, show, show_time, with_article
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.trace_codes import TraceCode
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Verdict:
     its `ledger` and the rank `late` that it waits for. `cells` are those of the case. `caveat` and `unsteady` precede all
     conclusions: what the run does not apply to, and cells whose repeats' medians differ by more than 30%.
     """
+
+    __repr__ = short_repr
 
     which: Answer
     cost: Answer

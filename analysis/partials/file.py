@@ -41,6 +41,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
 )
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY, check_overwritable
@@ -240,6 +241,8 @@ _MOST_OF_TIME = 10  # time between saves, as a multiple of the time that saving 
 @dataclass(frozen=True)
 class Reduced:
     """What a call wrote: how many traces it read and kept from before; those unreadable or cut short."""
+
+    __repr__ = short_repr
 
     path: Path
     ranks: int

@@ -34,6 +34,7 @@ from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import traits_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Report:
     `tables` are in reading order by name; `first` are the two shown first (where a step goes, measured against the shortcuts).
     `missing` lists why values are NA. `formulas`, for the page alone, may have no rows.
     """
+
+    __repr__ = short_repr
 
     run: RunData
     comparison: Comparison

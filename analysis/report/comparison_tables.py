@@ -347,5 +347,5 @@ def gap_table(comparison: Comparison) -> TextTable:
 def comparison_csv(comparison: Comparison) -> str:
     """All columns in their stored units (given in the headings), and a column with the reasons for missing values."""
     missing = ["; ".join(f"{name}: {why}" for name, why in row.reasons.items()) for row in comparison.rows.values()]
-    table = comparison.table.copy()  # of one block, or pandas warns of another column
+    table = comparison.table.convert_dtypes()  # whole numbers without decimals, also where some are missing
     return str(table.assign(missing=missing).to_csv(index=False, na_rep=NA))

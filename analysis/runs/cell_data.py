@@ -29,6 +29,7 @@ from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, RankResult
+from dpscope.profiling.records.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,6 +87,8 @@ def tables_of(repeats: Sequence[tuple[int, TraceAnalysis]], samples: Sequence[Ta
 @dataclass(frozen=True)
 class CellData:
     """All finished repeats of one cell."""
+
+    __repr__ = short_repr
 
     cell: AnyCell
     skip_reason: str | None

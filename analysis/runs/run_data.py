@@ -49,6 +49,7 @@ from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
@@ -119,6 +120,8 @@ class RunData:
 
     Of traces that no run made, `recorded` is None and `traces` are their files.
     """
+
+    __repr__ = short_repr
 
     path: Path  # the run folder; of traces their common name
     recorded: Manifest | None

@@ -10,6 +10,7 @@ import numpy as np
 from dpscope.analysis.text.text_table import Field
 from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError
 
 BAND = 0.9  # share of the truths that lie inside a band
@@ -30,6 +31,8 @@ class Prediction:
     `efficiency` is t_1 / t_N at equal batch per device. `ledger` is where the step goes, `missing` the reason by unknown part,
     and `bound_by` the largest part: compute, waiting, transfer, communication (any other) or idle.
     """
+
+    __repr__ = short_repr
 
     devices: int
     nodes: int

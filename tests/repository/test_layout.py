@@ -64,7 +64,7 @@ analysis/equality: analysis/text profiling/{records,store}
 analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,stats,text,training}
   analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{machine,records,store}
-analysis: analysis/{cells,partials,report,runs} analysis/traces/{merge,ranks,reading,steps}
+analysis: analysis/{cells,output,partials,report,runs} analysis/traces/{merge,ranks,reading,steps}
   analysis/what_if/{answers,scenarios} profiling/store
 launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if} analysis/traces/reading
   analysis/what_if/answers launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}

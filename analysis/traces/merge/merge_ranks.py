@@ -30,6 +30,7 @@ from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable, is_dpscope_trace
@@ -84,6 +85,8 @@ class MergedRank:
 @dataclass(frozen=True)
 class MergedTrace:
     """What was written: `path`, the ranks in order, and findings about them."""
+
+    __repr__ = short_repr
 
     path: Path
     ranks: tuple[MergedRank, ...]

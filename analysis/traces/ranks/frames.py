@@ -16,11 +16,14 @@ from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.short_repr import short_repr
 
 
 @dataclass(frozen=True)
 class MatchedRanks:
     """`table`: the ranks' rows with their transfers and waits; `unmatched`: rows whose partners were not found."""
+
+    __repr__ = short_repr
 
     table: pd.DataFrame
     unmatched: int

@@ -28,6 +28,7 @@ from dpscope.analysis.traces.ranks.whole_steps import far_longer_count, whole_st
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import FrameOf, Table
 from dpscope.profiling.records.finding import Finding, listed
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
@@ -65,6 +66,8 @@ class TraceTables(Tables):
 @dataclass(frozen=True)
 class TraceAnalysis:
     """What the traces of one job's ranks show: tables, and findings about them."""
+
+    __repr__ = short_repr
 
     tables: TraceTables
     summaries: tuple[TraceSummary, ...]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.short_repr import short_repr
 
 FloatColumn = npt.NDArray[np.float64]
 IntColumn = npt.NDArray[np.int64]
@@ -187,6 +188,8 @@ class Header:
 @dataclass(frozen=True, kw_only=True)
 class Trace(Header):
     """One process's trace: its header and its events."""
+
+    __repr__ = short_repr
 
     source: str
     events: EventTable

@@ -387,8 +387,7 @@ def _series(column: Column, kind: Kind) -> Any:
     if isinstance(column, Words):
         return pd.array(column.tolist(), dtype="string")
     missing = ~is_known(column)
-    if kind == "real":
-        return pd.arrays.FloatingArray(np.where(missing, 1.0, column), missing)
     if kind == "truth":
         return pd.arrays.BooleanArray(column == 1, missing)
-    return pd.arrays.IntegerArray(np.where(missing, 1, column), missing)
+    # Numbers are plain numpy's, which matplotlib takes: a missing one is NaN in a column of floats.
+    return np.where(missing, np.nan, column) if missing.any() else column

@@ -22,6 +22,7 @@ from dpscope.analysis.traces.steps import event_kind, intervals
 from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, DEVICE_KINDS, Kind, collective_kind, named_annotations
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
 from dpscope.analysis.traces.steps.intervals import innermost
+from dpscope.profiling.records.short_repr import short_repr
 
 NO_STEP = -1
 
@@ -147,6 +148,8 @@ class StepRanges:
 @dataclass(frozen=True)
 class Attribution:
     """Per row of the event table: its kind, its launch and its step (an index into `steps`)."""
+
+    __repr__ = short_repr
 
     trace: Trace
     steps: StepRanges

@@ -35,6 +35,7 @@ from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, In
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -110,6 +111,8 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
 @dataclass(frozen=True)
 class Question:
     """A base with its costs, and the run it is of, if it is of one, or its traces whose files are `cut_short`."""
+
+    __repr__ = short_repr
 
     base: Base
     costs: Costs

@@ -11,6 +11,7 @@ from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.short_repr import short_repr
 
 _UNITS = {
     "inter": "GB/s",
@@ -33,6 +34,8 @@ class Solution:
 
     `solved` is the scenario with that value, and `words` what it changes, by option; empty where nothing was found.
     """
+
+    __repr__ = short_repr
 
     variable: str
     sentence: str

@@ -21,6 +21,7 @@ from dpscope.analysis.what_if.scenarios.collective_costs import Links, Place
 from dpscope.analysis.what_if.step_model import expected_maximum
 from dpscope.profiling.machine.gpu_speed import GpuSpeed
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.short_repr import short_repr
 
 FEWEST_FOR_TAIL = 200
 _TAIL_FROM = 0.9
@@ -173,6 +174,8 @@ class Base:
     repeats. `single_us` is t_1 by batch per device. `method_error` is half a 90% band of the method on this run's other cells,
     None if there is none.
     """
+
+    __repr__ = short_repr
 
     name: str
     profiles: tuple[StepProfile, ...]

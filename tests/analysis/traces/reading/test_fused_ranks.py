@@ -129,7 +129,7 @@ def computed(path: Path, *events: list[Trace]) -> tuple[dict[tuple[int | None, i
     analysis = analyze_traces([path])
     found: dict[tuple[int | None, int], list[float]] = {}
     for row in analysis.steps.itertuples():
-        rank = None if row.rank is pd.NA else int(str(row.rank))
+        rank = None if pd.isna(row.rank) else int(row.rank)
         found.setdefault((rank, int(str(row.device))), []).append(float(str(row.compute_us)))
     return found, codes(analysis) - {"device_idle", "parallelism"}
 
