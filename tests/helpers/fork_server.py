@@ -28,7 +28,7 @@ from tests.helpers.forked_ranks import import_for_ranks, run_program
 from tests.helpers.paths import ROOT
 
 _NAMESPACES = ("net", "uts", "mnt")
-_VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
+VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
 _RESERVED = "x" * 60_000  # room in /proc for a fork's command line and environment
 _LONGEST_REQUEST = 200_000
 
@@ -36,19 +36,19 @@ _LONGEST_REQUEST = 200_000
 @contextlib.contextmanager
 def forks() -> Iterator[None]:
     """Meanwhile, processes that this one starts become forks where child_start says so; pytest within pytest has its server."""
-    if _VARIABLE in os.environ:
+    if VARIABLE in os.environ:
         yield
         return
-    os.environ[_VARIABLE] = _server()
+    os.environ[VARIABLE] = server()
     try:
         yield
     finally:
-        del os.environ[_VARIABLE]
+        del os.environ[VARIABLE]
 
 
 @functools.cache
-def _server() -> str:
-    """The socket of this process's server."""
+def server(*changes: tuple[str, str]) -> str:
+    """The socket of this process's server whose environment has these changes, such as libraries to load first."""
     folder = tempfile.mkdtemp(prefix="dpscope-forks-")
     atexit.register(shutil.rmtree, folder)
     path = os.path.join(folder, "socket")
@@ -57,7 +57,7 @@ def _server() -> str:
         listener.listen(64)  # those who ask meanwhile wait until torch is imported
         number = listener.fileno()
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(number), _RESERVED]
-        room = {**os.environ, "ROOM": _RESERVED}
+        room = {**os.environ, **dict(changes), "ROOM": _RESERVED}
         subprocess.Popen(
             command, pass_fds=[number], cwd=ROOT, env=room, stdin=subprocess.DEVNULL, start_new_session=True
         )

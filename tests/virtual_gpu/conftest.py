@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from tests.virtual_gpu.build import build, find_wheels, why_not
 from tests.virtual_gpu.node import Node, PlantedNode, planted
 
 Plant = Callable[[Node], PlantedNode]
+SEED = os.environ.get("VGPU_SEED") or str(random.SystemRandom().randrange(10**6))
 _HERE = ROOT / "tests" / "virtual_gpu"
 _MARKERS = ("virtual_gpu", "process", "real_processes")  # a fork has loaded the real libraries
 
@@ -33,17 +34,22 @@ def libraries() -> Path:
     return build(wheels)
 
 
-@pytest.fixture
-def plant(libraries: Path, tmp_path: Path) -> Iterator[Plant]:
-    """Plants a node; programs run on it with the environment of what is returned."""
+@pytest.fixture(scope="module")
+def plant(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    """Plants a node for the tests of a module; its `run` starts programs on it."""
     with ExitStack() as nodes:
-        made = iter(range(1000))
-        yield lambda node: nodes.enter_context(planted(node, libraries, tmp_path / f"node{next(made)}"))
+        yield lambda node: nodes.enter_context(planted(node, libraries, tmp_path_factory.mktemp("node")))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def random_values(request: pytest.FixtureRequest) -> random.Random:
-    """What a test plants at random, from a seed that is printed where the test fails; VGPU_SEED repeats it."""
-    seed = os.environ.get("VGPU_SEED") or str(random.SystemRandom().randrange(10**6))
-    print(f"VGPU_SEED={seed}")  # noqa: T201
-    return random.Random(f"{seed} {request.node.name}")
+    """What a module's tests plant at random."""
+    return random.Random(f"{SEED} {request.module.__name__}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and item.path.is_relative_to(_HERE):
+        report.sections.append(("planted at random", f"VGPU_SEED={SEED} repeats it"))
+    return report

@@ -7,6 +7,8 @@ The README explains the clock, and every field where its meaning is not plain. T
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from tests.helpers import fork_server
+from tests.helpers.paths import ROOT
 from tests.virtual_gpu.build import hide_nvml_functions
 from tests.virtual_gpu.stubs import LIBRARIES, NVML
 
@@ -138,11 +142,9 @@ class Truth:
     """What the node did, in the order of the processes' numbers and, in each, of the work's resolution."""
 
     processes: pd.DataFrame  # pid, rank, command
-    work: (
-        pd.DataFrame
-    )  # kind (kernel, copy, memset), pid, rank, name, device, stream, correlation, start_ns, end_ns, bytes
-    # pid, name, communicator, sequence, rank (in the communicator), ranks, correlation, device, stream, start_ns, end_ns, bytes,
-    # transfer_ns, arrivals_ns (by rank), last_rank, late_ns (of the last rank, after the last but one)
+    work: pd.DataFrame  # _WORK_COLUMNS: kernels, copies and memsets
+    # _COLLECTIVE_COLUMNS: one rank's part of a collective. `rank` is the communicator's, and `arrivals_ns` are in the order of
+    # its ranks (of a message: the other side's); `late_ns` is how much later than the last but one the last rank came.
     collectives: pd.DataFrame
     stubs: frozenset[str]  # functions that were called and are not there
 
@@ -163,6 +165,35 @@ class PlantedNode:
     def truth(self) -> Truth:
         return read_truth(self.truth_folder)
 
+    def run(self, *arguments: str, timeout_s: float = 200, **variables: str) -> str:
+        """What Python prints on this node with these arguments, its errors included; AssertionError: it failed."""
+        ran = self.start(*arguments, **variables)
+        try:
+            output, _ = ran.communicate(timeout=timeout_s)
+        finally:
+            ran.kill()
+        assert ran.returncode == 0, f"exit status {ran.returncode}: {' '.join(arguments)}\n{output[-8000:]}"
+        return output
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            (sys.executable, *arguments),
+            env={**self.environment, **variables},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def dpscope(self, *arguments: str, timeout_s: float = 280) -> str:
+        """A command of dpscope, whose jobs run without torchrun (tests/helpers/light_torchrun.py)."""
+        return self.run("-m", "dpscope.launch.cli", *arguments, timeout_s=timeout_s, DPSCOPE_TEST_LIGHT_TORCHRUN="1")
+
+    def ranks(self, count: int, module: str, *arguments: str) -> str:
+        """torchrun with ranks of a module."""
+        job = ("--nnodes=1", "--max-restarts=0", f"--nproc-per-node={count}", "-m", module, *arguments)
+        return self.run("-m", "dpscope.launch.torchrun", *job, DPSCOPE_TEST_LIGHT_TORCHRUN="1")
+
 
 @contextmanager
 def planted(node: Node, libraries: Path, folder: Path) -> Iterator[PlantedNode]:
@@ -180,13 +211,13 @@ def planted(node: Node, libraries: Path, folder: Path) -> Iterator[PlantedNode]:
         hide_nvml_functions(libraries, node.nvml.missing, older)
         search.insert(0, str(older))
     # torch's own paths to these libraries come before LD_LIBRARY_PATH, but not before what is loaded already.
-    names = " ".join(library.soname for library in (*LIBRARIES, NVML))
-    changes = {
+    loaded = {
         "LD_LIBRARY_PATH": os.pathsep.join([*search, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
-        "LD_PRELOAD": names,
-        "OMP_NUM_THREADS": "1",
-        _DESCRIPTION: str(description),
+        "LD_PRELOAD": " ".join(library.soname for library in (*LIBRARIES, NVML)),
     }
+    changes = {**loaded, "OMP_NUM_THREADS": "1", _DESCRIPTION: str(description)}
+    if not node.nvml.missing:  # one server for all nodes: it reads no description before it forks
+        changes[fork_server.VARIABLE] = fork_server.server(*loaded.items())
     try:
         yield PlantedNode(folder, libraries, truth, changes)
     finally:
@@ -200,6 +231,12 @@ def _without_none(value: Any) -> Any:
 
 
 _WORK = ("kernel", "copy", "memset")
+_TIMES = ["correlation", "device", "stream", "start_ns", "end_ns", "bytes"]
+_WORK_COLUMNS = ["kind", "pid", "rank", "name", *_TIMES]
+_COLLECTIVE_COLUMNS = [
+    *("pid", "name", "communicator", "sequence", "rank", "ranks", *_TIMES),
+    *("transfer_ns", "arrivals_ns", "last_rank", "late_ns"),
+]
 
 
 def read_truth(folder: Path) -> Truth:
@@ -208,8 +245,8 @@ def read_truth(folder: Path) -> Truth:
     for line in lines:
         of_kind.setdefault(line["kind"], []).append(line)
     processes = pd.DataFrame(of_kind.get("process", []), columns=["pid", "rank", "command"])
-    work = pd.DataFrame([line for kind in _WORK for line in of_kind.get(kind, [])])
-    collectives = pd.DataFrame([_with_lateness(line) for line in of_kind.get("collective", [])])
+    work = pd.DataFrame([line for kind in _WORK for line in of_kind.get(kind, [])], columns=_WORK_COLUMNS)
+    collectives = pd.DataFrame(map(_with_lateness, of_kind.get("collective", [])), columns=_COLLECTIVE_COLUMNS)
     stubs = frozenset(line["name"] for line in of_kind.get("stub", []))
     return Truth(processes, work, collectives, stubs)
 

@@ -20,6 +20,7 @@ _MODULES = (
     *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
     *("tests.helpers.data_parallel_scenario", "tests.helpers.device_scenarios"),
 )
+_PROGRAMS = "tests.virtual_gpu.programs."
 
 
 def _program_to_fork(arguments: list[str]) -> list[str] | None:
@@ -28,7 +29,7 @@ def _program_to_fork(arguments: list[str]) -> list[str] | None:
         light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {"--nnodes=1", "--max-restarts=0"} <= {*arguments}
         return [_LIGHT_TORCHRUN, *arguments[2:]] if light else arguments
     command = arguments[:2] == ["-m", "dpscope.launch.cli"] and arguments[2:3] and arguments[2] in _COMMANDS
-    module = arguments[:1] == ["-m"] and arguments[1] in _MODULES
+    module = arguments[:1] == ["-m"] and (arguments[1] in _MODULES or arguments[1].startswith(_PROGRAMS))
     return arguments if command or module or arguments[:1] == [_FORKED_RANKS] else None
 
 
