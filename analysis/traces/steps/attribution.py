@@ -89,16 +89,18 @@ def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> t
     return ends, np.isfinite(ends) & (ends <= before)
 
 
-def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> CodeColumn:
-    """The kinds, with the copies of collectives that copy engines carry out marked as such.
+def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> tuple[EventTable, CodeColumn]:
+    """Events and kinds, with the copies of collectives that copy engines carry out marked as such.
 
     These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;
     next to a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
-    device is the COLLECTIVE, the others are its COLLECTIVE_PARTs.
+    device is the COLLECTIVE and lasts until the last one ends, the others are its COLLECTIVE_PARTs. Between them NCCL waits: the
+    first copies set the other ranks' flags, and the data are moved when theirs have arrived, by a wait of the stream that leaves
+    no event (NCCL 2.28 and later, src/ce_coll.cc, ncclMemOpSync).
     """
     ranges = event_kind.nccl_ranges(events)
     if not ranges.any():
-        return kind
+        return events, kind
     between_buffers = events.is_category(Category.MEMCPY) & is_among(kind, (Kind.PEER_COPY, Kind.DEVICE_COPY))
     copies = np.flatnonzero(between_buffers & (launch_row >= 0))
     copy_range = innermost(events, launch_row[copies], ranges)
@@ -110,13 +112,17 @@ def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntCol
     kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
     kernel_range = innermost(events, launch_row[kernels], ranges)
     with_kernel = set(zip(kernel_range.tolist(), events.device[kernels].tolist(), strict=True))
-    marked, begun = kind.copy(), set[tuple[int, int]]()
+    marked, duration_us = kind.copy(), events.duration_us.copy()
+    firsts: dict[tuple[int, int], int] = {}
     for index in np.argsort(events.start_us[copies], kind="stable").tolist():
-        place = int(copy_range[index]), int(events.device[copies[index]])
-        if moves[index] and place not in with_kernel:
-            marked[copies[index]] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
-            begun.add(place)
-    return marked
+        row = int(copies[index])
+        place = int(copy_range[index]), int(events.device[row])
+        if not moves[index] or place in with_kernel:
+            continue
+        first = firsts.setdefault(place, row)
+        marked[row] = Kind.COLLECTIVE if row == first else Kind.COLLECTIVE_PART
+        duration_us[first] = max(duration_us[first], events.end_us[row] - events.start_us[first])
+    return replace(events, duration_us=duration_us), marked
 
 
 _IN_ORDER = 0.9  # of successive calls: threads may begin theirs in another order than they are numbered in
@@ -224,7 +230,8 @@ def attribute(trace: Trace) -> Attribution:
     launch_row = _launch_rows(events)
     kind = event_kind.event_kinds(events, launch_row)
     if trace.world_size != 1:
-        kind = _with_engine_copies(events, kind, launch_row)
+        events, kind = _with_engine_copies(events, kind, launch_row)
+        trace = replace(trace, events=events)
     launch_us = np.append(events.start_us, np.nan)[launch_row]
     launched = steps.index_at(launch_us)
     step, windows = _with_those_of_no_launch(events, kind, steps, launched)

@@ -108,7 +108,7 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
         bytes=[buffer_bytes(args, kind, size) for (args, kind), size in zip(known, ranks, strict=True)],
         group_size=ranks,
         start_us=events.start_us[rows],
-        duration_us=_ends(attribution, rows) - events.start_us[rows],
+        duration_us=events.duration_us[rows],
         queue_us=None if on_device else gloo.queue_us(events, rows),
         ready_us=ready,
         concurrent=_concurrent(attribution, rows),
@@ -156,22 +156,6 @@ def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColum
     places = np.stack((source, events.device[rows]), axis=1)
     _, inverse, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
     return (counts[inverse.ravel()] > 1) & (source >= 0)
-
-
-def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
-    """When each collective ends; of one that copy engines carry out, when its last copy does."""
-    events = attribution.events
-    ends = events.end_us[rows]
-    parts = np.flatnonzero(attribution.rows(Kind.COLLECTIVE_PART))
-    if not len(parts):
-        return ends
-    every = np.concatenate((rows, parts))
-    ranges = innermost(events, attribution.launch_row[every], nccl_ranges(events))
-    _, place = np.unique(np.stack((ranges, events.device[every])), axis=1, return_inverse=True)
-    last = np.full(len(every), -np.inf)
-    np.maximum.at(last, place.ravel()[len(rows) :], events.end_us[parts])
-    by_copies = events.category[rows] == Category.MEMCPY
-    return np.where(by_copies, np.maximum(ends, last[place.ravel()[: len(rows)]]), ends)
 
 
 def _ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:

@@ -33,6 +33,10 @@ _FAMILIES: tuple[tuple[str, str | None], ...] = (
     (r"multimem_all_?gather", "all_gather"),
     (r"multimem_(?:one_shot_)?reduce", "reduce"),
     (r"all_to_all_vdev|allToAllV", "all_to_all"),
+    # What its ranks wait for each other with (CUDASymmetricMemory.cu).
+    (r"symmetric_memory::barrier_?kernel", "barrier"),
+    (r"symmetric_memory::put_?signal_?kernel", "send"),
+    (r"symmetric_memory::wait_?signal_?kernel", "recv"),
     (r"nvshmem", None),  # nvshmemi_..., nvshmem_..., and torch's kernels over it
     # DeepEP (csrc/kernels): intranode::, internode::, internode_ll:: with dispatch and combine; PPLX likewise.
     (r"deep_?ep::|\b(?:intranode|internode|internode_ll)::(?:cached_)?(?:notify_)?(?:dispatch|combine)", "all_to_all"),

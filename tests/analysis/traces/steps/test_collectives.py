@@ -58,6 +58,30 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     assert parallelism(analysis).startswith("unknown: no operators of a backward pass")
 
 
+def test_a_wait_between_the_copies_of_a_collective_is_communication(tmp_path: Path) -> None:
+    """NCCL 2.28: flags of 4 bytes to two ranks (100-102), 500 us until theirs arrive, data (600-660), flags again (662-664).
+
+    A kernel computes from 90 to 200: of the 564 us of the collective 100 are hidden. A second all-gather follows, 700-704.
+    """
+    starts = {2: 100, 3: 101, 4: 600, 5: 602, 6: 662, 7: 663, 9: 700, 10: 702}
+    times = {4: 30, 5: 58, 9: 2, 10: 2}
+    copies = [copied("PtoP", start, times.get(number, 1), number) for number, start in starts.items()]
+    events = [
+        step(1, 0, 800), launch(1, 2), on_device("ampere_sgemm", 90, 110, 1),
+        in_range("nccl:_all_gather_base", 5, 1000), *(launch(number, 4 + number) for number in (2, 3, 4, 5, 6, 7)),
+        in_range("nccl:_all_gather_base", 20, 1000), launch(9, 21), launch(10, 22), *copies,
+    ]  # fmt: skip
+    analysis = analyzed_events(tmp_path, events, world_size=4)
+    table = analysis.collectives
+    assert table["start_us"].tolist() == [100.0, 700.0]
+    assert table["duration_us"].tolist() == [564.0, 4.0]
+    assert table["concurrent"].tolist() == [0, 0]
+    (row,) = analysis.steps.to_dict("records")
+    assert (row["communication_us"], row["hidden_us"], row["exposed_us"]) == (568.0, 100.0, 468.0)
+    # from the first event, 90, to the last one's end, 704: 110 of the kernel, 468 exposed, 36 between the collectives
+    assert (row["step_us"], row["compute_us"], row["idle_us"], row["collective_count"]) == (614.0, 110.0, 36.0, 2)
+
+
 def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
     """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above.
 

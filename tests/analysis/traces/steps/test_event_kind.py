@@ -23,6 +23,10 @@ COMMUNICATES = {
     "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)": "all_to_all",
     "void deep_ep::internode_ll::combine<true, 7168, 9>(void*)": "all_to_all",
     "oneccl_allreduce_small_fp16": "all_reduce",
+    "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)": "barrier",
+    "c10d::symmetric_memory::put_signal_kernel(unsigned int**, int, int, int, int, unsigned long)": "send",
+    "c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int, int, int, int, unsigned long)": "recv",
+    "c10d::symmetric_memory::barrierKernel": "barrier",  # XPU's
     "nvshmemi_proxy_quiet_entrypoint": None,
 }
 COMPUTES = (
@@ -38,6 +42,8 @@ COMPUTES = (
     "void reduce_1Block_kernel<float, 128, 7>(float const*)",
     "void layer_norm_block_all_reduce<float>",
     "ampere_sgemm_128x64_tn",
+    "void somebody::barrier_kernel<4>(int*)",  # may be of one device
+    "void at::native::put_kernel<float>(float*)",
     "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32",
 )
 OPEN = (
