@@ -18,7 +18,7 @@ from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import ParameterSizes
-from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
+from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES, concurrent_collectives
 
 _CostKey = tuple[str, int, float]  # kind, ranks, bytes
 COST_KEY = ("kind", "group_size", "bytes")
@@ -86,7 +86,10 @@ def _unknown(source: Source | None, reason: str) -> CellPrediction:
 
 def sources_of(data: CellData, sources: CostSources) -> CostSources:
     """The sources for a cell: on its nodes, within each of them for what HSDP runs there."""
-    return sources.on_nodes(data.nodes, SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ())
+    within = SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ()
+    return sources.on_nodes(
+        data.nodes, within, concurrent_collectives(data.cell.strategy, data.cell.devices, data.nodes)
+    )
 
 
 def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:

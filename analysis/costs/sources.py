@@ -164,10 +164,15 @@ class CostSources:
     interconnect: Interconnect | None = None  # of the machine that was measured
     nodes: int = 1  # of the predicted cell; NVML's links are those of one machine
     within_a_node: frozenset[str] = frozenset()  # kinds of collectives that HSDP runs within each node
+    concurrent: frozenset[str] = frozenset()  # kinds that it runs in several groups at once, on links that they share
 
-    def on_nodes(self, nodes: int, within: Collection[str] = ()) -> "CostSources":
-        """The sources for a cell that spans this many hosts and runs the collectives of kinds `within` inside each."""
-        return replace(self, nodes=nodes, within_a_node=frozenset(within))
+    def on_nodes(self, nodes: int, within: Collection[str] = (), concurrent: Collection[str] = ()) -> "CostSources":
+        """The sources for a cell that spans this many hosts and runs the collectives of kinds `within` inside each.
+
+        Those of kinds `concurrent` run in several groups at once: neither a calibration nor a link's rate, of one group alone,
+        is their cost.
+        """
+        return replace(self, nodes=nodes, within_a_node=frozenset(within), concurrent=frozenset(concurrent))
 
     def of_kind(self, kind: str) -> "CostSources":
         """The sources for one kind of collective."""
@@ -242,6 +247,8 @@ class CostSources:
 
         `statistic` chooses the slowest rank's time, for which a step has to wait, or the shortest, which a trace's transfer is.
         """
+        if kind in self.concurrent:
+            return None
         if self._calibrated_for(kind, ranks) is not None:
             fit = self.fit(kind, ranks, statistic)
             return predict_us(fit, size_bytes).time_us if fit is not None else None
@@ -250,11 +257,13 @@ class CostSources:
 
     def fit(self, kind: str, ranks: int, statistic: Statistic) -> CollectiveFit | None:
         """The calibration's fit that `cost` is by; None where it is not by a fit."""
-        calibration = self._calibrated_for(kind, ranks)
+        calibration = self._calibrated_for(kind, ranks) if kind not in self.concurrent else None
         return find_fit(calibration, kind, ranks, statistic) if calibration is not None else None
 
     def why_unknown(self, kind: str, ranks: int) -> str:
         """Why `cost` is None."""
+        if kind in self.concurrent:
+            return f"several groups run their {kind} at the same time, and what is known is of one group alone"
         if self._calibrated_for(kind, ranks) is not None:
             return f"the calibration holds no {kind} on {counted(ranks, 'rank')}"
         return f"there is no ring model of {kind}"

@@ -25,9 +25,9 @@ from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Layout, Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Environment, PlannedCell
+from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.records.run_codes import NcclCode
-from dpscope.profiling.records.strategies import shard_groups
+from dpscope.profiling.records.strategies import concurrent_collectives, shard_groups
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -72,22 +72,32 @@ def plan_calibration(
 
 
 def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
-    """The collectives that the planned cells run, each with its layout of devices."""
+    """The collectives that the planned cells run, each with its layout of devices.
+
+    Without those that several groups run at once on the same links: a calibration times one group alone.
+    """
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
-        if cell.traits.sharded:  # within a group, and HSDP's between groups, which are the nodes if there are several
-            groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
-            nodes = cell.nodes if groups == 1 else 1
-            within = Layout(nodes, shards // nodes)
-            pairs |= {("all_gather", within), ("reduce_scatter", within)}
-            if groups > 1:
-                pairs.add(("all_reduce", Layout(groups, 1) if cell.nodes > 1 else Layout(1, groups)))
+        if cell.traits.sharded:
+            pairs |= _pairs_of_shards(cell)
         else:
             pairs |= {(kind, layout) for kind in _ORDER if kind in cell.traits.collectives}
         if cell.traits.reducer and cell.options.broadcast_buffers == "on":
             pairs.add(("broadcast", layout))
     return pairs
+
+
+def _pairs_of_shards(cell: Cell) -> set[Pair]:
+    """Within a group, and HSDP's between groups, which are the nodes if there are several."""
+    groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
+    nodes = cell.nodes if groups == 1 else 1
+    within = Layout(nodes, shards // nodes)
+    pairs: set[Pair] = {("all_gather", within), ("reduce_scatter", within)}
+    if groups > 1:
+        pairs.add(("all_reduce", Layout(groups, 1) if cell.nodes > 1 else Layout(1, groups)))
+    concurrent = concurrent_collectives(cell.strategy, cell.devices, cell.nodes)
+    return {(kind, layout) for kind, layout in pairs if kind not in concurrent and layout.devices > 1}
 
 
 def _held(calibration: Calibration) -> set[Pair]:

@@ -192,6 +192,22 @@ def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]
     return groups, devices // groups
 
 
+def concurrent_collectives(strategy: str, devices: int, nodes: int = 1) -> frozenset[str]:
+    """Kinds of collectives that a cell runs in several groups at the same time, which share links.
+
+    HSDP's groups on one node gather and scatter at once, and every shard is reduced between the groups at once.
+
+    >>> sorted(concurrent_collectives("hsdp", 8)), sorted(concurrent_collectives("hsdp", 16, nodes=4))
+    (['all_gather', 'all_reduce', 'reduce_scatter'], ['all_reduce'])
+    >>> sorted(concurrent_collectives("hsdp", 2)), sorted(concurrent_collectives("fsdp", 8))
+    ([], [])
+    """
+    groups, shards = shard_groups(strategy, devices, nodes)
+    if not traits_of(strategy).sharded or groups == 1 or shards == 1:
+        return frozenset()
+    return frozenset(("all_reduce", *(SHARDED_COLLECTIVES if groups > nodes else ())))
+
+
 POWERSGD_RANK = 1
 POWERSGD_LEAST_COMPRESSION = 2  # a matrix that would not shrink by more than this factor is sent as it is
 """torch's own defaults of `PowerSGDState`."""

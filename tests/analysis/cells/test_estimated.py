@@ -410,6 +410,33 @@ def test_what_hsdp_runs_within_nodes_is_explained_by_times_within_a_node() -> No
     assert [row[2].partition("+ 3")[2] for row in table.rows] == [".00 MB / 10 GB/s", ""]
 
 
+@pytest.mark.parametrize(("nodes", "known"), [(1, ()), (2, ("all_gather",)), (4, ("all_gather", "all_reduce"))])
+def test_groups_that_run_at_once_are_not_predicted_from_one_alone(nodes: int, known: tuple[str, ...]) -> None:
+    """HSDP on 4 devices: (0, 1), (2, 3) gather and (0, 2), (1, 3) reduce at once; on two nodes each pair gathers alone."""
+    cell, sizes = Cell("hsdp", 4, 8, nodes=nodes), (1_000_000, 2_000_000, 4_000_000)
+    both = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)], REPEATS)
+    gathers = both["bytes"] == 3_000_000
+    named = both.assign(kind=np.where(gathers, "all_gather", "all_reduce").tolist(), group_size=2)
+    traced = windows(
+        cell, STEPS, REPEATS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, hidden_us=250.0, exposed_us=450.0,
+        idle_us=80.0, transfer_us=600.0, wait_us=100.0,
+    )  # fmt: skip
+    data = cell_data(cell, [[1500.0] * STEPS] * REPEATS, traced, named)
+    timed_on = [
+        timed(2, 0.0, 10.0, sizes, kind, nodes=spanned)
+        for kind in ("all_gather", "all_reduce")
+        for spanned in (1, nodes)
+    ]
+    timed_on.append(timed(4, 0.0, 1.0, sizes, nodes=nodes))
+    comparison = compare(run_of(data), calibration=fitted(*timed_on))
+    predicted = {one.kind: one.predicted_us for one in comparison.predictions}
+    assert {kind for kind, us in predicted.items() if us is not None} == set(known)
+    row = comparison.rows[cell.name]
+    assert (row.predicted_transfer_us is None) == (len(known) < 2)
+    if len(known) < 2:
+        assert "several groups run their all_reduce at the same time" in row.reasons["predicted_transfer_us"]
+
+
 def test_the_wire_carries_what_gloo_moves_for_a_reduce_scatter() -> None:
     data = ddp()
     scattered = data.tables.collectives.assign(kind="reduce_scatter")
