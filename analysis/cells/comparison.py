@@ -130,7 +130,7 @@ class Comparison:
     over_itself: Mapping[str, Estimate] = field(default_factory=dict)
     batches_seen: tuple[str, ...] = ()  # of a script: the batches per device that were detected
     unmeasured_jobs: tuple[str, ...] = ()  # of a script: those that ended before they were measured
-    trained_alone: frozenset[str] = frozenset()  # cells of a script whose processes did not train together
+    no_scaling: Mapping[str, str] = field(default_factory=dict)  # cells that say nothing about more devices, and why
     calibrated_later: bool = False  # the calibration was made when the run had begun
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
@@ -179,7 +179,7 @@ def compare(
         calibration = calibration or calibration_of_run(run.path)
         target_efficiency = target_efficiency or recorded.config.reporting.target_efficiency
     sources = cost_sources(recorded, link, calibration)
-    batched = [data for data in run.measured if knows_batch(data.cell) and not data.trained_alone]
+    batched = [data for data in run.measured if knows_batch(data.cell) and not data.no_scaling]
     peaks = cpu_peaks(run.measured)
     rows, predictions = {}, list[CollectivePrediction]()
     for name, data in run.cells.items():
@@ -212,7 +212,7 @@ def compare(
         batches_seen=tuple(size + f" in {n} micro-batches" * (n > 1) for _, n, size in sorted(batches)),
         unmeasured_jobs=tuple(one.message.partition(":")[0] for one in failed),
         over_itself=_over_itself(batched, spreads.step),
-        trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),
+        no_scaling={data.cell.name: data.no_scaling for data in run.measured if data.no_scaling},
         of_script=recorded is not None and recorded.script is not None,
         calibrated_later=later,
         calibrated_engine=engine,

@@ -62,8 +62,8 @@ def summarise_cell(
         _put_checks(row, data)
     else:
         row.clear(_OF_RUNS, TRACES_ALONE)
-    if data.trained_alone:
-        row.clear(_SCALING, "each process trained alone")
+    if data.no_scaling:
+        row.clear(_SCALING, data.no_scaling)
     _put_breakdown(row, data)
     put_ledger(row, data, singles.get(cell.batch_size) if knows_batch(cell) else None, spreads)
     if data.ranks:  # of the two values that `tracer_us` is the difference of

@@ -85,16 +85,19 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     for name, data in run.cells.items():
         yield from _not_measured(name, data)
     yield from repeat_findings(run)
-    yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None)
-    costs = (cost for cost in comparison.costs if cost.ratio.value is not None)
+    # What cells on shared cores lack is cores: plan_findings states it, once.
+    conclusive = {data.cell.name for data in run.measured if not data.no_scaling}
+    yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None and gap.ddp in conclusive)
+    costs = (cost for cost in comparison.costs if cost.ratio.value is not None and cost.cell in conclusive)
     yield from (strategy_cost_finding(cost, comparison.of_script) for cost in costs)
     yield from chain.from_iterable(map(_of_row, comparison.rows.values()))
     yield from _above_peak(comparison)
     yield from prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu")
     yield from scaling_findings(comparison)
     yield from variant_findings(run)
-    yield from chain.from_iterable(map(straggler_finding, run.measured))
-    for data in run.measured:
+    judged = [data for data in run.measured if data.cell.name in conclusive]
+    yield from chain.from_iterable(map(straggler_finding, judged))
+    for data in judged:
         if slowed_by_tracing(comparison.rows[data.cell.name]) is None:
             yield from no_overlap_finding(data)
     without_single = [

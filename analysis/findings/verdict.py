@@ -30,6 +30,7 @@ from dpscope.analysis.findings.ledger_text import (
     best_action,
     slowed_by_tracing,
 )
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, verdict
@@ -62,7 +63,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         return traces_verdict(data, shortcuts)
     case, caveat = _largest_case(comparison), _caveat(run, comparison)
     if not case:
-        return _nothing_parallel(comparison, caveat)
+        return _nothing_parallel(run, comparison, caveat)
     chosen, gap = _chosen(comparison, case)
     # Samples per second divided by those of one device, at the same batch per device (weak) where measured.
     weak_first = sorted(comparison.scaling, key=lambda one: one.scaling != "weak")
@@ -114,8 +115,10 @@ def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:
     ]
 
 
-def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:
+def _nothing_parallel(run: RunData, comparison: Comparison, caveat: str | None) -> Verdict:
     more = "Measure two or more devices: dpscope run --devices 1,2."
+    if _on_shared_cores(run):
+        more = "Measure two or more devices with a core each."
     if comparison.of_script:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
     if jobs := comparison.unmeasured_jobs:
@@ -125,12 +128,22 @@ def _nothing_parallel(comparison: Comparison, caveat: str | None) -> Verdict:
     return Verdict(which, cost, shortcuts, action, caveat)
 
 
+def _on_shared_cores(run: RunData) -> list[CellData]:
+    """The measured cells whose processes have no core each."""
+    return [data for data in run.measured if data.no_scaling and not data.trained_alone]
+
+
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
     on_cpu = run.device_type == "cpu"
+    sentences, batches = [SCRIPT_ON_CPU] if on_cpu else [], ", ".join(comparison.batches_seen)
     if not comparison.of_script:
         with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
-        return (STAND_IN if with_stand_in else CPU_RUN) if on_cpu else None
-    sentences, batches = [SCRIPT_ON_CPU] if on_cpu else [], ", ".join(comparison.batches_seen)
+        sentences = [STAND_IN if with_stand_in else CPU_RUN] if on_cpu else []
+    for why, cells in grouped((data.no_scaling, data) for data in _on_shared_cores(run)).items():
+        counts = sorted({data.cell.devices for data in cells})
+        on = f"{' and '.join(map(str, counts))} devices"
+        remedy = f"use --devices up to {cores}" if (cores := cells[0].cores or 1) > 1 else "use a machine with more cores"
+        sentences.append(f"{why}, so no conclusion is drawn from {on}: {remedy}.")
     if batches:
         sentences.append(f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size).")
     return " ".join(sentences) or None
@@ -159,7 +172,7 @@ def _timed(comparison: Comparison) -> list[CellRow]:
 def _largest_case(comparison: Comparison) -> list[CellRow]:
     """The cells on the most devices at their largest compared batch; without variants if any cell has none."""
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
-    several = (row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.trained_alone)
+    several = (row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.no_scaling)
     sizes = ((row.devices, row.batch_size or 0, row) for row in several)
     cases = grouped(((devices, (devices, batch) in compared, batch), row) for devices, batch, row in sizes)
     case = cases[max(cases)] if cases else []

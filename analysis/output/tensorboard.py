@@ -13,7 +13,7 @@ devices.
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.training_report import training_markdown
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import (
@@ -57,16 +58,21 @@ from dpscope.profiling.store.folders import is_run_folder, remove_empty_folders
 from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
 from dpscope.profiling.store.training_folders import TrainFolder, holds_epochs
 
-METRICS = {  # tag -> column of the comparison and what it is divided by
-    "step_ms": ("step_us", 1e3),
-    "samples_per_s": ("samples_per_s", 1.0),
+TRACED_METRICS = {  # tag -> column of the comparison and what it is divided by
+    "traced_step_ms": ("traced_step_us", 1e3),
+    **{f"{part}_ms": (f"{part}_us", 1e3) for part in STEP_PARTS},
     "exposed_ms": ("exposed_us", 1e3),
     "busbw_gb_per_s": ("busbw_gb_per_s", 1.0),
 }
-TRACED_METRICS = {
-    "traced_step_ms": ("traced_step_us", 1e3),
-    **{name: METRICS[name] for name in ("exposed_ms", "busbw_gb_per_s")},
-}
+METRICS = {"step_ms": ("step_us", 1e3), "samples_per_s": ("samples_per_s", 1.0), **TRACED_METRICS}
+DISTRIBUTED_VIEW = (
+    "**PyTorch Profiler's Distributed view and the report.** The view has the same whole steps, of the first repeat alone; the "
+    "report's numbers are means over all repeats. The view counts what ranks wait for a broadcast or a reduce as its data "
+    "transfer, and waiting behind compute as waiting; the report's wait and transfer are exposed, and broadcasts and reduces "
+    "have neither. A collective whose size the trace does not record has size 0 in the view. The HParams page has the report's "
+    "numbers."
+)
+"""What the view cannot show as the report does, for TensorBoard's Text page."""
 TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams shows next to a training's settings, each at its last epoch."""
 
@@ -105,6 +111,7 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
         trained = training_sessions(training) if training else []
         log.experiment(_values([*sessions.values(), *trained]), [*metrics, *(TRAINING_METRICS if trained else ())])
         log.text("comparison", render_markdown(report))
+        log.text("distributed_view", DISTRIBUTED_VIEW)
         _add_figures(log, report.figures)
     for data in measured:
         row = report.comparison.rows[data.cell.name]
@@ -173,13 +180,23 @@ def _write_cell(
         for index, step_us in enumerate(steps):
             log.scalar("timed_step_ms", float(step_us) / 1e3, index)
     for one in report.run.traces:
-        write_plugin_copies(one.path, folder, 0, one.rank or 0)
+        write_plugin_copies(one.path, folder, 0, one.rank or 0, _not_whole(data, 0, one.rank))
     if report.run.recorded is None:
         return
-    for _, repeat in report.run.folder.done_repeats(data.planned)[:1]:
+    for number, repeat in report.run.folder.done_repeats(data.planned)[:1]:
         for trace in sorted((repeat.path / "traces").glob("*.pt.trace.json.gz"), key=natural_order):
             node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
-            write_plugin_copies(trace, folder, node, rank)
+            write_plugin_copies(trace, folder, node, rank, _not_whole(data, number, rank))
+
+
+def _not_whole(data: CellData, repeat: int, rank: int | None) -> frozenset[int]:
+    """The steps of a trace that the report leaves out of its means; none where it has no others."""
+    steps = data.tables.steps
+    own = steps.take((steps["repeat"] == repeat) & steps.known("step"))
+    own = own if rank is None else own.take(own["rank"] == rank)
+    partial = own.truths("partial_window", missing=True)
+    whole = set(own["step"][~partial].tolist())
+    return frozenset(own["step"][partial].tolist()) - whole if whole else frozenset()
 
 
 def training_sessions(data: TrainingData) -> list[dict[str, HyperParameter]]:
@@ -206,6 +223,7 @@ def _stored_epochs(data: TrainingData) -> list[list[EpochRecord]]:
     return [list(group) for _, group in groupby(ordered, key=lambda record: (record.cell, record.seed))]
 
 
+_STEP = "ProfilerStep#"
 _UNREADABLE = (OSError, ValueError, EOFError, RecursionError, igzip_lib.IsalError)
 _JsonEvent = dict[str, Any]
 
@@ -215,8 +233,11 @@ _CATEGORIES["fwdbwd"] = "forward_backward"
 _PLUGIN_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
-def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int) -> list[Path]:
-    """Write the copies of one trace as `<node>_<rank>.pt.trace.json.gz`; of a process with devices 0..n as `<node>_<device>`."""
+def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int, not_whole: Collection[int] = ()) -> list[Path]:
+    """Write the copies of one trace as `<node>_<rank>.pt.trace.json.gz`; of a process with devices 0..n as `<node>_<device>`.
+
+    The steps that are `not_whole` are none for the plugin.
+    """
     loaded = _load(trace)
     works = (event for event in loaded["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK)
     devices = sorted({_device(event) for event in works})
@@ -225,17 +246,18 @@ def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int) -> list
     for name, device in copies.items():
         path = folder / f"{node}_{name}.pt.trace.json.gz"
         with atomic_path(path) as temporary, igzip.open(temporary, "wb") as file:  # type: ignore[no-untyped-call]
-            file.write(json.dumps(plugin_copy(loaded, device)).encode())
+            file.write(json.dumps(plugin_copy(loaded, device, not_whole)).encode())
         written.append(path)
     return written
 
 
-def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, Any]:
-    """The trace as the plugin needs it; with `device`, of that device's events only. The original is not changed."""
+def plugin_copy(trace: dict[str, Any], device: int | None = None, not_whole: Collection[int] = ()) -> dict[str, Any]:
+    """The trace as the plugin needs it; with `device`, of what occupies that device only. The original is not changed."""
+    hidden = {f"{_STEP}{number}" for number in not_whole}
     events = [
         copy.copy(event)
         for event in trace["traceEvents"]
-        if device is None or category_of(event.get("cat")) not in DEVICE_WORK or _device(event) == device
+        if device is None or category_of(event.get("cat")) not in DEVICE_WORK or _occupies(event, device)
     ]
     fresh_id = 1 + max((_external_id(event) for event in events), default=0)
     launches = {
@@ -248,8 +270,10 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
         category = event.get("cat")
         if category in _CATEGORIES:
             event["cat"] = _CATEGORIES[category]
-        elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith("ProfilerStep#"):
+        elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith(_STEP):
             event["name"] = f"device {event['name']}"  # the plugin would take it for a separate step
+        elif event.get("name") in hidden:
+            event["name"] = f"part of {event['name']}"
         elif is_annotation(category) and str(event.get("name")).startswith("nccl:"):
             event["name"] = f"range of {event['name']}"  # the time around it is no communication
         elif _communicates(event):
@@ -282,6 +306,14 @@ def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:
         **{name: event.get(name) for name in ("pid", "tid", "ts", "dur")},
         "args": {"External id": external_id, "Input Dims": [[elements]], "Input type": ["float"]},
     }
+
+
+def _occupies(event: _JsonEvent, device: int) -> bool:
+    """Whether it runs on a device, or is a copy between devices with this one at its other end."""
+    args = event.get("args", {})
+    return _device(event) == device or (
+        _communicates(event) and device in (args.get("fromDevice"), args.get("toDevice"))
+    )
 
 
 def _device(event: _JsonEvent) -> int:

@@ -99,6 +99,7 @@ class CellData:
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
     not_split: NotSplit | None = None  # why foreign traces do not separate wait from transfer
+    cores: int | None = None  # usable on each host where they are the devices; None for GPUs, and of traces alone
     communication_known: bool = True  # False if a trace lacks what the strategy must have moved
 
     samples = FrameOf()  # a row per timed or traced step
@@ -128,6 +129,16 @@ class CellData:
     def trained_alone(self) -> bool:
         """Whether its processes did not communicate, each training a model by itself."""
         return any(finding.code == AttachCode.TRAINED_ALONE.code for finding in self.findings)
+
+    @property
+    def no_scaling(self) -> str:
+        """Why its steps say nothing about what more devices gain; empty if they do."""
+        if self.trained_alone:
+            return "each process trained alone"
+        here = -(-self.cell.devices // self.nodes)
+        if self.cores is not None and here > self.cores:
+            return f"{counted(here, 'device')} share {counted(self.cores, 'core')}"
+        return ""
 
     @property
     def knows_options(self) -> bool:

@@ -167,10 +167,10 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     path = Path(path)
     folder = RunFolder(path)
     manifest = folder.manifest()
-    cells = {}
+    cells, cores = {}, manifest.environment.cpu_count if manifest.device_type == "cpu" else None
     for planned in manifest.plan:
         progress(planned.cell.name)
-        cells[planned.cell.name] = load_cell(folder, planned)
+        cells[planned.cell.name] = replace(load_cell(folder, planned), cores=cores)
     training, untrained = None, ""
     try:
         training = load_training(path, target_accuracy) if holds_epochs(path) else None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dpscope.analysis import analyze_traces
 from dpscope.analysis.output.tensorboard import write_plugin_copies, write_tensorboard
 from dpscope.profiling.mirrors.tensorboard_mirror import training_events
 from dpscope.profiling.records.run import Cell
@@ -54,6 +55,33 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_the_plugin_has_the_steps_that_the_report_is_of(tmp_path: Path) -> None:
+    """The A100's first step has no recorded start: the report stars it and takes means over the other two."""
+    analysis = analyze_traces([A100])
+    whole = analysis.steps[~analysis.steps["partial_window"]].set_index("step")
+    folder = write_tensorboard([A100], None, tmp_path / "shown")
+    (run,) = (one.name for one in folder.iterdir() if one.name != "report")
+    with serving(folder, tmp_path) as address:
+        steps = overlap_by_step(address, run)
+        text = get(address, "data/plugin/text/text", run="report", tag="distributed_view/text_summary")[0]["text"]
+        (session,) = hparams(address, count=1)
+    assert {int(step) for step in steps if step.isdigit()} == set(whole.index) == {5, 6}
+    for step, workers in steps.items():
+        if step.isdigit():
+            computing, hidden, exposed, _ = workers["0_0"]
+            own = whole.loc[int(step)]
+            assert [hidden, exposed] == pytest.approx([own["hidden_us"], own["exposed_us"]], abs=1)
+            assert computing + hidden == pytest.approx(own["compute_us"], abs=1)
+    assert "first repeat alone" in text
+    known = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
+    ledger = analyze_traces([A100]).verdict.ledger
+    assert ledger is not None
+    parts = {f"{name}_ms": us / 1e3 for name, us in ledger.parts_us.items()}
+    assert set(parts) <= set(known)
+    assert {name: known[name] for name in parts} == pytest.approx(parts, rel=1e-6)
+
+
+@pytest.mark.process
 def test_a_run_and_its_trainings(tmp_path: Path) -> None:
     """What was not shown while a training ran is written now; what was stays as it is, since it may still be written to."""
     folder = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
@@ -68,7 +96,9 @@ def test_a_run_and_its_trainings(tmp_path: Path) -> None:
         sessions = hparams(address, count=5)
         (ddp,) = [one for one in sessions if (one["hparams"]["strategy"], one["hparams"]["batch_size"]) == ("ddp", 8)]
         metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}
-        assert {"step_ms", "samples_per_s", "exposed_ms", "busbw_gb_per_s"} <= set(metrics)
+        parts = {"compute_ms", "exposed_wait_ms", "exposed_transfer_ms", "exposed_other_ms", "idle_ms"}
+        assert {"step_ms", "samples_per_s", "traced_step_ms", "exposed_ms", "busbw_gb_per_s", *parts} <= set(metrics)
+        assert metrics["traced_step_ms"] == pytest.approx(sum(metrics[name] for name in parts))
         assert metrics["step_ms"] > 0
         assert len(scalars(address, "ddp-d2-b8", "timed_step_ms", 20)) == 20
         for run in runs:
