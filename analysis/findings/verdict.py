@@ -139,11 +139,10 @@ def _caveat(run: RunData, comparison: Comparison) -> str | None:
     if not comparison.of_script:
         with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
         sentences = [STAND_IN if with_stand_in else CPU_RUN] if on_cpu else []
-    for why, cells in grouped((data.no_scaling, data) for data in _on_shared_cores(run)).items():
-        counts = sorted({data.cell.devices for data in cells})
-        on = f"{' and '.join(map(str, counts))} devices"
-        remedy = f"use --devices up to {cores}" if (cores := cells[0].cores or 1) > 1 else "use a machine with more cores"
-        sentences.append(f"{why}, so no conclusion is drawn from {on}: {remedy}.")
+    for why, known in grouped((data.no_scaling, data.cores) for data in _on_shared_cores(run)).items():
+        cores = known[0] or 1
+        remedy = f"use --devices up to {cores}" if cores > 1 else "use a machine with more cores"
+        sentences.append(f"{why}, so nothing is concluded from them: {remedy}.")
     if batches:
         sentences.append(f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size).")
     return " ".join(sentences) or None

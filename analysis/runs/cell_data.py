@@ -27,7 +27,7 @@ from dpscope.analysis.traces.ranks.whole_steps import far_longer_count, whole_st
 from dpscope.analysis.traces.reading.table import FrameOf, Table, joined
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellResult, RankResult
 from dpscope.profiling.records.short_repr import short_repr
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpscope.analysis.cells.comparison import Comparison, StrategyGap
+from dpscope.analysis.cells.comparison import Comparison, StrategyGap, compare
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.answers import Verdict
@@ -24,6 +24,7 @@ from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import run_of, timed_cell, with_ranks
 
 
 def cell(strategy: str, devices: int, batch: int, **values: Any) -> CellRow:
@@ -349,3 +350,38 @@ def test_the_inferred_batch_and_failed_jobs_of_a_script_are_on_the_first_screen(
     assert answer(script, "cpu").caveat == f"{SCRIPT_ON_CPU} {on_gpu.caveat}"
     failed = answer(replace(script, unmeasured_jobs=("2 devices",)), "cuda")
     assert failed.action.text == "Fix what ended the job on 2 devices, as it printed, and attach again."
+
+
+def on_two_cores(devices: tuple[int, ...]) -> RunData:
+    """DDP on so many devices of a host with two cores; a step takes 1 ms for each two devices, and one device's 1 ms."""
+    cells = [Cell("single", 1, 8), *(Cell("ddp", count, 8) for count in devices)]
+    timed = [timed_cell(cell, *[1e3 * max(1, cell.devices // 2)] * 3) for cell in cells]
+    return run_of(*(replace(with_ranks(data, threads=1), cores=2) for data in timed))
+
+
+def test_nothing_is_concluded_from_devices_that_share_cores() -> None:
+    run = on_two_cores((2, 4))
+    compared = compare(run)
+    found = run_verdict(run, compared)
+    shared = "4 devices share 2 cores, so nothing is concluded from them: use --devices up to 2."
+    assert found.caveat == f"{CPU_RUN} {shared}"
+    assert found.cell == "ddp-d2-b8"
+    assert "2.00x one device's throughput" in found.which.text
+    row = compared.rows["ddp-d4-b8"]
+    assert (row.weak_efficiency, row.reasons["weak_efficiency"]) == (None, "4 devices share 2 cores")
+    assert row.step_us == 2e3  # what was measured stays
+    assert [point.cell for series in compared.scaling for point in series.points] == ["ddp-d2-b8"]
+    assert "loader workers" not in found.action.text
+
+
+def test_devices_with_a_core_each_have_no_such_caveat() -> None:
+    run = on_two_cores((2,))
+    assert run_verdict(run, compare(run)).caveat == CPU_RUN
+
+
+def test_without_other_devices_the_answer_is_that_nothing_was_compared() -> None:
+    run = on_two_cores((4,))
+    found = run_verdict(run, compare(run))
+    assert (found.strategy, found.cell) == (None, None)
+    assert found.action.text == "Measure two or more devices with a core each."
+    assert "4 devices share 2 cores" in str(found.caveat)
