@@ -10,10 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pandas as pd
@@ -24,6 +25,8 @@ from tests.virtual_gpu.build import hide_nvml_functions
 from tests.virtual_gpu.stubs import LIBRARIES, NVML
 
 _DESCRIPTION = "VGPU_NODE"  # the environment variable that names the file
+NOTHING: Mapping[str, str] = MappingProxyType({})
+_LIGHT = MappingProxyType({"DPSCOPE_TEST_LIGHT_TORCHRUN": "1"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ class Fault:
     - sticky: every call that launches, waits or allocates returns the CUDA error.
     - lost: as sticky, and NVML has lost the device.
     - never_arrives: the rank does not arrive at its collectives.
-    - async_error: NCCL reports the error asynchronously.
+    - async_error: neither does it then, and NCCL reports the error asynchronously.
     """
 
     kind: Literal["launch", "sticky", "lost", "never_arrives", "async_error"]
@@ -165,9 +168,9 @@ class PlantedNode:
     def truth(self) -> Truth:
         return read_truth(self.truth_folder)
 
-    def run(self, *arguments: str, timeout_s: float = 200, **variables: str) -> str:
+    def run(self, *arguments: str, timeout_s: float = 200, variables: Mapping[str, str] = NOTHING) -> str:
         """What Python prints on this node with these arguments, its errors included; AssertionError: it failed."""
-        ran = self.start(*arguments, **variables)
+        ran = self.start(*arguments, variables=variables)
         try:
             output, _ = ran.communicate(timeout=timeout_s)
         finally:
@@ -175,7 +178,7 @@ class PlantedNode:
         assert ran.returncode == 0, f"exit status {ran.returncode}: {' '.join(arguments)}\n{output[-8000:]}"
         return output
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, variables: Mapping[str, str] = NOTHING) -> subprocess.Popen[str]:
         return subprocess.Popen(
             (sys.executable, *arguments),
             env={**self.environment, **variables},
@@ -187,12 +190,12 @@ class PlantedNode:
 
     def dpscope(self, *arguments: str, timeout_s: float = 280) -> str:
         """A command of dpscope, whose jobs run without torchrun (tests/helpers/light_torchrun.py)."""
-        return self.run("-m", "dpscope.launch.cli", *arguments, timeout_s=timeout_s, DPSCOPE_TEST_LIGHT_TORCHRUN="1")
+        return self.run("-m", "dpscope.launch.cli", *arguments, timeout_s=timeout_s, variables=_LIGHT)
 
     def ranks(self, count: int, module: str, *arguments: str) -> str:
         """torchrun with ranks of a module."""
         job = ("--nnodes=1", "--max-restarts=0", f"--nproc-per-node={count}", "-m", module, *arguments)
-        return self.run("-m", "dpscope.launch.torchrun", *job, DPSCOPE_TEST_LIGHT_TORCHRUN="1")
+        return self.run("-m", "dpscope.launch.torchrun", *job, variables=_LIGHT)
 
 
 @contextmanager

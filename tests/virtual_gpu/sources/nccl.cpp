@@ -173,7 +173,7 @@ class Execution {
         const CollectiveTime &tier = collective_time((double)group[0].bytes());
         name_ = kept_name(kernel_name(group[0], tier.algorithm));
         transfer_ns_ = transfer_time(comm_, group, name_);
-        stays_away_ = fault_of("never_arrives") != nullptr;
+        stays_away_ = fault_of("never_arrives") || fault_of("async_error");
         launched++;
     }
 
@@ -323,7 +323,6 @@ ncclResult_t add(
     double factor = factor_of(operation);
     Collective part{kind, buffers.from, buffers.to, buffers.count, type, operation, factor, root, comm->rank, comm->ranks};
     Task task{part, comm, stream_of(stream)};
-    if (const Fault *fault = fault_of("async_error")) Truth("fault").text("name", "async_error").count("error", fault->error);
     if (lasting_error(task.stream->device)) return ncclUnhandledCudaError;
     if (group_depth) {
         grouped.push_back(task);
