@@ -122,7 +122,7 @@ def _nothing_parallel(run: RunData, comparison: Comparison, caveat: str | None) 
     if comparison.of_script:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
     if jobs := comparison.unmeasured_jobs:
-        more = f"Fix what ended the job on {' and '.join(jobs)}, as it printed, and attach again."
+        more = f"Attach again on {' and '.join(jobs)}: the finding about it says why nothing was measured."
     texts = (NOT_COMPARED, "Nothing was measured on several devices.", NO_SHORTCUT, more)
     which, cost, shortcuts, action = map(Answer, texts)
     return Verdict(which, cost, shortcuts, action, caveat)

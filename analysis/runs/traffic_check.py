@@ -54,6 +54,8 @@ def no_trace(cell: Cell, reason: str, rank: RankResult) -> Finding:
     """A repeat of the cell has no trace that can be read."""
     again = "attach to the script again, and let it train until its steps have been traced"
     message = f"{reason}; its communication is not given"
+    if profiles := [one for one in rank.findings if one.code == AttachCode.SCRIPT_PROFILES.code]:
+        message, again = f"{reason}, as the script uses a profiler itself", profiles[0].next_step
     return cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, MEASURE_AGAIN if rank.attached is None else again)
 
 

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from dpscope.launch.jobs.devices import Devices, doubling
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
+from dpscope.profiling.attached.settings import REASONS_VARIABLE, print_note
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN, AttachCode
 from dpscope.profiling.records.finding import counted
@@ -164,23 +166,45 @@ def _free_folder(folders: Path, name: str) -> Path:
 
 @dataclass
 class JobEnds:
-    """Jobs that have run: those that were measured, and the exit status of each that failed or was not measured."""
+    """Jobs that have run: those that were measured, and the exit status of each that failed or was not measured.
+
+    `reasons` why not, where one of a job's processes knew it.
+    """
 
     measured: list[AttachedJob] = field(default_factory=list)
     failed: dict[AttachedJob, int] = field(default_factory=dict)
+    reasons: dict[AttachedJob, str] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[AttachedJob], out: Path) -> None:
         """Run these jobs, up to the first that fails."""
         for job in jobs:
             before = repeats_there(out)
-            status = run_job(job.command, job.environment)
+            with tempfile.TemporaryDirectory() as folder:
+                status = run_job(job.command, {**job.environment, REASONS_VARIABLE: folder})
+                reason = _reason(Path(folder))
             was_measured = repeats_there(out) > before
             if was_measured:
                 self.measured.append(job)
             if status or not was_measured:
                 self.failed[job] = status
+            if reason is not None and not was_measured:
+                self.reasons[job] = reason
             if status:
                 return
+
+
+def _reason(folder: Path) -> str | None:
+    """Why a job measured nothing, by its first process that knew it; printed here unless that process did, which is rank 0."""
+    texts = {int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()}
+    if not texts:
+        return None
+    if 0 in texts:
+        return texts[0]
+    first, *others = sorted(texts)
+    and_others = f" ({counted(len(others), 'other rank')} likewise)" if others else ""
+    reason = f"rank {first}{and_others}: {texts[first]}"
+    print_note(reason)
+    return reason
 
 
 def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
@@ -202,13 +226,13 @@ def record_jobs(out: Path, ended: JobEnds) -> None:
     now = tuple(f"{job.label}: " for job in (*measured, *failed))
     findings = [one for one in manifest.findings if one.code != code.code or not one.message.startswith(now)]
     for job, status in failed.items():
-        ended = f"the script ended with status {status}" if status else "the script ended"
+        how = f"the script ended with status {status}" if status else "the script ended"
         devices = SINGLE if job.devices is None else job.devices
         command = f"dpscope attach --devices {devices} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
-        message = f"{job.label}: {ended} before it was measured; see its output for the reason"
+        reason = ended.reasons.get(job, f"{how} before it was measured; see its output for the reason")
         cause = "fix the cause"
         if job.devices is None:
             cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
-        findings.append(code.finding(message, f"{cause}, then: {command}"))
+        findings.append(code.finding(f"{job.label}: {reason}", f"{cause}, then: {command}"))
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from dpscope.profiling.attached.settings import RAISED
+from dpscope.profiling.attached.settings import RAISED, REPLACED
 
 
 def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Path | None = None) -> None:
@@ -19,15 +19,23 @@ def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Pat
     `folder` is its working folder, by default the current one; paths in the command are relative to the current one. Output and
     exit status are the script's: an exception is printed from the script's first frame on, and ends this process with status 1.
     """
-    exit_at_once = os._exit
+    exit_at_once, execv, execve = os._exit, os.execv, os.execve
     process_id = os.getpid()
+
+    def replacing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def replace_after_saving(path: str, *arguments: object) -> NoReturn:
+            if os.getpid() == process_id and os.access(path, os.X_OK):  # os.execvp tries several folders
+                ended(REPLACED)
+            execute(path, *arguments)
+
+        return replace_after_saving
 
     def exit_after_saving(status: int) -> NoReturn:
         if os.getpid() == process_id:  # not a forked child, such as a loader worker
             ended(f"the script called os._exit({status})")
         exit_at_once(status)
 
-    os._exit = exit_after_saving
+    os._exit, os.execv, os.execve = exit_after_saving, replacing(execv), replacing(execve)
     try:
         _execute(command, folder)
     except SystemExit as error:
@@ -44,7 +52,7 @@ def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Pat
     else:
         ended("the script ended")
     finally:
-        os._exit = exit_at_once
+        os._exit, os.execv, os.execve = exit_at_once, execv, execve
 
 
 def _execute(command: Sequence[str], folder: Path | None) -> None:

@@ -95,7 +95,7 @@ def attach(request: AttachRequest) -> None:
             ended.run(attach_jobs.plan_jobs([None], repeats, out, given, script, found, request.work_folders, 1), out)
         attach_jobs.record_jobs(out, ended)
         if not is_run_folder(out):
-            if (why := attach_jobs.unexplained(out)) is not None:
+            if not ended.reasons and (why := attach_jobs.unexplained(out)) is not None:
                 complain(f"{why}: nothing was measured")
             raise typer.Exit(next(filter(None, failed.values()), 1))  # otherwise each job printed why
         from dpscope.analysis.output.analyze import Targets, show_run

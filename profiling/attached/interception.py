@@ -1,5 +1,6 @@
 """Listeners for module calls, optimizer steps, backward passes and profilers; `stop` restores what each changes in torch."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -178,13 +179,25 @@ class GraphWatch(Patch):
 
 
 class ProfilerWatch(Patch):
-    """Detects a profiler that the script constructs: two cannot record at the same time. `before` is called first."""
+    """Detects profilers that the script constructs: two cannot record at the same time. `before` is called first."""
 
     def __init__(self) -> None:
         self.seen = False
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ends = Patch(profiler.profile, "__exit__", after=self._ended)
         self.before: Callable[[], None] = lambda: None
         self._ignored = False
         super().__init__(profiler.profile, "__init__", before=self._constructed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a profiler of the script records, or prepares to."""
+        return bool(self._running)
+
+    def stop(self) -> None:
+        """Restore torch's class."""
+        super().stop()
+        self._ends.stop()
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
@@ -198,4 +211,8 @@ class ProfilerWatch(Patch):
     def _constructed(self, made: Any, enabled: bool = True, **settings: Any) -> None:
         if enabled and not self._ignored:
             self.seen = True
+            self._running.add(made)
             self.before()
+
+    def _ended(self, made: Any, *error: object) -> None:
+        self._running.discard(made)

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
-from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, CellResult, Manifest, PlannedCell
+from dpscope.profiling.records.run import SCHEMA_VERSION, AttachedProcess, Cell, CellResult, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import (
@@ -190,7 +190,7 @@ def finish_job(part: SavedPart) -> bool:
                 raise
             return True  # another process finishes it
         try:
-            cell = ranks[0].attached.cell
+            cell = _cell_of([rank.attached for rank in ranks if rank.attached is not None])
             write_json(run.manifest_path, _manifest_with(run, cell, ranks[0].threads, part))
             for lock in whole.path.glob(f"{_LOCK_PREFIX}*"):
                 lock.unlink(missing_ok=True)
@@ -200,6 +200,12 @@ def finish_job(part: SavedPart) -> bool:
             os.rename(whole.path, folder.path)
             raise
     return True
+
+
+def _cell_of(processes: Sequence[AttachedProcess]) -> Cell:
+    """The first process's cell at the mean batch per device; batches that one process does not know are 1."""
+    batches = [one.cell.batch_size for one in processes] if all(one.batch_known for one in processes) else [1]
+    return msgspec.structs.replace(processes[0].cell, batch_size=round(sum(batches) / len(batches)))
 
 
 @contextmanager

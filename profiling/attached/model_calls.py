@@ -26,6 +26,7 @@ class StepCalls:
     # Samples of each training call (with gradients, in training mode), such as one per micro-batch; 0 where unknown.
     each: list[int]
     other: int  # calls without gradients in evaluation mode, as in a validation loop
+    profiled: bool = False  # whether the script's own profiler was on at its end
 
 
 class ModelCalls:

@@ -140,7 +140,7 @@ def _batches(observed: Observed) -> Batches:
     if not known:
         samples, micro_batches = [devices] * len(calls), 1
     # Steps that contain a validation loop or the like are left out, unless most do.
-    alone = [not step.other for step in calls]
+    alone = [not (step.other or step.profiled) for step in calls]
     if 2 * sum(alone) < len(calls):
         alone = [True] * len(calls)
     of_kept = Counter(count for count, one in zip(samples, alone, strict=True) if one)
@@ -166,7 +166,7 @@ def _batches(observed: Observed) -> Batches:
         findings.append(
             AttachCode.STEPS_LEFT_OUT.finding(
                 f"{left_out} of {len(kept)} timed steps are left out: {alone.count(False)} with calls of the model in evaluation "
-                f"mode, the others with a number of samples other than {usual}"
+                f"mode or the script's profiler, the others with a number of samples other than {usual}"
             )
         )
     return Batches(samples, kept, -(-usual // devices), micro_batches, known, findings)
@@ -197,9 +197,13 @@ def model_sizes(detected: DetectedStrategy, calls: ModelCalls, warm_up: WarmUp) 
 
 def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
     detected, settings = observed.detected, observed.settings
-    if observed.profiler_watch.seen:
-        traced = "dpscope's trace was complete before that" if observed.is_traced else "no trace"
-        yield AttachCode.SCRIPT_PROFILES.finding(f"the script uses torch.profiler: {traced}")
+    profiled, steps = sum(step.profiled for step in observed.timed.calls), len(observed.timed.calls)
+    if observed.profiler_watch.seen and not observed.is_traced:
+        yield AttachCode.SCRIPT_PROFILES.finding("the script uses torch.profiler: no trace")
+    elif 2 * profiled > steps:
+        yield AttachCode.SCRIPT_PROFILES.finding(
+            f"the script's torch.profiler was on in {profiled} of {steps} timed steps"
+        )
     wrapping = map(inner_module, observed.calls.modules)
     idle = [len(one.device_ids) for one in wrapping if isinstance(one, DataParallel)]
     if idle and detected.traits.baseline:
@@ -219,7 +223,12 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
     if len(kinds := [*map(type, observed.warm_up.optimizers), *observed.warm_up.late_optimizers.values()]) > 1:
         names = ", ".join(dict.fromkeys(one.__name__ for one in kinds))
         in_use = f"{counted(len(kinds), 'optimizer')} in use ({names})"
-        yield AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(f"{in_use}: steps end with the first one's")
+        by = {
+            "optimizer": "with the first one's",
+            "forward": "where the model is called",
+            "call": "where the loop says",
+        }
+        yield AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(f"{in_use}: steps end {by[observed.warm_up.steps_by]}")
     if detected.group_size is not None and detected.group_size < detected.devices:
         message = f"gradients are reduced among {detected.group_size} of {detected.devices}"
         yield AttachCode.REDUCED_IN_GROUPS.finding(message)

@@ -20,6 +20,7 @@ from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.recorder import Observed, model_sizes, save_process
 from dpscope.profiling.attached.settings import (
     NO_OPTIMIZER,
+    REASONS_VARIABLE,
     SETTLING_STEPS,
     STEP_RECORDED,
     AttachSettings,
@@ -33,6 +34,7 @@ from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strateg
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.store.errors import error_line
+from dpscope.profiling.store.files import write_text
 
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
 
@@ -150,11 +152,10 @@ class Session:
         self._working = threading.Lock()  # a signal's thread saves between two steps
         if os.environ.get("RANK", "0") == "0":
             job.remove_unfinished_jobs(settings.out)
-        by_optimizer = settings.steps_by == "optimizer"
 
         def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
             self._backwards.stop()
-            if not self._over and self._warm_up.is_first(optimizer) and by_optimizer:
+            if not self._over and self._warm_up.is_first(optimizer) and self._warm_up.steps_by == "optimizer":
                 self.step_ended()
 
         def left_to_parent() -> None:  # in a child that the script forked, such as a loader's worker
@@ -166,7 +167,7 @@ class Session:
         self._graphs = GraphWatch(self._step_recorded)
         self._optimizer_hook = OptimizerHook(stepped)
         self._backwards = BackwardCount(lambda: self._note_first(NO_OPTIMIZER))
-        if not by_optimizer:
+        if settings.steps_by != "optimizer":
             self._backwards.stop()
         self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
         self._signals = EndingSignals(self._ended_by_signal)
@@ -234,14 +235,24 @@ class Session:
         if os.environ.get("RANK", "0") == "0":
             self._note(text)
 
+    def _note_unmeasured(self, text: str) -> None:
+        """Note why nothing is measured in the first process, and leave it to `dpscope attach` in each, which may differ."""
+        self._note_first(text)
+        if (reasons := os.environ.get(REASONS_VARIABLE)) is not None:
+            write_text(Path(reasons) / os.environ.get("RANK", "0"), text)
+
     def _step_ended(self) -> None:
-        self._steps += 1
         if self._window is None:
-            if self._warm_up.step_ended():
+            warmed_up = self._warm_up.step_ended()
+            self._steps = self._warm_up.steps
+            if warmed_up:
                 self._begin_measuring()
             return
         assert self._observed is not None
-        if self._window.step_ended(self._observed.calls.take()):
+        self._steps += 1
+        calls = self._observed.calls.take()
+        calls.profiled = self._profiler_watch.busy
+        if self._window.step_ended(calls):
             self._next_window(self._observed, self._window)
 
     def _begin_measuring(self) -> None:
@@ -250,7 +261,7 @@ class Session:
         device = warm_up.device
         place = job.current_place(device)
         if place is None:
-            self._note_first(no_group())
+            self._note_unmeasured(no_group())
             self._leave()
             return
         modules = [inner_module(module) for module in calls.modules]
@@ -294,6 +305,9 @@ class Session:
             if observed.is_traced:
                 yield TimedWindow(SETTLING_STEPS, device)  # its times are not kept
         yield observed.timed
+        if steps and not observed.is_traced and not self._profiler_watch.busy:  # the script's profiler has ended
+            observed.traced = tracing(folder.trace_path(place.node, place.rank))
+            yield observed.traced
         if observed.is_traced and observed.counters_apply:
             path = folder.counters_trace_path(place.node, place.rank)
             observed.counted = tracing(path, observed.detected.ddp[0])
@@ -321,7 +335,8 @@ class Session:
     def _save(self, how: str) -> None:
         observed = self._observed
         if observed is None or not observed.timed.calls:
-            self._note_first(not_measured(how, self._steps, self._backwards.count, self._settings))
+            passes, restarts = self._backwards.count, self._warm_up.restarts
+            self._note_unmeasured(not_measured(how, self._steps, passes, self._settings, restarts))
             return
         if how != _COMPLETE:
             observed.ended_early, observed.steps = how, self._steps

@@ -9,6 +9,10 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.settings import AMOUNT, Config, at_least, setting
 
 RAISED = "the script raised"  # start of the description of a script's end by an exception
+REPLACED = "the script replaced its process (os.exec)"
+REASONS_VARIABLE = (
+    "DPSCOPE_ATTACH_REASONS"  # a folder of `dpscope attach` for the reasons why processes measured nothing
+)
 TRACER_STEPS = 3  # traced in addition to the whole ones: two under a tracer that discards, and one before them
 SETTLING_STEPS = 2  # after a trace: in the first, processes wait for those that wrote their traces more slowly
 BACKWARDS_WITHOUT_STEP = 20  # without a step of a torch optimizer: more than most scripts accumulate over
@@ -62,17 +66,23 @@ class AttachSettings(Config, frozen=True):
         return None
 
 
-def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings) -> str:
-    """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them."""
+def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings, restarts: int = 0) -> str:
+    """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them.
+
+    `restarts`: how often other optimizers took the place of the one whose steps were counted.
+    """
     if how == STEP_RECORDED:
         return f"{how}: nothing was measured{further_hint(how, settings)}"
     fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
     if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
         when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
-        return f"{how} {when}: nothing was measured"
+        again = "; set what it sets there before dpscope starts it, so that it need not start again"
+        return f"{how} {when}: nothing was measured{again if how == REPLACED else ''}"
     if steps:
         options = settings.options_for(steps)
         advice = f"give {options}" if options else "let the script train longer"
+        if restarts:
+            advice = "its optimizers take turns: give --steps-by forward, which counts the model's calls"
         text = f"{how}: nothing was measured: {counted(steps, 'step')} of {fewest} that are needed; {advice}"
         return f"{text}{further_hint(how, settings)}"
     if settings.steps_by != "optimizer":

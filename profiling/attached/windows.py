@@ -6,6 +6,7 @@ also if the script ends within it.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
@@ -17,14 +18,14 @@ from torch.utils.hooks import RemovableHandle
 
 from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, outermost_modules
-from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.settings import AttachSettings, StepsBy
 from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.run import DdpCounters, DeviceMemory
 
-_MAX_OTHER_STEPS = 10  # of other optimizers in a row; after more, the first optimizer is no longer in use
+_MAX_OTHER_STEPS = 10  # of another optimizer without the first one's; after more, the first is no longer in use
 
 
 class WarmUp:
@@ -42,10 +43,12 @@ class WarmUp:
         self._settings = settings
         self._wrappers = wrappers
         self._end_step = step_ended
-        self._since_first = 0
+        self.restarts = 0  # how often the warm-up began again with another optimizer
+        self._since_first: Counter[int] = Counter()  # steps of each other optimizer since the first one's last step
         self._hooks: list[RemovableHandle] = []
-        if settings.steps_by == "forward":  # the model is found when it is called
-            self._hooks.append(register_module_forward_pre_hook(self._first_called))
+        self.steps_by: StepsBy = settings.steps_by
+        if settings.steps_by == "forward":
+            self._find_model()
 
     @property
     def trained(self) -> list[Tensor]:
@@ -63,12 +66,15 @@ class WarmUp:
         This is the first one that stepped. If others keep stepping without it, as after a short training before the real one,
         the warm-up restarts with the current one.
         """
+        if not self.optimizers and self.steps_by == "optimizer" and torch._C._current_graph_task_id() != -1:
+            self.steps_by = "forward"  # it steps within a backward pass, as one optimizer per parameter does
+            self._find_model()
         warming_up = self.steps < self._settings.warmup_steps
         if warming_up:  # collected over steps: in a GAN the models' gradients alternate
             self.trained_ids |= {id(one) for one in _parameters(optimizer) if one.requires_grad}
         if not self.optimizers or optimizer is self.optimizers[0]:
             self.optimizers = self.optimizers or [optimizer]
-            self._since_first = 0
+            self._since_first.clear()
             return True
         is_new = all(optimizer is not one for one in self.optimizers)
         if not warming_up:
@@ -77,12 +83,14 @@ class WarmUp:
             return False
         if is_new:
             self.optimizers.append(optimizer)
-        self._since_first += 1
+        self._since_first[id(optimizer)] += 1
         most = max(_MAX_OTHER_STEPS, self._settings.warmup_steps)
-        if self._settings.steps_by != "optimizer" or self._since_first <= most:
+        if self.steps_by != "optimizer" or self._since_first[id(optimizer)] <= most:
             return False
         self.leave()
-        self.steps = self.backwards = self._since_first = 0
+        self.steps = self.backwards = 0
+        self.restarts += 1
+        self._since_first.clear()
         self.optimizers = [optimizer]
         return True
 
@@ -103,7 +111,7 @@ class WarmUp:
             modules = outermost_modules(trained or wrapped)
             self.calls = ModelCalls(_device(trained, modules).type)
             self.calls.watch(modules)
-        elif not self.calls.take().each and self._settings.steps_by != "forward" and self.steps < needed:
+        elif not self.calls.take().each and self.steps_by != "forward" and self.steps < needed:
             self.calls.look_inside()
         if self.steps == needed - 1:
             self._observe_one_step(self.calls, trained)
@@ -117,6 +125,10 @@ class WarmUp:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+    def _find_model(self) -> None:
+        """Find the model when it is called."""
+        self._hooks.append(register_module_forward_pre_hook(self._first_called))
 
     def _first_called(self, module: nn.Module, args: object) -> None:
         """Watch the first module that is called for training, an outermost one: its calls begin the steps."""
@@ -233,7 +245,7 @@ class TracedWindow:
     def begin(self) -> None:
         if self._counted is not None:
             self._counting = StepCounters(self._counted)
-        if self._profiler_watch.seen:
+        if self._profiler_watch.busy:
             return
         self._profiler_watch.before = self._give_way
         with self._profiler_watch.ignored():

@@ -13,8 +13,8 @@ class AttachCode(FindingCode):
     SHORT_WARM_UP = """warning: The script was measured after fewer than 5 warm-up steps, in which DDP rebuilds its buckets and
         caches fill.
         -> let the script train longer, and attach with --warmup 5 or more"""
-    SCRIPT_PROFILES = """warning: The script uses its own profiler, and only one can run in a process: its steps are timed but
-        not traced.
+    SCRIPT_PROFILES = """warning: The script's own profiler runs in most steps, and only one can run in a process: steps are
+        timed with it, which makes them longer, and may not be traced.
         -> disable the script's profiler, or read its traces with `dpscope analyze`"""
     DATA_PARALLEL_DID_NOTHING = """info: The script's nn.DataParallel had at most one GPU, so it only calls its model: the cell
         is a single device.
@@ -36,7 +36,7 @@ class AttachCode(FindingCode):
         them longer.
         -> attach again with other --warmup or --steps, so that the traced steps fall between two validations"""
     STEPS_OF_FIRST_OPTIMIZER = """info: The script has several optimizers; a step ends with the call of the one that was called
-        first.
+        first, or, where optimizers step within a backward pass, with the model's next call.
         -> no action needed; --steps-by selects another way to count steps"""
     REDUCED_IN_GROUPS = """info: DDP reduces gradients within groups that are smaller than the job.
         -> no action needed; the cell counts all devices of the job"""

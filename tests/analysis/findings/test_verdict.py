@@ -349,7 +349,7 @@ def test_the_inferred_batch_and_failed_jobs_of_a_script_are_on_the_first_screen(
     )
     assert answer(script, "cpu").caveat == f"{SCRIPT_ON_CPU} {on_gpu.caveat}"
     failed = answer(replace(script, unmeasured_jobs=("2 devices",)), "cuda")
-    assert failed.action.text == "Fix what ended the job on 2 devices, as it printed, and attach again."
+    assert failed.action.text == "Attach again on 2 devices: the finding about it says why nothing was measured."
 
 
 def on_two_cores(devices: tuple[int, ...]) -> RunData:

@@ -180,6 +180,51 @@ def test_a_script_that_resumes_is_measured_in_separate_folders(tmp_path: Path) -
 
 
 @pytest.mark.process
+def test_a_script_that_replaces_its_process_leaves_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import os, sys
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    try:
+        os.execv("/no/such/program", ["program"])
+    except OSError:
+        print("still here", flush=True)
+    os.execvp(sys.executable, [sys.executable, *sys.argv])
+print("trained")
+""")
+    ended = attach(tmp_path, *WINDOWS, "train.py")
+    assert (ended.returncode, ended.stdout) == (0, "still here\ntrained\n")
+    assert ended.stderr == (
+        "dpscope: the script replaced its process (os.exec) before its first training step: nothing was measured; set what it "
+        "sets there before dpscope starts it, so that it need not start again\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.process
+def test_the_reason_of_a_rank_that_alone_was_not_measured_is_printed_and_recorded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 1 and 3 write theirs, as processes of a job do; in the next job rank 0 does too, and prints it itself."""
+    write = "cd $DPSCOPE_ATTACH_REASONS; touch .tmp; for rank in $RANKS; do echo '14 steps of 23' > $rank; done"
+    job = AttachedJob(4, ("sh", "-c", write), {**os.environ, "RANKS": "3 1"})
+    with_first = AttachedJob(2, job.command, {**os.environ, "RANKS": "0 1"})
+    silent = AttachedJob(None, ("true",), dict(os.environ))
+    ended = JobEnds()
+    ended.run([job, with_first, silent], tmp_path / "run")
+    assert ended.failed == {job: 0, with_first: 0, silent: 0}
+    assert {one: text.strip() for one, text in ended.reasons.items()} == {
+        job: "rank 1 (1 other rank likewise): 14 steps of 23",
+        with_first: "14 steps of 23",
+    }
+    assert capfd.readouterr().err.strip() == "dpscope: rank 1 (1 other rank likewise): 14 steps of 23"
+    train_attached(tmp_path / "run")
+    record_jobs(tmp_path / "run", ended)
+    messages = [one.message.strip() for one in RunFolder(tmp_path / "run").manifest().findings]
+    assert "4 devices: rank 1 (1 other rank likewise): 14 steps of 23" in messages
+
+
+@pytest.mark.process
 def test_a_script_that_starts_its_other_process_itself_is_refused(tmp_path: Path) -> None:
     script = str(SCRIPTS / "own_launcher.py")
     ended = attach(tmp_path, *WINDOWS, script, str(free_port()))

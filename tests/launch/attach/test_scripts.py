@@ -1,8 +1,6 @@
 """Typical training scripts with one and two processes: their measurements, and that dpscope does not change them."""
 
 import json
-import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +12,10 @@ from dpscope.analysis.findings.verdict import NOT_COMPARED, run_verdict
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import load_run
-from tests.helpers.paths import USER_MODELS
-from tests.helpers.ranks import ended_ranks
 from tests.helpers.run_cells import run_of
+from tests.helpers.script_jobs import run_scripts
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
-SCRIPTS = USER_MODELS / "scripts"
 PLAIN = "plain_loop.py --steps 25"
 # Of each script the cell under DDP.
 CASES = {
@@ -62,17 +58,11 @@ SHARDED_BYTES = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, CellData]:
     """The cell of each script; its output must be the same with and without dpscope."""
-    words = {name: f"{SCRIPTS}/{command}".split() for name, command in commands.items()}
-    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(words)]
-    for status, _, errors in ended_ranks(command, processes):
-        assert status == 0, errors
+    notes = run_scripts(out, commands, processes)
+    assert notes == {name: [[] for _ in range(processes)] for name in commands}
     for name in commands:
-        for rank in range(processes):
-            found = json.loads((out / name / f"rank{rank}.json").read_text())
-            without_times = [re.sub(r"after [\d.]+ s", "", found[way]) for way in ("bare", "attached")]
-            assert without_times[0] == without_times[1]
-            assert bool(found["bare"]) == (rank == 0)
-            assert found["notes"] == []
+        printed = [json.loads((out / name / f"rank{rank}.json").read_text())["bare"] for rank in range(processes)]
+        assert [bool(text) for text in printed] == [rank == 0 for rank in range(processes)]
     measured = {name: load_run(out / name / "run").measured for name in commands}
     assert {len(cells) for cells in measured.values()} == {1}
     return {name: cells[0] for name, cells in measured.items()}

@@ -25,6 +25,7 @@ from dpscope.profiling.attached.watch import Active, watch_steps
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.attached_scripts import (
     TIMED,
+    TRACED,
     UNTIMED,
     WARMUP,
     WHOLE,
@@ -265,6 +266,75 @@ def test_a_profiler_started_during_the_trace_takes_precedence(tmp_path: Path) ->
     assert repeat.traces() == []
     assert "script_profiles" in codes(rank)
     assert any("SGD" in event.key for event in theirs.key_averages())  # and is complete
+
+
+def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> None:
+    """It profiles six of its first steps: they are left out of the timed ones, and the trace follows those."""
+    with attached(tmp_path, [], steps=8):
+        model, optimizer = net_with_sgd()
+        schedule = torch.profiler.schedule(wait=1, warmup=1, active=6, repeat=1)
+        with torch.profiler.profile(schedule=schedule) as theirs:
+            for _ in range(WARMUP + 8 + TRACED):
+                train(model, optimizer, 1)
+                theirs.step()
+    _, repeat, rank, samples = measured(tmp_path)
+    assert len(repeat.traces()) == 1
+    # Timed are the steps 6 to 13; the profiler stops when the step 8 has ended and its next one begins.
+    assert timed_steps(samples) == [3, 4, 5, 6, 7]
+    assert "script_profiles" not in codes(rank)
+    (left_out,) = (one.message for one in rank.findings if one.code == "steps_left_out")
+    assert left_out.startswith(
+        "3 of 8 timed steps are left out: 3 with calls of the model in evaluation mode or the script's"
+    )
+
+
+def test_a_step_of_one_optimizer_per_parameter_ends_with_the_first(tmp_path: Path) -> None:
+    """Thirty optimizers step in turn: more than the steps of another one after which the first counts as over."""
+    notes: list[str] = []
+    with attached(tmp_path, notes):
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(15)))
+        optimizers = [torch.optim.SGD([parameter]) for parameter in model.parameters()]
+        for _ in range(WHOLE):
+            loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers:
+                optimizer.step()
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.name, len(timed_steps(samples)), notes) == ("single-d1-b8", TIMED, [])
+    assert rank.model.gradient_bytes == 4 * 15 * (3 * 3 + 3)
+    assert "steps_of_first_optimizer" in codes(rank)
+
+
+def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path) -> None:
+    """The step of a parameter as soon as its gradient is there: a step ends where the model is called again."""
+    with attached(tmp_path, []):
+        model = Net()
+        optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
+
+        def step(parameter: Tensor) -> None:
+            optimizers[parameter].step()  # type: ignore[index]
+            optimizers[parameter].zero_grad()  # type: ignore[index]
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(WHOLE + 2):  # found in the first, and a step ends where the next one begins
+            loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.name, len(timed_steps(samples))) == ("single-d1-b8", TIMED)
+    assert rank.model.gradient_bytes == 32
+    (message,) = (one.message for one in rank.findings if one.code == "steps_of_first_optimizer")
+    assert message == "2 optimizers in use (SGD): steps end where the model is called"
+
+
+def test_a_script_whose_optimizers_take_turns_is_not_asked_for_the_steps_it_has(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with attached(tmp_path, notes):
+        model = Net()
+        for steps in (WARMUP - 1, 12, 12):  # such as a new optimizer for each task
+            train(model, torch.optim.SGD(model.parameters()), steps)
+    (note,) = notes
+    assert note.endswith(
+        "2 steps of 16 that are needed; its optimizers take turns: give --steps-by forward, which counts the model's calls"
+    )
 
 
 def test_stop_after_ends_the_script_once_it_is_measured(tmp_path: Path) -> None:

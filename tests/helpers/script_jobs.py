@@ -1,0 +1,30 @@
+"""Training scripts run one after another in the ranks of one job, as they are and attached to."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import ended_ranks
+
+SCRIPTS = USER_MODELS / "scripts"
+
+
+def run_scripts(out: Path, commands: dict[str, str], processes: int) -> dict[str, list[list[str]]]:
+    """Run each script of SCRIPTS; returns the notes of dpscope in each rank, by name. A run folder is at OUT/<name>/run.
+
+    Its output must be the same with and without dpscope.
+    """
+    words = {name: f"{SCRIPTS}/{command}".split() for name, command in commands.items()}
+    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(words)]
+    for status, _, errors in ended_ranks(command, processes):
+        assert status == 0, errors
+    notes = {}
+    for name in commands:
+        found = [json.loads((out / name / f"rank{rank}.json").read_text()) for rank in range(processes)]
+        for one in found:
+            bare, attached = (re.sub(r"after [\d.]+ s", "", one[way]) for way in ("bare", "attached"))
+            assert bare == attached
+        notes[name] = [one["notes"] for one in found]
+    return notes
