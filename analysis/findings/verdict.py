@@ -145,6 +145,9 @@ def _caveat(run: RunData, comparison: Comparison) -> str | None:
         sentences.append(f"{why}, so nothing is concluded from them: {remedy}.")
     if batches:
         sentences.append(f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size).")
+    if cycles := sorted({data.cycle for data in run.measured} - {1}):
+        many = " and ".join(map(str, cycles))
+        sentences.append(f"The script's steps repeat in cycles of {many}: times are means over whole cycles.")
     return " ".join(sentences) or None
 
 

@@ -159,6 +159,11 @@ class CellData:
         return {rank: block.samples / block.steps for rank, block in timed}
 
     @property
+    def cycle(self) -> int:
+        """Steps after which a script does the same again: times are means over whole cycles."""
+        return max((rank.attached.cycle for _, rank in self.ranks if rank.attached is not None), default=1)
+
+    @property
     def batch_text(self) -> str:
         """The batch per device, or its range over the ranks of a script."""
         counts = {round(count / (self.cell.devices // self.cell.processes)) for count in self.samples_by_rank.values()}

@@ -27,6 +27,12 @@ class StepCalls:
     each: list[int]
     other: int  # calls without gradients in evaluation mode, as in a validation loop
     profiled: bool = False  # whether the script's own profiler was on at its end
+    other_optimizers: int = 0  # steps of optimizers other than the first
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """What distinguishes it from steps of another kind."""
+        return self.other_optimizers, len(self.each)
 
 
 class ModelCalls:

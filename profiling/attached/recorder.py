@@ -46,6 +46,11 @@ class Observed:
     steps: int = 0  # of the whole script, where it ended early
 
     @property
+    def cycle(self) -> int:
+        """Steps after which the script does the same again, as far as that is known."""
+        return self.warm_up.cycle or 1
+
+    @property
     def is_traced(self) -> bool:
         return self.traced is not None and self.traced.complete
 
@@ -63,10 +68,10 @@ class Observed:
 
 @dataclass
 class Batches:
-    """The number of this process's samples in each timed step."""
+    """The number of this process's samples in each timed step, or in the mean step of each cycle."""
 
     samples: list[int]
-    kept: list[bool]  # steps that only train, on the usual batch
+    kept: list[bool]  # those that only train, on the usual batch
     per_device: int
     micro_batches: int
     known: bool  # else a step counts as one sample per device
@@ -77,15 +82,15 @@ def save_process(observed: Observed) -> SavedPart:
     """Write this process's samples, counters and result; its traces are written before."""
     place, folder, detected = observed.place, observed.folder, observed.detected
     window, calls, traced = observed.timed, observed.calls, observed.traced
-    batches = _batches(observed)
-    steps = enumerate(zip(window.durations_us, batches.samples, batches.kept, strict=True))
+    batches, cycle = _batches(observed), observed.cycle
+    steps = enumerate(zip(_means(window.durations_us, cycle), batches.samples, batches.kept, strict=True))
     timed = [StepSample("timed", None, step, us, math.nan, samples) for step, (us, samples, kept) in steps if kept]
-    whole = len(timed) == len(window.durations_us)
+    whole = cycle * len(timed) == len(window.durations_us)
     block = TimedBlock(
         epoch=None,
-        steps=len(timed),
-        samples=sum(one.samples for one in timed),
-        duration_s=window.duration_s if whole else sum(one.step_us for one in timed) / 1e6,
+        steps=cycle * len(timed),
+        samples=cycle * sum(one.samples for one in timed),
+        duration_s=window.duration_s if whole else cycle * sum(one.step_us for one in timed) / 1e6,
         data_wait_s=None,
     )
     save_samples(folder.samples_path(place.node, place.rank), [*timed, *(traced.samples() if traced else ())])
@@ -119,6 +124,7 @@ def save_process(observed: Observed) -> SavedPart:
             cell=cell,
             reduction_known=detected.unknown_hook is None and len(detected.ddp) == 1,
             batch_known=batches.known,
+            cycle=observed.cycle,
             counters_missing=_counters_missing(observed),
             inputs=calls.inputs,
             model_parallel=is_model_parallel(detected, observed.warm_up.trained),
@@ -139,10 +145,11 @@ def _batches(observed: Observed) -> Batches:
     known = all(samples[at] for at, step in enumerate(calls) if step.each) and any(samples)
     if not known:
         samples, micro_batches = [devices] * len(calls), 1
-    # Steps that contain a validation loop or the like are left out, unless most do.
-    alone = [not (step.other or step.profiled) for step in calls]
-    if 2 * sum(alone) < len(calls):
-        alone = [True] * len(calls)
+    samples = [round(mean) for mean in _means(samples, observed.cycle)]
+    # Steps (or cycles) that contain a validation loop or the like are left out, unless most do.
+    alone = [mean == 1.0 for mean in _means([not (step.other or step.profiled) for step in calls], observed.cycle)]
+    if 2 * sum(alone) < len(alone):
+        alone = [True] * len(alone)
     of_kept = Counter(count for count, one in zip(samples, alone, strict=True) if one)
     usual, steps = max(of_kept.items(), key=lambda one: (one[1], one[0]))
     mean = ""
@@ -163,13 +170,19 @@ def _batches(observed: Observed) -> Batches:
         )
     kept = [one and count == usual for one, count in zip(alone, samples, strict=True)]
     if left_out := kept.count(False):
+        what = "steps" if observed.cycle == 1 else "cycles of steps"
         findings.append(
             AttachCode.STEPS_LEFT_OUT.finding(
-                f"{left_out} of {len(kept)} timed steps are left out: {alone.count(False)} with calls of the model in evaluation "
-                f"mode or the script's profiler, the others with a number of samples other than {usual}"
+                f"{left_out} of {len(kept)} timed {what} are left out: {alone.count(False)} with calls of the model in "
+                f"evaluation mode or the script's profiler, the others with a number of samples other than {usual}"
             )
         )
     return Batches(samples, kept, -(-usual // devices), micro_batches, known, findings)
+
+
+def _means(values: Sequence[float], cycle: int) -> list[float]:
+    """The mean of each whole cycle of consecutive values."""
+    return [sum(values[start : start + cycle]) / cycle for start in range(0, len(values) - cycle + 1, cycle)]
 
 
 def _samples_of(each: list[int], micro_batches: int) -> int:
@@ -229,6 +242,7 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
             "call": "where the loop says",
         }
         yield AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(f"{in_use}: steps end {by[observed.warm_up.steps_by]}")
+    yield from _cycle_findings(observed)
     if detected.group_size is not None and detected.group_size < detected.devices:
         message = f"gradients are reduced among {detected.group_size} of {detected.devices}"
         yield AttachCode.REDUCED_IN_GROUPS.finding(message)
@@ -238,6 +252,21 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
         yield AttachCode.COUNTERS_NOT_READ.finding(message, advice)
     if detected.unknown_hook is not None:
         yield AttachCode.HOOK_NOT_KNOWN.finding(f"gradients travel through {detected.unknown_hook}")
+
+
+def _cycle_findings(observed: Observed) -> Iterator[Finding]:
+    """What is known of steps that do different things: their cycle, or that none was seen in the warm-up."""
+    cycle, kinds = observed.warm_up.cycle, Counter(step.kind for step in observed.timed.calls)
+    if cycle is not None and cycle > 1:
+        timed = counted(len(observed.timed.calls) // cycle, "whole cycle")
+        yield AttachCode.STEP_CYCLES.finding(f"the script's steps repeat in cycles of {cycle}: {timed} timed")
+    elif len(kinds) > 1:
+        rare = kinds.total() - max(kinds.values())
+        differing = (
+            f"{rare} of {kinds.total()} timed steps call models or optimizers more or less often than the others"
+        )
+        text = f"{differing}, and no cycle was seen in {counted(observed.warm_up.steps, 'warm-up step')}"
+        yield AttachCode.STEPS_UNLIKE.finding(text)
 
 
 def _counters_missing(observed: Observed) -> str | None:

@@ -29,7 +29,7 @@ from dpscope.profiling.attached.settings import (
     not_measured,
     started_alone,
 )
-from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window, finish_work
+from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window, finish_work, whole_cycles
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.instruments.trace_recorder import StepTrace
@@ -251,7 +251,7 @@ class Session:
         assert self._observed is not None
         self._steps += 1
         calls = self._observed.calls.take()
-        calls.profiled = self._profiler_watch.busy
+        calls.profiled, calls.other_optimizers = self._profiler_watch.busy, self._warm_up.other_steps()
         if self._window.step_ended(calls):
             self._next_window(self._observed, self._window)
 
@@ -279,7 +279,7 @@ class Session:
             warm_up,
             calls,
             self._profiler_watch,
-            timed=TimedWindow(self._settings.steps, device),
+            timed=TimedWindow(whole_cycles(self._settings.steps, warm_up.cycle or 1), device),
             sizes=model_sizes(detected, calls, warm_up),
         )
         for model in detected.ddp:
@@ -293,6 +293,7 @@ class Session:
     def _windows_of(self, observed: Observed) -> Iterator[Window]:
         """The windows in turn: each is made when the one before it has ended."""
         place, folder, device, steps = observed.place, observed.folder, observed.device, self._settings.traced_steps
+        steps = whole_cycles(steps, observed.cycle)
 
         def tracing(path: Path, counted: DistributedDataParallel | None = None) -> TracedWindow:
             all_threads = observed.detected.traits.peer_copies
@@ -334,7 +335,7 @@ class Session:
 
     def _save(self, how: str) -> None:
         observed = self._observed
-        if observed is None or not observed.timed.calls:
+        if observed is None or len(observed.timed.calls) < observed.cycle:
             passes, restarts = self._backwards.count, self._warm_up.restarts
             self._note_unmeasured(not_measured(how, self._steps, passes, self._settings, restarts))
             return

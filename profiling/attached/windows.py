@@ -19,12 +19,14 @@ from torch.utils.hooks import RemovableHandle
 from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, outermost_modules
 from dpscope.profiling.attached.settings import AttachSettings, StepsBy
+from dpscope.profiling.attached.step_cycles import UNSETTLED_STEPS, CollectiveCount, StepEvents, cycle_of
 from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.run import DdpCounters, DeviceMemory
 
+_MOST_WARM_UP = 3  # times the steps asked for, while the cycle of unlike steps is looked for
 _MAX_OTHER_STEPS = 10  # of another optimizer without the first one's; after more, the first is no longer in use
 
 
@@ -46,6 +48,11 @@ class WarmUp:
         self.restarts = 0  # how often the warm-up began again with another optimizer
         self._since_first: Counter[int] = Counter()  # steps of each other optimizer since the first one's last step
         self._hooks: list[RemovableHandle] = []
+        self._over = False
+        self.cycle: int | None = 1  # steps after which the script does the same again; None: not found
+        self._events: list[StepEvents] = []  # of the steps after the first
+        self._others = 0  # steps of optimizers other than the first within the current step
+        self._collectives = CollectiveCount()
         self.steps_by: StepsBy = settings.steps_by
         if settings.steps_by == "forward":
             self._find_model()
@@ -69,13 +76,14 @@ class WarmUp:
         if not self.optimizers and self.steps_by == "optimizer" and torch._C._current_graph_task_id() != -1:
             self.steps_by = "forward"  # it steps within a backward pass, as one optimizer per parameter does
             self._find_model()
-        warming_up = self.steps < self._settings.warmup_steps
+        warming_up = not self._over
         if warming_up:  # collected over steps: in a GAN the models' gradients alternate
             self.trained_ids |= {id(one) for one in _parameters(optimizer) if one.requires_grad}
         if not self.optimizers or optimizer is self.optimizers[0]:
             self.optimizers = self.optimizers or [optimizer]
             self._since_first.clear()
             return True
+        self._others += 1
         is_new = all(optimizer is not one for one in self.optimizers)
         if not warming_up:
             if is_new:
@@ -91,6 +99,7 @@ class WarmUp:
         self.steps = self.backwards = 0
         self.restarts += 1
         self._since_first.clear()
+        self._events.clear()
         self.optimizers = [optimizer]
         return True
 
@@ -101,24 +110,36 @@ class WarmUp:
             self.calls.stop()
         self.calls, self.optimizers, self.late_optimizers = None, [], {}
 
+    def other_steps(self) -> int:
+        """How often other optimizers than the first have stepped since the last call."""
+        count, self._others = self._others, 0
+        return count
+
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""
         self.steps += 1
-        needed = self._settings.warmup_steps
+        needed, others = self._settings.warmup_steps, self.other_steps()
         trained = _parameters(self.optimizers[0]) if self.optimizers else []
         if self.calls is None:  # without an optimizer, the wrapped models are watched
             wrapped = [one for module in list(self._wrappers.modules) for one in module.parameters()]
             modules = outermost_modules(trained or wrapped)
             self.calls = ModelCalls(_device(trained, modules).type)
             self.calls.watch(modules)
-        elif not self.calls.take().each and self.steps_by != "forward" and self.steps < needed:
-            self.calls.look_inside()
+        else:
+            calls = self.calls.take().each
+            self._events.append(StepEvents(others, len(calls), self._collectives.take()))
+            if not calls and self.steps_by != "forward" and self.steps < needed:
+                self.calls.look_inside()
+                self._events.clear()
         if self.steps == needed - 1:
             self._observe_one_step(self.calls, trained)
-        elif self.steps >= needed:
-            self.stop()
-            return True
-        return False
+        if self.steps < needed:
+            return False
+        self.stop()
+        settled = self._events[UNSETTLED_STEPS:]
+        self.cycle = cycle_of(settled) if len(settled) > 1 else 1
+        self._over = self.cycle is not None or self.steps >= _MOST_WARM_UP * needed
+        return self._over
 
     def stop(self) -> None:
         """Remove the hooks of the warm-up alone."""
@@ -170,6 +191,11 @@ def finish_work(device: torch.device) -> None:
     """Wait for this process's device, but not for other processes: synchronising them is up to the script."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def whole_cycles(steps: int, cycle: int) -> int:
+    """The fewest steps from `steps` on that are whole cycles."""
+    return -(-steps // cycle) * cycle
 
 
 class TimedWindow:

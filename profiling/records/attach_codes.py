@@ -29,6 +29,12 @@ class AttachCode(FindingCode):
         others wait for them. Samples per second count all ranks' samples, and the batch per device is their mean.
         -> give each rank the same number of samples, unless its device is as much faster
         (DistributedSampler gives equal shares)"""
+    STEP_CYCLES = """info: A script does different things in different steps, and the same again after a cycle of them (such as a
+        GAN whose generator is trained in every fifth step): whole cycles are timed and traced, and times are means over them.
+        -> no action needed; a repeat has as many samples as cycles, so more --steps narrow the intervals"""
+    STEPS_UNLIKE = """warning: Some steps of a script do more than the others, and the warm-up did not show after how many steps
+        they come again: step times are medians of unlike steps, and the traced ones may hold none of the longer.
+        -> attach with a --warmup of at least two such cycles and three steps, so that whole cycles are timed and traced"""
     STEPS_LEFT_OUT = """info: Steps with work other than training, such as validation, and steps with another batch size are
         left out.
         -> no action needed"""

@@ -310,6 +310,7 @@ class AttachedProcess(Stored, frozen=True):
     cell: Cell
     reduction_known: bool  # whether the strategy's traffic follows from the model's sizes
     batch_known: bool = True  # else each step counts as one sample per device
+    cycle: int = 1  # steps after which the script does the same again: a timed sample is the mean step of a whole cycle
     counters_missing: str | None = None  # why DDP's counters were not saved; None if they should exist
     inputs: int | None = None  # checksum of its first inputs; None if they are constant or have no tensor
     model_parallel: bool = False  # whether parameters are sharded without FSDP

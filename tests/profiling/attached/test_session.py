@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.comparison_tables import first_tables
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.attached.session import EndingSignals
@@ -274,17 +275,17 @@ def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> 
         model, optimizer = net_with_sgd()
         schedule = torch.profiler.schedule(wait=1, warmup=1, active=6, repeat=1)
         with torch.profiler.profile(schedule=schedule) as theirs:
-            for _ in range(WARMUP + 8 + TRACED):
+            for _ in range(WARMUP + 1 + 8 + TRACED):  # in one the first trace was refused
                 train(model, optimizer, 1)
                 theirs.step()
     _, repeat, rank, samples = measured(tmp_path)
     assert len(repeat.traces()) == 1
-    # Timed are the steps 6 to 13; the profiler stops when the step 8 has ended and its next one begins.
-    assert timed_steps(samples) == [3, 4, 5, 6, 7]
+    # Timed are the steps 7 to 14, counted from 1; the profiler is on until the 8th has ended.
+    assert timed_steps(samples) == [2, 3, 4, 5, 6, 7]
     assert "script_profiles" not in codes(rank)
     (left_out,) = (one.message for one in rank.findings if one.code == "steps_left_out")
     assert left_out.startswith(
-        "3 of 8 timed steps are left out: 3 with calls of the model in evaluation mode or the script's"
+        "2 of 8 timed steps are left out: 2 with calls of the model in evaluation mode or the script's"
     )
 
 
@@ -302,6 +303,52 @@ def test_a_step_of_one_optimizer_per_parameter_ends_with_the_first(tmp_path: Pat
     assert (cell.name, len(timed_steps(samples)), notes) == ("single-d1-b8", TIMED, [])
     assert rank.model.gradient_bytes == 4 * 15 * (3 * 3 + 3)
     assert "steps_of_first_optimizer" in codes(rank)
+
+
+def train_gan(critic_steps: int, steps: int) -> None:
+    """A critic that steps in each step, and a generator of another batch that steps in every `critic_steps`-th."""
+    generator, critic = Net(), nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(model.parameters()) for model in (generator, critic)]
+    for step in range(steps):
+        with torch.no_grad():
+            made = generator(torch.ones(6, 3))
+        critic(made).sum().backward()
+        optimizers[1].step()
+        if step % critic_steps == critic_steps - 1:
+            critic(generator(torch.ones(6, 3))).sum().backward()
+            optimizers[0].step()
+
+
+def test_steps_of_a_cycle_are_timed_and_traced_as_whole_cycles(tmp_path: Path) -> None:
+    """The generator's step is part of every third: that is certain only after more than the 5 steps of warm-up."""
+    with attached(tmp_path, [], steps=7):
+        train_gan(critic_steps=3, steps=100)
+    cell, repeat, rank, samples = measured(tmp_path)
+    assert (cell.name, known(rank.attached).cycle) == ("single-d1-b6", 3)
+    assert timed_steps(samples) == [0, 1, 2]  # 9 steps in place of 7
+    timed = samples[samples["measuring_pass"] == "timed"]
+    (block,) = rank.blocks
+    assert (block.steps, block.samples) == (9, 9 * 6)
+    assert list(timed["samples"]) == [6] * 3
+    assert 3 * timed["step_us"].sum() == pytest.approx(1e6 * block.duration_s, rel=0.05)
+    assert len(samples) == 3 + 4  # of the trace three whole steps and the one before them
+    assert len(repeat.traces()) == 1
+    (message,) = (one.message for one in rank.findings if one.code == "step_cycles")
+    assert message == "the script's steps repeat in cycles of 3: 3 whole cycles timed"
+    report = report_of(tmp_path, Targets())
+    assert "repeat in cycles of 3: times are means over whole cycles" in str(report.verdict.caveat)
+
+
+def test_unlike_steps_that_the_warm_up_did_not_show_are_a_warning(tmp_path: Path) -> None:
+    with attached(tmp_path, [], steps=12):
+        train_gan(critic_steps=10, steps=100)  # in the steps 10 and 20: of the warm-up, five steps, none
+    _, _, rank, samples = measured(tmp_path)
+    assert (known(rank.attached).cycle, len(timed_steps(samples))) == (1, 12)
+    (message,) = (one.message for one in rank.findings if one.code == "steps_unlike")
+    assert message == (
+        "1 of 12 timed steps call models or optimizers more or less often than the others, and no cycle was seen in 5 warm-up "
+        "steps"
+    )
 
 
 def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path) -> None:
