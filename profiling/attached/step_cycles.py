@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import eq
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import distributed
 
@@ -33,7 +33,8 @@ class CollectiveCount:
         number: int | None = None
         if distributed.is_available() and distributed.is_initialized():
             try:
-                number = distributed.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+                group: Any = distributed.distributed_c10d._get_default_group()  # whose stub lacks the method
+                number = group._get_sequence_number_for_group()
             except RuntimeError:  # a backend without numbers
                 number = None
         last, self._last = self._last, number
