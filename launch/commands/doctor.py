@@ -36,6 +36,7 @@ from dpscope.profiling.store.errors import DpscopeError, error_line
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
 _ROCM_FIX = "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
+_GPU_FIX = "fix what it names; nvidia-smi shows a GPU's free memory, processes and compute mode"
 _DISK_WANTED = 5_000_000_000  # bytes
 
 
@@ -81,8 +82,7 @@ def _answer_of(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:
-        fix = "fix what it names; nvidia-smi shows a GPU's free memory, processes and compute mode"
-        return Check("failed", error_line(error), fix)
+        return Check("failed", error_line(error), _GPU_FIX)
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> bool:
@@ -188,7 +188,8 @@ def _all_reduce() -> Check:
     try:
         engine = all_reduce_once("cuda", count, open_console(stderr=True))
     except DpscopeError as error:
-        return Check("failed", str(error), "set NCCL_DEBUG=INFO and run dpscope doctor again to see why")
+        fix = f"{_GPU_FIX}; of NCCL's errors NCCL_DEBUG=INFO dpscope doctor shows more"
+        return Check("failed", str(error), fix)
     return Check("ok", f"4 MB over {counted(count, 'GPU')} by {engine}")
 
 
