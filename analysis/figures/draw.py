@@ -31,15 +31,16 @@ CAPTIONS = {
     "wait_strip": "Left: how long each rank waits, exposed, in each traced step. Right: how long the others do for it. A "
     "dark row on the right is a rank that makes all others wait.",
     "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
-    "negative; the ring formula uses the link's rate, else the calibration's bus bandwidth.",
+    "negative; the ring formula, where a rate is known, uses the link's, else the calibration's bus bandwidth.",
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, next to the calibration, the ring "
     "formula at the link's rate and the link's specification, where they are known.",
-    "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
-    "device; strong: same global batch. Thin lines: fitted laws, up to twice the largest count.",
+    "scaling": "Speedup and efficiency from untraced step times; whiskers and bands, if any, are 95% intervals. Weak: same batch "
+    "per device; strong: same global batch. Thin lines, if any: fitted laws, up to twice the largest count.",
     "what_if": "Predicted efficiency on more devices, replayed from the cell named in the chapter, with its 90% band. Points are "
     "measured cells of the same batch.",
     "study": "Speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
-    "intervals, those of accuracy the range over seeds. Thin lines: Amdahl's law through the strong point of most devices.",
+    "intervals, those of accuracy the range over seeds. Thin lines, if any: Amdahl's law through the strong point of most "
+    "devices.",
     **training.TRAINING_CAPTIONS,
 }
 

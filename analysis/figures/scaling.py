@@ -10,7 +10,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.scaling import ScalingSeries
-from dpscope.analysis.figures.style import COLOURS, MARKERS, headline, new_figure, shared_legend, whiskers
+from dpscope.analysis.figures.style import (
+    COLOURS,
+    MARKERS,
+    headline,
+    new_figure,
+    shared_legend,
+    whiskers,
+    with_intervals,
+)
 from dpscope.analysis.runs.cell_data import CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
@@ -49,7 +57,8 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
             _by_devices(axes, counts)
         _labelled(axes, by_devices)
     shared_legend(figure, (left, right), 3)
-    headline(figure, "Speedup and efficiency against one device, with 95% intervals")
+    ends = (point.speedup.low for series in comparison.scaling for point in series.points)
+    headline(figure, with_intervals("Speedup and efficiency against one device", ends))
     return figure
 
 
@@ -211,7 +220,8 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     shared_legend(figure, [left], 3)
-    headline(figure, "Step time and throughput by batch, with 95% intervals")
+    ends = (row.number(INTERVAL.of("step_us")[0]) for row in comparison.rows.values())
+    headline(figure, with_intervals("Step time and throughput by batch", ends))
     return figure
 
 

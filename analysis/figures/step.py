@@ -102,7 +102,7 @@ def _of_rows(columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], di
 
 
 def _stacked(title: str, labels: list[str], parts: _Parts, x_label: str, width: float = WIDTH) -> Figure | None:
-    if not labels:
+    if not labels or not any(any(values) for values, _ in parts.values()):
         return None
     figure, (axes,) = new_figure(len(labels), width)
     style.bar_rows(axes, labels, parts)
@@ -127,6 +127,8 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     places = np.arange(len(rows), dtype=float)
     first = places - _BAR * len(shortcuts) / 2
     parts = _of_rows(_MEASURED, rows, unit.divisor)
+    if not parts and not shortcuts:
+        return None
     style.bar_rows(axes, first.tolist(), {f"measured: {name}": one for name, one in parts.items()}, _BAR * 0.9)
     for index, (column, (label, colour)) in enumerate(shortcuts.items(), start=1):
         ends = [name if name in BY_NAME else None for name in INTERVAL.of(column)]
@@ -138,8 +140,9 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
         )  # fmt: skip
     axes.set_yticks(places, [row.cell for row in rows])
     axes.axvline(0, color="black", linewidth=0.8)
-    label = f"time per step [{unit.label}]; whiskers: 95% interval of the subtraction"
-    style.downwards(axes, label)
+    has_whiskers = any(row.interval("same_local_batch_us") is not None for row in rows)
+    whisker_note = "; whiskers: 95% interval of the subtraction" if has_whiskers else ""
+    style.downwards(axes, f"time per step [{unit.label}]{whisker_note}")
     style.headline(figure, f"Communication per step{_host_note(run)}")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -182,7 +185,9 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     axes.set_yticks(range(len(labels)), labels)
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
-    style.downwards(axes, f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step")
+    has_whiskers = None not in (dp.low, ddp.low)
+    whisker_note = "; whiskers: 95% interval of the median untraced step" if has_whiskers else ""
+    style.downwards(axes, f"time per step [{unit.label}]{whisker_note}")
     axes.set_title(_title(gap), loc="left")
 
 
@@ -255,7 +260,7 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
 def wait_strip(run: RunData) -> Figure | None:
     """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
     many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS]
-    cells = [data for data in many if data.whole_windows.known("exposed_wait_us").any()][:MOST_WAIT_PANELS]
+    cells = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()][:MOST_WAIT_PANELS]
     if not cells:
         return None
     figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")

@@ -86,6 +86,11 @@ def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> Non
     figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=columns)
 
 
+def with_intervals(title: str, ends: "Iterable[float | None]") -> str:
+    """A figure's title, which states what its whiskers are, or that it has none; `ends` are those of all intervals."""
+    return f"{title}, with 95% intervals" if any(end is not None for end in ends) else f"{title} (no intervals)"
+
+
 def literal(text: str) -> str:
     """A name for a label as `one_line`, with dollar signs escaped, which would begin a formula."""
     return one_line(text).replace("$", r"\$")

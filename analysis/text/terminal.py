@@ -16,6 +16,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.shown_text import cleaned, complain, one_line, write_out
 
 _NARROWEST = 12  # width of the first column down to which its names are folded to avoid a second block
+_MOST_LABELS = 3  # columns that name a row: rank, device and step
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -78,7 +79,7 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
 
 
 def print_table(console: Console, table: TextTable) -> None:
-    """Print a table with its notes; columns that do not fit continue below, with the first column repeated."""
+    """Print a table with its notes; columns that do not fit continue below, with those that name a row repeated."""
     console.print()
     for part in _drawn(table, console.width):
         console.print(part)
@@ -125,17 +126,26 @@ def _first_width(table: TextTable, width: int, gap: int) -> int:
 
 
 def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[int]]:
-    """Groups of columns, each with the first one, that fit side by side with `gap` blanks between them."""
-    groups: list[list[int]] = [[0]]
-    used = first
-    for index in range(1, len(table.headings)):
+    """Groups of columns, each with the label columns, that fit side by side with `gap` blanks between them."""
+    labels = list(range(_label_columns(table)))
+    of_labels = first + sum(_width(table, index) + gap for index in labels[1:])
+    groups, used = [[*labels]], of_labels
+    for index in range(len(labels), len(table.headings)):
         needed = _width(table, index) + gap
-        if used + needed > width and len(groups[-1]) > 1:
-            groups.append([0])
-            used = first
+        if used + needed > width and len(groups[-1]) > len(labels):
+            groups.append([*labels])
+            used = of_labels
         groups[-1].append(index)
         used += needed
     return groups
+
+
+def _label_columns(table: TextTable) -> int:
+    """The fewest columns, from the left, in which no two rows are alike: what each row is of. One where there are none."""
+    for count in range(1, min(_MOST_LABELS, len(table.headings) - 1) + 1):
+        if len({row[:count] for row in table.rows}) == len(table.rows):
+            return count
+    return 1
 
 
 def folded(text: str, style: str = "") -> Text:

@@ -20,9 +20,15 @@ def bundle(
     from dpscope.analysis.output.analyze import Targets, report_of
     from dpscope.analysis.text.terminal import print_table, progress
     from dpscope.profiling.records.finding import Finding
-    from dpscope.profiling.store.folders import RunFolder
+    from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
     from dpscope.profiling.store.ownership import check_overwritable
+    from dpscope.profiling.store.training_folders import holds_epochs
 
+    other = is_run_folder(run) or holds_epochs(run) or (run / CELLS_NAME).is_dir()
+    if not other and (run.is_file() or any(run.rglob("*.json*"))):
+        raise DpscopeError(
+            f"{run} holds traces and no run; dpscope reduce {run} -o FOLDER makes them small enough to send"
+        )
     RunFolder(run).manifest()  # a wrong folder is reported before anything is queried
     if not list_only:
         check_overwritable(path)

@@ -5,10 +5,12 @@ import warnings
 import numpy as np
 import pytest
 
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.figures.step import _stacked, wait_strips
-from dpscope.analysis.figures.style import NARROW
+from dpscope.analysis.figures.style import NARROW, with_intervals
 from dpscope.profiling.records.run import Cell
-from tests.helpers.run_cells import all_reduces, cell_data, windows
+from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 
 NAMES = ["single-d1-b8", "ddp-d2-b8-hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"]
 
@@ -39,3 +41,20 @@ def test_an_unknown_wait_is_no_wait_of_zero() -> None:
     strips = wait_strips(data)
     assert strips["waits"].to_numpy() == pytest.approx(np.array([[20, 20, 20], [20, np.nan, 20]]), nan_ok=True)
     assert strips["is waited for"].to_numpy() == pytest.approx(np.array([[0, 0, 0], [0, np.nan, 0]]), nan_ok=True)
+
+
+def test_a_figure_without_a_value_is_not_drawn() -> None:
+    assert _stacked("Where a traced step goes", NAMES, {}, "time per step [ms]") is None
+    assert _stacked("Phases", NAMES, {"forward": ([0.0, 0.0], "#0072B2")}, "time per step [ms]") is None
+
+
+def test_a_title_promises_intervals_only_where_there_are_some() -> None:
+    assert with_intervals("Speedup", [None, 0.9]) == "Speedup, with 95% intervals"
+    assert with_intervals("Speedup", [None]) == "Speedup (no intervals)"
+    cells = [Cell("single", 1, 8), Cell("ddp", 2, 8)]
+    once = run_of(
+        *(cell_data(cell, [[1e3] * 5], windows(cell, 2, step_us=1e3)) for cell in cells)
+    )  # one repeat: nothing shows its spread
+    figure = draw_scaling(compare(once))
+    assert figure is not None
+    assert figure.get_suptitle() == "Speedup and efficiency against one device (no intervals)"

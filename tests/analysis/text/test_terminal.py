@@ -74,3 +74,22 @@ def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, b
         assert lines[-2:] == ["ddp-d2-b4-", "bucket-1mb    123456789 987654321"]
     elif blocks == 1:
         assert lines[-1].split() == list(rows[0])
+
+
+def test_a_continued_table_keeps_the_columns_that_name_its_rows() -> None:
+    """Two quantities of one cell: below, the numbers would else be of nobody knows which."""
+    rows = tuple(
+        (f"ddp-d{count}-b128", what, "123.45", "234.56", "1.234", "1.111", "1.333")
+        for count in (2, 4)
+        for what in ("step", "idle")
+    )
+    headings = ("cell", "quantity", "before [ms]", "after [ms]", "ratio", "low", "high")
+    table = TextTable("What changed", headings, rows)
+    out = io.StringIO()
+    print_table(Console(file=out, width=40), table)
+    lines = out.getvalue().splitlines()
+    blocks = [line for line in lines if "cell" in line.split()]
+    assert len(blocks) == 3
+    assert all("quantity" in line.split() for line in blocks)
+    assert sum(line.split()[:2] == ["ddp-d4-b128", "idle"] for line in lines) == 3
+    assert max(map(len, lines)) <= 40

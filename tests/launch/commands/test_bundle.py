@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from dpscope.launch.cli import app
 from dpscope.launch.commands import bundle
-from tests.helpers.paths import EXAMPLE_RUN
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
 @pytest.fixture
@@ -38,3 +39,9 @@ def test_a_run_without_results_is_bundled_with_the_reason(run: Path) -> None:
     with zipfile.ZipFile("mine-bundle.zip") as bundle:
         (notes,) = [name for name in bundle.namelist() if name.endswith("analysis.json")]
         assert "failed" in bundle.read(notes).decode()
+
+
+def test_traces_are_reduced_and_not_bundled() -> None:
+    found = CliRunner().invoke(app, ["bundle", str(DATA / "v100x8_ddp_dlrm")])
+    assert isinstance(found.exception, DpscopeError)
+    assert "holds traces and no run; dpscope reduce " in str(found.exception)
