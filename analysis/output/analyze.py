@@ -26,7 +26,7 @@ from dpscope.analysis.text.terminal import (
     progress,
     table_lines,
 )
-from dpscope.analysis.text.text_table import OutputFormat
+from dpscope.analysis.text.text_table import OutputFormat, csv_with_notes
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import Finding, counted
@@ -184,8 +184,11 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     elif classic:
         from dpscope.analysis.report.classic_tables import classic_tables
 
-        study = classic_tables(report.run, report.comparison)
-        print_tables(study.tables, output_format, console)
+        study = classic_tables(report.run, report.comparison, by_devices=output_format == "latex")
+        if output_format == "csv":
+            write_out("\n".join(map(csv_with_notes, study.tables)))
+        else:
+            print_tables(study.tables, output_format, console)
         apart = console if output_format == "table" else Terminal(stderr=True)  # data stays data
         apart.print()
         for line in study.left_out:

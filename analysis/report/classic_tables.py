@@ -3,11 +3,13 @@
 1. epoch seconds and speedup, at fixed batch per device and at fixed global batch; 2. compute and communication of an epoch,
 measured and estimated; 3. bandwidth and utilisation; 4. results, a row per cell; 5. epochs with and without data loading;
 6. published values of the same cells, if the run names a table of them.
+
+Parts of a step are those of traced steps, next to the epoch of these; estimates are of untraced ones.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dpscope.analysis.cells.comparison import Comparison
@@ -68,19 +70,24 @@ class Study:
     left_out: tuple[str, ...]
 
 
-def classic_tables(run: RunData, comparison: Comparison) -> Study:
-    """Epochs in seconds, bandwidth in GB/s; tables, rows and columns without values are omitted, with the reason."""
-    made = _Tables(run, comparison)
+def classic_tables(run: RunData, comparison: Comparison, by_devices: bool = False) -> Study:
+    """Epochs in seconds, bandwidth in GB/s; tables, rows and columns without values are omitted, with the reason.
+
+    Quantities are rows and batches columns; `by_devices`, as in a text, quantities are columns, and each batch has its rows.
+    """
+    made = _Tables(run, comparison, by_devices)
     drawn = [
         made.grid("Epoch seconds and speedup at fixed batch per device", ("epoch", "weak"), made.epoch_notes()),
         made.grid("Epoch seconds and speedup at fixed global batch", ("strong epoch", "strong"), made.epoch_notes(), True),
         made.grid(
-            "Compute and communication of an epoch, measured and estimated",
-            (
-                "epoch", "compute", "forward", "backward", "optimizer", "communication", "exposed", "same_local_batch",
-                "ideal_split", "same_total",
-            ),
-            made.communication_notes(),
+            "Compute and communication of an epoch, traced",
+            ("traced epoch", "compute", "forward", "backward", "optimizer", "communication", "exposed"),
+            made.traced_notes(),
+        ),
+        made.grid(
+            "Communication of an epoch, estimated from untraced steps",
+            ("epoch", "same_local_batch", "ideal_split", "same_total"),
+            (*made.epoch_notes(), "an estimate is that of a step x the steps of an epoch on N devices"),
         ),
         made.grid(
             "Bandwidth and utilisation",
@@ -105,8 +112,8 @@ _Drawn = tuple[TextTable, list[str]]  # a table, which may have no rows, and wha
 class _Tables:
     """The quantities of one run by name, and the shapes of its tables."""
 
-    def __init__(self, run: RunData, comparison: Comparison) -> None:
-        self._run, self._rows = run, comparison.rows
+    def __init__(self, run: RunData, comparison: Comparison, by_devices: bool) -> None:
+        self._run, self._rows, self._by_devices = run, comparison.rows, by_devices
         timed = {data.cell.name: epoch_seconds(data) for data in run.measured}
         self._seconds = {name: seconds for name, (seconds, _) in timed.items()}
         self._whole = bool(timed) and all(whole for _, whole in timed.values())
@@ -137,6 +144,7 @@ class _Tables:
             "strong efficiency": StudyQuantity(
                 "efficiency, same G [%]", partial(per_device, strong), "strong_speedup", 1
             ),
+            "traced epoch": of_step("epoch, traced [s]", "traced_step_us"),
             "compute": of_step("compute [s]", "compute_us"),
             "forward": of_step("forward [s]", "forward_us"),
             "backward": of_step("backward [s]", "backward_us"),
@@ -199,11 +207,11 @@ class _Tables:
         )
         return (by_one if workload.transforms == "per-image" else batched,)
 
-    def communication_notes(self) -> tuple[str, ...]:
-        """How the parts are obtained; if tracing slowed a cell's steps, they may exceed its epoch."""
+    def traced_notes(self) -> tuple[str, ...]:
+        """What the parts are of; if tracing slowed a cell's steps, so that this epoch is longer than the untraced one."""
         how = (
-            "compute and communication: means of traced steps x steps per epoch; epoch and estimates: from untraced steps; an "
-            "estimate is that of a step x the steps of an epoch on N devices"
+            "means of traced steps x steps per epoch; compute and exposed communication are parts of the traced epoch, which the "
+            "tracer makes longer or shorter than the untraced one of the other tables"
         )
         costs = {name: row.tracer_cost or 0.0 for name, row in self._rows.items()}
         slowed = [f"{name} {cost:.2f}x" for name, cost in costs.items() if cost > TRACER_COST]
@@ -274,7 +282,8 @@ class _Tables:
             reason = self._rows[data.cell.name].reasons.get(quantities[-2].column)
             missing += [f"no {strategy}: {reason}"] if rows and data.cell.devices > 1 and reason else []
         headings = ("strategy", "devices", "quantity", *(f"{letter}={size}" for size in batches))
-        return TextTable(title, headings, tuple(rows), (*notes, f"{letter}: {what}")), missing
+        table = TextTable(title, headings, tuple(rows), (*notes, f"{letter}: {what}"))
+        return _turned(table, letter, batches) if self._by_devices and rows else table, missing
 
     def _why(self, missing: Iterable[StudyQuantity]) -> Iterator[str]:
         """A line per reason with the quantities that are missing because of it."""
@@ -313,6 +322,19 @@ class _Tables:
         shown = tuple(rows) if named is not None else ()
         table = TextTable(_PUBLISHED, headings, shown, (_OTHER, *self.input_path(), *moved))
         return table, [why] if named is not None and not rows else []
+
+
+def _turned(table: TextTable, letter: str, batches: Sequence[int]) -> TextTable:
+    """A grid with a row per strategy, device count and batch, and a column per quantity; rows without values are omitted."""
+    quantities = list(dict.fromkeys(row[2] for row in table.rows))
+    values = {(*row[:3], size): entry for row in table.rows for size, entry in zip(batches, row[3:], strict=True)}
+    rows = []
+    for strategy, devices in dict.fromkeys(row[:2] for row in table.rows):
+        for size in batches:
+            entries = [values.get((strategy, devices, quantity, size), NA) for quantity in quantities]
+            if any(entry != NA for entry in entries):
+                rows.append((strategy, devices, str(size), *entries))
+    return replace(table, headings=("strategy", "devices", letter, *quantities), rows=tuple(rows))
 
 
 def _row_label(data: CellData) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
+from dpscope.analysis.text.latex import latex_table
 from dpscope.analysis.text.units import Quantity, Unit, choose_unit, plain, sentence, show
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.shown_text import one_line
@@ -113,6 +114,12 @@ def render_csv(table: TextTable) -> str:
     return buffer.getvalue()
 
 
+def csv_with_notes(table: TextTable) -> str:
+    """A table as CSV text, with its title and its notes as comments (#) around it: one of several in a file."""
+    comments = [f"# {one_line(note)}\n" for note in (*table.notes, *table.missing)]
+    return f"# {one_line(table.title)}\n{render_csv(table)}{''.join(comments)}"
+
+
 _BEGINS_TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
@@ -152,21 +159,5 @@ def finding_line(finding: Finding) -> str:
     return in_markdown(f"- {finding.severity}: {sentence(finding.message)} {sentence(finding.next_step)}")
 
 
-_LATEX_SPECIAL = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"} | {"~": "\\textasciitilde{}", "\\": "\\textbackslash{}"}
-)
-
-
-def _in_latex(text: str) -> str:
-    return one_line(text).translate(_LATEX_SPECIAL)
-
-
 def _latex(table: TextTable) -> str:
-    headings, *rows = (" & ".join(_in_latex(cell) for cell in row) + r" \\" for row in (table.headings, *table.rows))
-    begin = [
-        r"\begin{table}",
-        rf"\caption{{{_in_latex(table.title)}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
-    ]
-    body = [r"\hline", headings, r"\hline", *rows, r"\hline"]
-    return "\n".join([*begin, *body, r"\end{tabular}", r"\end{table}", ""])
+    return latex_table(table.title, table.headings, table.rows, (*table.notes, *table.missing))

@@ -1,5 +1,6 @@
 """The tables of studies, from the example run: measured values are shown, missing ones omitted with the reason."""
 
+import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -50,17 +51,47 @@ def test_an_epoch_is_steps_per_epoch_times_a_step(study: Study, comparison: Comp
     ddp = comparison.rows["ddp-d2-b8"]
     steps = known(ddp.steps_per_epoch)
     assert steps > 1
-    table = titled(study, "Compute and communication")
-    for quantity, column in (
-        ("compute [s]", "compute_us"),
-        ("communication, measured [s]", "communication_us"),
-        ("exposed, measured [s]", "exposed_us"),
-        ("epoch [s]", "step_us"),
-        ("estimate T_N-T_1/N [s]", "same_local_batch_us"),  # at equal batch per device so many steps of t_N(b) - t_1(b)
+    traced, estimated = (
+        titled(study, "Compute and communication"),
+        titled(study, "Communication of an epoch, estimated"),
+    )
+    for table, quantity, column in (
+        (traced, "epoch, traced [s]", "traced_step_us"),
+        (traced, "compute [s]", "compute_us"),
+        (traced, "communication, measured [s]", "communication_us"),
+        (traced, "exposed, measured [s]", "exposed_us"),
+        (estimated, "epoch [s]", "step_us"),
+        # at equal batch per device so many steps of t_N(b) - t_1(b)
+        (estimated, "estimate T_N-T_1/N [s]", "same_local_batch_us"),
     ):
         rel, rounding = (0.01, None) if quantity == "epoch [s]" else (None, 6e-4)
         expected = known(ddp.number(column)) * steps / 1e6
         assert entry(table, "ddp", quantity) == pytest.approx(expected, rel=rel, abs=rounding)
+
+
+def test_no_part_exceeds_the_epoch_of_its_table(study: Study) -> None:
+    """Parts are of traced steps, which may be longer or shorter than the untraced ones of the epochs elsewhere."""
+    table = titled(study, "Compute and communication")
+    assert "epoch [s]" not in {row[2] for row in table.rows}
+    for strategy in ("single", "dp-host", "ddp"):
+        epoch = entry(table, strategy, "epoch, traced [s]")
+        assert entry(table, strategy, "compute [s]") < epoch
+        if strategy != "single":
+            parts = entry(table, strategy, "compute [s]") + entry(table, strategy, "exposed, measured [s]")
+            assert parts <= epoch * 1.002  # both parts are rounded
+    assert any("parts of the traced epoch" in note for note in table.notes)
+
+
+def test_a_layout_by_devices_has_the_same_values(comparison: Comparison, study: Study) -> None:
+    turned = titled(classic_tables(loaded(), comparison, by_devices=True), "Compute and communication")
+    assert turned.headings[:4] == ("strategy", "devices", "b", "epoch, traced [s]")
+    assert [row[:3] for row in turned.rows] == [("single", "1", "8"), ("dp-host", "2", "8"), ("ddp", "2", "8")]
+    table = titled(study, "Compute and communication")
+    values = {(row[0], row[2]): row[3] for row in table.rows}
+    for row in turned.rows:
+        for heading, shown in zip(turned.headings[3:], row[3:], strict=True):
+            assert values.get((row[0], heading), "NA") == shown
+    assert turned.notes == table.notes
 
 
 def test_results_hold_a_row_per_cell_and_no_empty_column(study: Study) -> None:
@@ -99,6 +130,10 @@ def test_the_command_prints_them_and_keeps_data_apart(capsys: pytest.CaptureFixt
     assert print_run(folder, "csv", True, Targets(), Console(width=200))
     printed = capsys.readouterr()
     assert "Not printed" not in printed.out
+    tables = [text for text in printed.out.split("\n\n") if text]
+    assert all(text.startswith("# ") for text in tables)  # the title; notes follow their table
+    assert "# b: batch per device" in tables[0].splitlines()
+    assert next(csv.reader(tables[0].splitlines()[1:]))[:3] == ["strategy", "devices", "quantity"]
     assert "no test accuracy [%]: nothing was trained here" in printed.err
 
 
@@ -178,7 +213,7 @@ def test_phases_are_columns_and_rows_of_an_epoch() -> None:
     phase_view = views_by_name(comparison)["phases"]
     assert [row[-3:] for row in phase_view.rows] == [("30.0", "50.0", "10.0")] * 2
     tables = {one.title: one for one in classic_tables(run, comparison).tables}
-    rows = tables["Compute and communication of an epoch, measured and estimated"].rows
+    rows = tables["Compute and communication of an epoch, traced"].rows
     assert {"forward [s]", "backward [s]", "optimizer [s]"} <= {row[2] for row in rows if row[0] == "ddp"}
 
 
