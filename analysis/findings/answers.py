@@ -116,7 +116,8 @@ def traces_verdict(data: "CellData", shortcuts: str | None = None) -> Verdict:
         cost=cost_answer(chosen, late),
         shortcuts=Answer(NO_SINGLE_DEVICE) if shortcuts is None else Answer(shortcuts, TRACED),
         action=best_action(
-            [], Situation(chosen, late, on_device, data.last_rank, of_script=True, not_split=data.not_split)
+            [],
+            Situation(chosen, late, on_device, data.messages, data.last_rank, of_script=True, not_split=data.not_split),
         ),
         caveat=caveat,
         strategy=job.strategy,

@@ -9,7 +9,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.exposed_parts import SMALL, Messages, NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
     IDLE,
@@ -155,6 +155,7 @@ class Situation:
     chosen: CellRow
     late: LateRank | None
     on_device: bool
+    messages: Messages | None = None
     last: LastRank | None = None  # the rank that arrives last in most steps, also where ranks take turns
     of_script: bool = False  # dpscope's options do not apply
     not_split: NotSplit | None = None  # for foreign traces, why waiting is not separated from transfer
@@ -298,6 +299,9 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         ]
     smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
     hide = f"Hide or shrink the transfers: a larger batch{',' if known else ''} {smaller}."
+    messages = situation.messages
+    if messages is not None and messages.many and messages.small_transfer_us > transfer / 2:
+        hide = f"{sentence(fewer_messages(messages))} {show_time(messages.small_transfer_us)} is exposed in these."
     parts = [*waiting, _Part(transfer, TRANSFER, hide)]
     option = "--broadcast-buffers off"
     how = in_a_script(option) if situation.of_script else f"{option} measures it"
@@ -309,6 +313,12 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
             carried = "Check what the broadcasts carry: each step waits for their root."
             parts.append(_Part(us, other_part(kind), advice if known else carried))
     return parts
+
+
+def fewer_messages(messages: Messages) -> str:
+    """What to do about many small collectives, as the end of a sentence."""
+    each = f"{messages.small_count:.0f} collectives of at most {SMALL >> 10} KiB a step are bound by latency"
+    return f"send fewer messages: {each}; join or drop some (synchronised norms, metrics, norms of gradients)"
 
 
 def _late_and_idle(situation: Situation, ledger: Ledger) -> str:

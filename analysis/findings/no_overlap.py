@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.findings.ledger_text import in_a_script
+from dpscope.analysis.findings.ledger_text import fewer_messages, in_a_script
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.text.units import show_bytes, show_time
+from dpscope.analysis.traces.ranks.exposed_parts import is_small
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import Finding, Severity, counted
@@ -29,12 +30,13 @@ _NAMED = 4  # buckets in a message
 
 @dataclass(frozen=True)
 class OverlapReason:
-    """`text` includes the measured number, `advice` is what to change."""
+    """`text` includes the measured number, `advice` is what to change, `explains_us` the exposed time of a step behind it."""
 
     name: str
     text: str
     advice: str
     of_script: bool = False  # caused by how the training is set up, on any hardware
+    explains_us: float = 0.0
 
 
 _ADVICE = {  # where it does not depend on the cell; for causes in a script's set-up, and for others
@@ -60,9 +62,9 @@ _ADVICE = {  # where it does not depend on the cell; for causes in a script's se
 }
 
 
-def _reason(name: str, text: str) -> OverlapReason:
+def _reason(name: str, text: str, explains_us: float = 0.0) -> OverlapReason:
     of_script = name in _ADVICE[True]
-    return OverlapReason(name, text, _ADVICE[of_script][name], of_script)
+    return OverlapReason(name, text, _ADVICE[of_script][name], of_script, explains_us)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ class Evidence:
         return len(done) > 1 and not np.isnan(done).any() and float(done[0]) >= LATE
 
     @property
+    def reductions_us(self) -> float:
+        """Exposed time of the reductions that buckets may explain, waiting left out."""
+        return self.data.messages.large_us
+
+    @property
     def steps(self) -> int:
         """Number of steps with communication, over all ranks and repeats."""
         return max(1, len(self.communication.group("repeat", "rank", "step")))
@@ -116,7 +123,7 @@ def no_overlap_finding(data: CellData) -> Iterator[Finding]:
     notable = evidence.means["exposed_us"] >= NOTABLE * evidence.means["step_us"]
     if not communication > 0 or hidden >= LITTLE * communication or not notable:
         return
-    reasons = list(_reasons(evidence))
+    reasons = overlap_reasons(data)
     share = f"{hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
     text = f"{data.cell.name}: only {share} is hidden"
     severity: Severity = "info"
@@ -141,9 +148,9 @@ def no_overlap_finding(data: CellData) -> Iterator[Finding]:
 
 
 def overlap_reasons(data: CellData) -> list[OverlapReason]:
-    """The reasons that a cell's traces show, the strongest first, however much is hidden."""
+    """The reasons that a cell's traces show, the one that explains most exposed time first, however much is hidden."""
     evidence = overlap_evidence(data)
-    return [] if evidence is None else list(_reasons(evidence))
+    return [] if evidence is None else sorted(_reasons(evidence), key=lambda one: -one.explains_us)
 
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -155,14 +162,24 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         times = f"{show_time(late.lateness_us)} of the {show_time(late.exposed_us)}"
         text = f"{times} that each other rank exposes is waiting for rank {late.rank} ({doubt})"
         advice = f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness"
-        yield OverlapReason("late_rank", text, advice, of_script=late.significant)
+        yield OverlapReason("late_rank", text, advice, of_script=late.significant, explains_us=late.lateness_us)
+    small = data.messages
+    if small.many and small.small_us >= MOST * exposed > 0:
+        share = (
+            f"{small.small_us / exposed:.0%} of the exposed time ({show_time(small.small_us)} of {show_time(exposed)})"
+        )
+        split = data.traced_ledger is not None and data.traced_ledger.is_split
+        waits = "" if split else ", waiting included"
+        text = f"{share} is in small collectives, {small.small_count:.0f} a step{waits}"
+        advice = fewer_messages(small)
+        yield OverlapReason("many_messages", text, advice, of_script=True, explains_us=small.small_us)
     if evidence.of_gradients and len(evidence.buckets):
         yield from _buckets(evidence)
     yield from _waited_for(evidence)
     if waiting >= MOST * exposed > 0 and late is None:
         of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
         turns = f" ({data.last_rank.turns})" if data.last_rank is not None else ""
-        yield _reason("uneven_ranks", f"{of_exposed}; no rank is always late{turns}")
+        yield _reason("uneven_ranks", f"{of_exposed}; no rank is always late{turns}", waiting)
     if data.cell.options.maps_used_parameters:
         size = max((used_map_bytes(data.planned, rank.model) for _, rank in data.ranks), default=0)
         maps = int((evidence.communication["bytes"] == size).sum()) if size else 0
@@ -191,9 +208,12 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         share = float(duration_us[communication.truths("compute_stream")].sum()) / float(duration_us.sum() or 1.0)
     if share >= MOST:
         text = f"{share:.0%} of it runs on a stream that also computes, where one waits for the other"
-        yield _reason("compute_stream", text)
+        yield _reason("compute_stream", text, share * exposed)
         return
-    held = float(np.nansum(communication["held_us"])) / evidence.steps
+    held_us = communication["held_us"]
+    if evidence.data.messages.many:  # what computes next waits for each of them, as it must
+        held_us = held_us[~is_small(communication)]
+    held = float(np.nansum(held_us)) / evidence.steps
     if not held >= MOST * exposed > 0:
         return
     until = f"one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
@@ -203,9 +223,9 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
     )
     if SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}:
         serial = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
-        yield _reason("engine", serial)
+        yield _reason("engine", serial, min(held, exposed))
     else:
-        reason = _reason("held_compute", text)
+        reason = _reason("held_compute", text, min(held, exposed))
         of_ddp = "; under DDP also a communication hook or SyncBatchNorm" if evidence.data.cell.traits.reducer else ""
         yield replace(reason, advice=f"{reason.advice}{of_ddp}")
 
@@ -227,7 +247,9 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         of_kind = communication.having("kind", kind)["duration_us"]
         share = (float(of_kind.sum()) - late_us * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
-            yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
+            yield OverlapReason(
+                kind, f"{share:.0%} of it is {called}", advice, explains_us=share * evidence.means["exposed_us"]
+            )
 
 
 def overlap_evidence(data: CellData) -> Evidence | None:
@@ -274,7 +296,8 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     total, last, done = float(buckets["bytes"].sum()), float(buckets["bytes"][-1]), buckets["done"][-1]
     ready = "" if np.isnan(done) else f", ready when {done:.0%} of the step's compute is done"
     if len(buckets) == 1 and evidence.sharded:
-        yield _reason("one_block", f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}")
+        text = f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}"
+        yield _reason("one_block", text, evidence.reductions_us)
     elif len(buckets) == 1:
         held = f"all gradients are reduced in one bucket of {show_bytes(last)}"
         if evidence.small_buckets:
@@ -290,10 +313,12 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             few = "so few bytes are bound by latency at any bucket size"
             advice = f"{few}: a larger batch or accumulation lowers its share of a step"
         text = f"{held}{ready}{', because of --overlap off' if requested else ''}"
-        yield OverlapReason("one_bucket", text, advice, of_script=not requested and last >= _SMALL)
+        of_script = not requested and last >= _SMALL
+        yield OverlapReason("one_bucket", text, advice, of_script, evidence.reductions_us)
     elif not evidence.sharded and last > MOST * total:
         share = f"{last / total:.0%} of the bytes ({show_bytes(last)} of {show_bytes(total)})"
-        yield _reason("last_bucket", f"the last of {counted(len(buckets), 'bucket')} holds {share}{ready}")
+        text = f"the last of {counted(len(buckets), 'bucket')} holds {share}{ready}"
+        yield _reason("last_bucket", text, evidence.reductions_us)
     if evidence.ready_late:
         yield _late_buckets(evidence)
 
@@ -307,13 +332,13 @@ def _late_buckets(evidence: Evidence) -> OverlapReason:
         text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
         advice = f"{split if cell.traits.identified else ''}compile each block separately"  # else it may be no DDP
-        return OverlapReason("compiled_graph", text, advice, of_script=True)
+        return OverlapReason("compiled_graph", text, advice, of_script=True, explains_us=evidence.reductions_us)
     advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
     if cell.traits.reduces_early or evidence.sharded:
         advice = (
             "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
         )
-    return OverlapReason("late_buckets", text, advice, of_script=True)
+    return OverlapReason("late_buckets", text, advice, of_script=True, explains_us=evidence.reductions_us)
 
 
 def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -333,7 +358,7 @@ def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     if left >= MOST * needed or (evidence.ready_late and compute >= MOST * needed):
         return
     only = f"only {show_time(left)} of compute is left when the first bucket is ready"
-    yield _reason("little_computing", f"{only}, and the transfers need {show_time(needed)}")
+    yield _reason("little_computing", f"{only}, and the transfers need {show_time(needed)}", evidence.reductions_us)
 
 
 def bucket_times(evidence: Evidence) -> str:

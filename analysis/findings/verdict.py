@@ -77,6 +77,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         chosen,
         late,
         run.device_type != "cpu",
+        data.messages,
         data.last_rank,
         comparison.of_script,
         slower=shown == "below",

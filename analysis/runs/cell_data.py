@@ -17,7 +17,7 @@ from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks import exposed_parts, lateness
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
-from dpscope.analysis.traces.ranks.exposed_parts import NotSplit
+from dpscope.analysis.traces.ranks.exposed_parts import Messages, NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
@@ -230,6 +230,12 @@ class CellData:
         """Where a whole traced step goes, without intervals; None without such a step."""
         found = ledger_of(self.whole_windows, self.tables.exposed_parts)
         return None if found is None else replace(found, left_out_steps=far_longer_count(self.tables.steps))
+
+    @cached_property
+    def messages(self) -> Messages:
+        """What is exposed of small collectives, and of large reductions."""
+        parts, own = self.tables.exposed_parts, self.whole_collectives
+        return exposed_parts.messages_of(self.whole_windows, parts, own, sorted(collectives.REDUCING))
 
     @cached_property
     def job_ledger(self) -> Ledger | None:

@@ -26,6 +26,7 @@ def matched_rows(*rows: tuple[int, int | None, int | None, float, float | None, 
     matched = pd.array(range(len(table)), dtype="Int64")
     return table.assign(
         kind=pd.array(["all_reduce"] * len(table), dtype="string"),
+        bytes=pd.array([1_000_000] * len(table), dtype="Int64"),
         match=pd.Series(matched, index=table.index).where(table["wait_us"].notna()),
         duration_us=(table["transfer_us"] + table["wait_us"]).fillna(50.0),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.lateness import late_ranks, lost_once
-from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -145,7 +145,7 @@ def _waits(table: Table) -> Table:
     return known.take(steps.first).select(_KEYS).assign(**sums)
 
 
-COLUMNS = ("rank", "device", "step", "part", "kind", "late_rank", "time_us")
+COLUMNS = ("rank", "device", "step", "part", "kind", "bytes", "late_rank", "time_us")
 COPIES = "copy"  # the kind of exposed communication that is no collective: peer copies, dp-host's copies
 _MOST_ROWS = 500_000  # of collectives and stretches that are cut at once: bounds the memory for thousands of ranks
 
@@ -156,7 +156,8 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
     `transfer`: at least one matched collective transfers. `wait`: none transfers, at least one waits for a late rank. `other`:
     only communication in flight whose wait and transfer cannot be separated (broadcasts, reduces, send and receive, unmatched
     collectives, copies). Of several collectives in the same part at once, the time counts for the one that entered it first, so
-    that the rows of a step add up. `kind` is NA for a collective of unknown kind, `late_rank` NA unless the part is `wait`.
+    that the rows of a step add up. `kind` and `bytes`, of one collective, are NA where unknown, `late_rank` unless the part is
+    `wait`.
     """
     if not len(exposed):
         return Table.of(**{name: [] for name in COLUMNS})
@@ -232,12 +233,55 @@ def _cut(collectives: Table, stretches: Table) -> Table:
         found = by_part[name].row_at(middles)
         part, row = np.where(found >= 0, code, part), np.where(found >= 0, found, row)
     kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
-    late = np.append(collectives["late_rank"], UNKNOWN)
+    late, size = (np.append(collectives[name], UNKNOWN) for name in ("late_rank", "bytes"))
     place = np.where(row >= 0, row, len(collectives))
     of_stretch = stretches.select(_KEYS).take(stretch)
     return of_stretch.assign(
         part=Words.coded(part, PARTS),
         kind=kinds[place],
+        bytes=size[place],
         late_rank=np.where(part == PARTS.index("wait"), late[place], UNKNOWN),
         time_us=lengths,
     )
+
+
+SMALL = 1 << 18  # bytes of a collective, up to which its latency is most of its time on usual links
+MANY = 8  # small collectives of a step
+
+
+def is_small(collectives: Table) -> BoolColumn:
+    """Rows of at most SMALL bytes, broadcasts left out."""
+    few = collectives.known("bytes") & (collectives["bytes"] <= SMALL)
+    return few & ~collectives.words("kind").isin("broadcast")
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Exposed communication without waiting, by the size of its collectives: means over windows, microseconds per step.
+
+    Broadcasts are in neither. `small_us` is of collectives of at most SMALL bytes, of which a step has `small_count`;
+    `small_transfer_us` is the part of it that could be separated from waiting. `large_us` is of the reductions above it.
+    """
+
+    small_us: float
+    small_transfer_us: float
+    small_count: float
+    large_us: float
+
+    @property
+    def many(self) -> bool:
+        """Whether a step has so many small collectives that fewer of them can be sent."""
+        return self.small_count >= MANY
+
+
+def messages_of(windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]) -> Messages:
+    """From whole windows, `exposed_parts` and the collectives of these windows."""
+    keys = [name for name in ("repeat", *_KEYS) if name in windows and name in parts]
+    own = parts.within(windows, keys) if len(parts) else parts
+    own = own.take(own.known("bytes") & ~own.words("part").isin("wait") & ~own.words("kind").isin("broadcast"))
+    small, count = is_small(own), max(len(windows), 1)
+    transfer, reduces = own.words("part").isin("transfer"), own.words("kind").isin(*reducing)
+    small_us, small_transfer_us, large_us = (
+        float(own["time_us"][rows].sum()) / count for rows in (small, small & transfer, ~small & reduces)
+    )
+    return Messages(small_us, small_transfer_us, float(is_small(collectives).sum()) / count, large_us)
