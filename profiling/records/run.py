@@ -13,6 +13,7 @@ from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEngine, Switch
+from dpscope.profiling.records.quantities import Amount, Count, Flops, Positive
 from dpscope.profiling.records.redaction import command_without_secrets, variables_without_secrets
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, ddp_arguments, traits_of
@@ -38,20 +39,20 @@ class ShardedUnit(Stored, frozen=True):
     """Parameters that FSDP gathers together: those of a wrapped module that are not in a wrapped module within it."""
 
     name: str  # of the module; empty: the whole model
-    shapes: tuple[tuple[int, ...], ...]  # of its parameters, unsharded
+    shapes: tuple[tuple[Count, ...], ...]  # of its parameters, unsharded
     trained: tuple[bool, ...]  # whether each parameter requires a gradient
-    element_bytes: tuple[int, ...]  # of each parameter
+    element_bytes: tuple[Count, ...]  # of each parameter
     resharded: bool  # whether it is gathered again for the backward pass
 
 
 class Compilation(Stored, frozen=True):
     """Compilation by torch.compile in a process."""
 
-    seconds: float  # of wall time, in warm-up and after
-    graphs: int  # captured from Python code
-    parts: int  # separately compiled parts of the graphs: by DDP's buckets, else one for each graph
-    breaks: int  # places in the code at which a graph ended early
-    late_graphs: int = 0  # graphs captured after warm-up, in timed or traced steps
+    seconds: Amount  # of wall time, in warm-up and after
+    graphs: Count  # captured from Python code
+    parts: Count  # separately compiled parts of the graphs: by DDP's buckets, else one for each graph
+    breaks: Count  # places in the code at which a graph ended early
+    late_graphs: Count = 0  # graphs captured after warm-up, in timed or traced steps
 
 
 class CellOptions(Stored, frozen=True):
@@ -103,11 +104,11 @@ class Cell(Stored, frozen=True):
     """
 
     strategy: CellStrategy
-    devices: int
-    batch_size: int  # per device and step
+    devices: Positive
+    batch_size: Positive  # per device and step
     variant: str = ""
     options: CellOptions = CellOptions()
-    nodes: int = 1  # hosts over which its processes are spread
+    nodes: Positive = 1  # hosts over which its processes are spread
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and not self.per_device):
@@ -269,37 +270,37 @@ class Manifest(Stored, frozen=True):
 class TimedBlock(Stored, frozen=True):
     """Steps timed as one block between two synchronisations, from which throughput is computed."""
 
-    epoch: int | None  # set if the block is a whole epoch
-    steps: int
-    samples: int  # of this process (DDP) or of all replicas (DP)
-    duration_s: float
-    data_wait_s: float | None  # part of it spent waiting for the loader: the sum of data_wait_us; None: not measured
+    epoch: Count | None  # set if the block is a whole epoch
+    steps: Count
+    samples: Count  # of this process (DDP) or of all replicas (DP)
+    duration_s: Amount
+    data_wait_s: Amount | None  # part of it spent waiting for the loader: the sum of data_wait_us; None: not measured
 
 
 class DeviceMemory(Stored, frozen=True):
     """Peak memory of one device over the timed steps, from torch's allocator."""
 
-    device: int
-    allocated_bytes: int
-    reserved_bytes: int
+    device: Count
+    allocated_bytes: Count
+    reserved_bytes: Count
 
 
 class TensorSize(Stored, frozen=True):
     """One parameter or buffer; DataParallel's chunks follow from these."""
 
     dtype: str
-    bytes: int
+    bytes: Count
 
 
 class ParameterSizes(Stored, frozen=True):
     """Sizes of the model, from which a strategy's traffic follows."""
 
-    parameter_count: int
-    parameter_bytes: int
-    gradient_bytes: int  # of parameters that require a gradient
-    buffer_bytes: int
-    gradient_elements: int | None = None  # of the same parameters; None in runs of older versions
-    gradient_shapes: tuple[tuple[int, ...], ...] = ()  # of the same parameters; empty in runs of older versions
+    parameter_count: Count
+    parameter_bytes: Count
+    gradient_bytes: Count  # of parameters that require a gradient
+    buffer_bytes: Count
+    gradient_elements: Count | None = None  # of the same parameters; None in runs of older versions
+    gradient_shapes: tuple[tuple[Count, ...], ...] = ()  # of the same parameters; empty in runs of older versions
     parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
     buffer_tensors: tuple[TensorSize, ...] = ()
 
@@ -322,8 +323,8 @@ Precision = Literal["fp32", "tf32", "half"]
 class StepFlops(Stored, frozen=True):
     """FLOPs of one step on one device, forward and backward; `missing` is the reason if they are unknown."""
 
-    total: int | None = None
-    convolutions: int = 0  # of `total`
+    total: Flops | None = None
+    convolutions: Flops = 0  # of `total`
     product_precision: Precision = "fp32"  # of matrix products, which determines their peak on GPUs
     convolution_precision: Precision = "fp32"
     missing: str = ""
@@ -332,25 +333,25 @@ class StepFlops(Stored, frozen=True):
 class MatmulPeak(Stored, frozen=True):
     """The highest rate at which a process multiplied two square matrices on the CPU, outside timed and traced passes."""
 
-    tflops: float  # 1e12 FLOPs per second, 2 side^3 a product
-    side: int
+    tflops: Amount  # 1e12 FLOPs per second, 2 side^3 a product
+    side: Count
     dtype: str  # such as "float32": that of the products in its steps
-    threads: int
+    threads: Count
 
 
 class RankResult(Stored, frozen=True):
     """`rank_<node>_<rank>.json`: the results of one process, except its samples."""
 
-    rank: int
-    node: int
-    local_rank: int
-    world_size: int
+    rank: Count
+    node: Count
+    local_rank: Count
+    world_size: Positive
     device_names: tuple[str, ...]
-    threads: int
+    threads: Count
     backend: str | None  # the process group's actual backend, None without one
     nccl_engine: str | None  # torch may have two
-    loader_workers: int | None  # None for an attached script
-    steps_per_epoch: int | None  # None for an attached script
+    loader_workers: Count | None  # None for an attached script
+    steps_per_epoch: Count | None  # None for an attached script
     model: ParameterSizes
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]  # empty on a CPU, where the allocator does not record it
@@ -361,11 +362,11 @@ class RankResult(Stored, frozen=True):
     last_loss: float | None = None
     attached: AttachedProcess | None = None  # None if dpscope's loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
-    tokens_per_sample: int | None = None
+    tokens_per_sample: Count | None = None
     flops: StepFlops | None = None  # counted by rank 0
     matmul_peak: MatmulPeak | None = None  # None on GPUs, for scripts and in runs of older versions
     compilation: Compilation | None = None  # of compiled cells
-    state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
+    state_bytes: Count | None = None  # of parameters, buffers and optimizer state, between steps
     interfaces: tuple[str, ...] | None = None  # of TCP connections to other hosts except the store's; None on one host
 
 
@@ -373,9 +374,9 @@ class CellResult(Stored, frozen=True):
     """`result.json`, written last; a repeat without it is not done."""
 
     cell: Cell
-    repeat: int
+    repeat: Count
     status: CellStatus
-    duration_s: float  # of the whole job, from the start of torchrun to its end
+    duration_s: Amount  # of the whole job, from the start of torchrun to its end
     message: str = ""  # why it is not ok, in one line
     log_tail: tuple[str, ...] = ()  # each line with its rank, the first rank to fail first
 
@@ -387,12 +388,12 @@ class DdpCounters(Stored, frozen=True):
     bucket to the end of the last one.
     """
 
-    step: int  # the number in ProfilerStep# of the same step
-    forward_compute_us: float
-    backward_compute_us: float
-    backward_comm_us: float
-    overlap_us: float
-    bucket_bytes: tuple[int, ...]  # rebuilt_bucket_sizes
+    step: Count  # the number in ProfilerStep# of the same step
+    forward_compute_us: Amount
+    backward_compute_us: Amount
+    backward_comm_us: Amount
+    overlap_us: Amount
+    bucket_bytes: tuple[Count, ...]  # rebuilt_bucket_sizes
     # forward passes of a step that reduce gradients; the counters are of the last but one of several
-    iterations: int = 1
-    cpu_wait_us: float | None = None  # total over the rank's threads in the step: ready to run, but waiting for a core
+    iterations: Count = 1
+    cpu_wait_us: Amount | None = None  # total over the rank's threads in the step: ready to run, but waiting for a core

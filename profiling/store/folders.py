@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.quantities import MOST_COUNT
 from dpscope.profiling.records.run import (
     SCHEMA_VERSION,
     Cell,
@@ -135,6 +137,20 @@ class _Ended(msgspec.Struct):
     status: CellStatus
 
 
+def _sound_samples(samples: "pd.DataFrame", path: Path) -> "pd.DataFrame":
+    """The samples; raises DpscopeError for a number that cannot have been measured."""
+    counts, times = ("epoch", "step", "samples"), ("step_us", "data_wait_us")
+    for column in (one for one in (*counts, *times) if one in samples):
+        known = samples[column].dropna()
+        if known.dtype.kind not in ("iu" if column in counts else "iuf"):
+            raise DpscopeError(f"{path}: its column {column} does not hold {'whole ' * (column in counts)}numbers")
+        if len(wrong := known[~known.between(0, MOST_COUNT)]):
+            raise DpscopeError(f"{path}: {column} is {wrong.iloc[0]:g} in {counted(len(wrong), 'row')}")
+    if len(missing := {"measuring_pass", "step", "step_us", "samples"} - {*samples.columns}):
+        raise DpscopeError(f"{path}: it has no column {', '.join(sorted(missing))}")
+    return samples
+
+
 class RepeatFolder(JobFolder):
     @property
     def run(self) -> "RunFolder":
@@ -169,7 +185,7 @@ class RepeatFolder(JobFolder):
         import pandas as pd
 
         paths = {one.rank: self.samples_path(one.node, one.rank) for one in ranks}
-        frames = [pd.read_parquet(path).assign(rank=rank) for rank, path in paths.items()]
+        frames = [_sound_samples(pd.read_parquet(path), path).assign(rank=rank) for rank, path in paths.items()]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def traces(self, folder: str = "traces") -> list[Path]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpscope.analysis.traces.reading import event_table
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, int64, ordinal
+from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, count_of, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import recorded_buffers
 
 # Whose shapes are read: what communicates, DataParallel's two coalesced functions, and what gradients become ready in.
@@ -140,7 +140,7 @@ class TableBuilder:
             "device": devices,
             "peer": _of_some(events, copies, _peer),
             "correlation": _of_some(events, np.flatnonzero(category >= Category.RUNTIME), _CORRELATION),
-            "bytes": _of_some(events, copies, attrgetter("args.bytes")),
+            "bytes": _of_some(events, copies, _bytes),
             "shape": _of_some(events, np.flatnonzero(event_table.is_among(category, _WITH_SHAPE)), _shape),
         }
         for name, column in columns.items():
@@ -189,7 +189,7 @@ class TableBuilder:
             sizes = shapes or CommunicationArgs()
             dtype = (args.dtype or sizes.dtype) if counted else (sizes.dtype or args.dtype)
             if counted:
-                elements = int64(args.input_elements), int64(args.output_elements)
+                elements = count_of(args.input_elements), count_of(args.output_elements)
                 sizes = CommunicationArgs(input_elements=elements[0], output_elements=elements[1])
             self._communication[self.rows + row] = replace(
                 sizes,
@@ -198,7 +198,7 @@ class TableBuilder:
                 group=_described(str(args.group)) if args.group is not None else None,
                 group_ranks=_described(bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')) or None,
                 group_size=ordinal(args.group_size) or None,
-                sequence=int64(args.sequence),
+                sequence=count_of(args.sequence),
             )
 
     def table(self) -> EventTable:
@@ -237,6 +237,11 @@ def _device(event: Event) -> int:
         if isinstance(one, int) and 0 <= one <= MOST_ORDINAL:
             return one
     return NONE
+
+
+def _bytes(event: Event) -> int:
+    found = count_of(event.args.bytes)
+    return NONE if found is None else found
 
 
 def _peer(event: Event) -> int:

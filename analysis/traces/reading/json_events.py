@@ -12,6 +12,7 @@ import msgspec
 
 NONE = -1  # stands for a number the trace does not give
 MOST_US = 2.0**53  # 285 years: what is longer is no time
+MOST_COUNT = 2**46  # 64 TiB: beyond the memory of any host, and millions of them add up to a 64-bit number
 MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
 
 
@@ -134,6 +135,12 @@ def int64(value: object) -> int | None:
         return value if -(2**63) <= value < 2**63 else None
     number = finite(value)
     return int(number) if number is not None and abs(number) < 2**63 and number == int(number) else None
+
+
+def count_of(value: object) -> int | None:
+    """A number of elements or bytes, or one in a sequence; None if it is none, negative, or more than any machine holds."""
+    number = int64(value)
+    return number if number is not None and 0 <= number < MOST_COUNT else None
 
 
 def ordinal(value: object) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs
+from dpscope.analysis.traces.reading.json_events import MOST_COUNT
 
 # Bytes per element, by c10's names (c10/core/ScalarType.h), C++'s as `Input type` has them, and numpy's; lower case,
 # without namespace.
@@ -32,7 +33,7 @@ _OUTPUT_THEN_INPUT = re.compile(r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?
 
 _DEEPEST = 8  # lists in lists of shapes: torch records two
 _LONGEST = 1 << 20  # bytes of JSON: shapes of some 100,000 tensors
-_MOST_BYTES = 2**63  # beyond, a size is damage
+_MOST_DIMENSIONS = 64  # of a tensor, by torch
 _ONE_SIDED = frozenset({"gather", "scatter"})  # larger at the root alone, and the trace does not say who that is
 
 
@@ -76,7 +77,7 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
         if not group_size:
             return None
         one *= group_size
-    return one if 0 <= one < _MOST_BYTES else None
+    return one if 0 <= one < MOST_COUNT else None
 
 
 def buffer_sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
@@ -113,6 +114,8 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Communi
         return None
     known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)
     arguments = [_tensor(shape, kind) for shape, kind in zip(dims, known_types, strict=True)]
+    if any(one is not None and max(one.elements, one.bytes or 0) >= MOST_COUNT for one in arguments):
+        return None
     first, second = [*arguments, None, None][:2]
     if _OUTPUT_THEN_INPUT.match(name) or (name == "record_param_comms" and first and second):
         return _buffers(second, first)
@@ -154,5 +157,7 @@ def _tensor(shape: object, kind: object, depth: int = 0) -> _Tensor | None:
     if size is None and (dtype is not None or not shape):  # a scalar, a device, a process group
         return None
     # A tensor without dimensions holds one element.
+    if len(shape) > _MOST_DIMENSIONS:
+        return None
     count = prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)
     return _Tensor(count, dtype, count * size if size is not None else None)

@@ -1,0 +1,13 @@
+"""Ranges of stored numbers, checked where a file is read: what is outside is damage, not a measurement. Imports no torch."""
+
+from typing import Annotated
+
+import msgspec
+
+MOST_COUNT = 2**53  # up to which floats hold every whole number
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
+"""Of steps, samples, bytes or elements, or a number in an order from 0."""
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MOST_COUNT)]
+Flops = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=float(MOST_COUNT))]
+"""A duration, or another measured amount."""
