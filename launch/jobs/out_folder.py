@@ -131,7 +131,7 @@ def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[No
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise _unwritable(folder, error, folder) from error
     try:

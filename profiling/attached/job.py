@@ -113,7 +113,7 @@ class HeldFolder:
         cells = folder.path.parent
         self._made = [path for path in (cells, cells.parent) if not path.exists()]
         folder.path.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
+        self._descriptor: int | None = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # a file system without locks: without this file the folder is never removed

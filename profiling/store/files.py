@@ -2,7 +2,7 @@
 
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,21 +28,22 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 @contextmanager
-def atomic_path(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """A temporary path next to `path`, renamed to it with this mode when the block ends, removed if the block fails."""
+def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """A temporary file next to `path`, renamed to it when the block ends, removed if the block fails.
+
+    It has this mode, less what the user's umask withholds. To be written in place: another file of its name would have its mode.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(8)}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield temporary
-        os.chmod(temporary, mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file whole or not at all."""
     with atomic_path(path, mode) as temporary, open(temporary, "wb") as file:
         file.write(content)
@@ -63,7 +64,7 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, value: object, mode: int = 0o644) -> None:
+def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Write a stored type (or plain data) as indented JSON, whole or not at all."""
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n", mode)
 

@@ -1,6 +1,7 @@
 """Names in natural order, and files of earlier versions: rates in fields named gbps, all settings side by side."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from dpscope.profiling.records.run import Manifest
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import decoded, natural_order, read_json, write_json
+from dpscope.profiling.store.files import atomic_path, decoded, natural_order, read_json, write_json, write_together
 from dpscope.profiling.store.folders import RepeatFolder, is_run_folder
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -112,3 +113,22 @@ def test_settings_of_no_version_are_refused(name: str) -> None:
     stored = {**FLAT, "config": {**FLAT["config"], name: 1}}
     with pytest.raises(msgspec.ValidationError):
         decoded(json.dumps(stored).encode(), Manifest)
+
+
+@pytest.mark.parametrize(
+    ("umask", "file_mode", "folder_mode"),
+    [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700), (0o027, 0o640, 0o750), (0o002, 0o664, 0o775)],
+)
+def test_files_and_folders_keep_the_umask(tmp_path: Path, umask: int, file_mode: int, folder_mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_json(tmp_path / "run" / "result.json", {})
+        write_together({tmp_path / "run" / "report" / "a.csv": b"", tmp_path / "run" / "report" / "b.html": ""})
+        with atomic_path(tmp_path / "run" / "trace.gz") as temporary:
+            temporary.write_bytes(b"")
+        write_json(tmp_path / "run" / "secret.json", {}, mode=0o600)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
+    files = dict.fromkeys(("result.json", "a.csv", "b.html", "trace.gz"), file_mode)
+    assert modes == {**files, "secret.json": 0o600, "report": folder_mode}
