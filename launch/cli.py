@@ -6,9 +6,12 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -112,9 +115,20 @@ def _options(
     pass
 
 
+_CLEANED_UP_S = 5.0  # after a signal
+
+
+class _Stopped(BaseException):
+    """A signal ends the command; as with Ctrl-C nothing may catch it, and what was begun is cleaned up."""
+
+
 def main() -> None:
-    """Entry point: a user's mistake or an error of the system is one line on standard error and status 2; Ctrl-C is 130."""
+    """Entry point: a user's mistake or an error of the system is one line on standard error and status 2; Ctrl-C is 130.
+
+    SIGTERM and SIGHUP, where no job takes them, are a line and status 128 + their number.
+    """
     _open_standard_files()
+    _take_signals()
     _print_in_any_encoding()
     if os.environ.get("COLUMNS") == "0":  # some terminals and CI systems set it where the width is unknown
         del os.environ["COLUMNS"]
@@ -128,6 +142,10 @@ def main() -> None:
     except DpscopeError as error:
         complain(str(error))
         sys.exit(error.exit_status)
+    except _Stopped as stopped:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        _end_at_once(stopped.args[0])
     except UnicodeEncodeError as error:  # pyarrow and the files that dpscope writes take UTF-8 alone
         _discard_output()
         before, after = error.object[: error.start].rpartition("\n")[2], error.object[error.start :].partition("\n")[0]
@@ -157,6 +175,30 @@ def _open_standard_files() -> None:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (until the end)
+
+
+def _take_signals() -> None:
+    """Take SIGTERM and SIGHUP from the first moment on, where they are not ignored, as under nohup."""
+    owner = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a process that was forked from this one
+            os._exit(128 + number)
+        # Python drops an exception that is raised while it frees an object or calls back: then this ends the command.
+        ending = threading.Timer(_CLEANED_UP_S, _end_at_once, (number,))
+        ending.daemon = True
+        ending.start()
+        raise _Stopped(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, stop)
+
+
+def _end_at_once(number: int) -> None:
+    """Report the signal and end; jobs end with this process."""
+    complain(f"stopped by {signal.Signals(number).name}")
+    os._exit(128 + number)
 
 
 def _print_in_any_encoding() -> None:

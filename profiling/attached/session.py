@@ -33,7 +33,7 @@ from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.instruments.trace_recorder import StepTrace
-from dpscope.profiling.store.errors import error_line
+from dpscope.profiling.store.errors import DpscopeError, error_line
 from dpscope.profiling.store.files import write_text
 
 _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 30 s
@@ -360,10 +360,8 @@ class Session:
                 self._unended = self._window
         self._leave()
         where = traceback.extract_tb(error.__traceback__)[-1]
-        self._note(
-            f"the measurement failed ({error_line(error)}, {os.path.basename(where.filename)}:{where.lineno}); "
-            "the script continues without it"
-        )
+        at = "" if isinstance(error, DpscopeError) else f", {os.path.basename(where.filename)}:{where.lineno}"
+        self._note(f"the measurement failed ({error_line(error)}{at}); the script continues without it")
 
     def _end_again(self) -> None:
         """At the script's end, end a window that could not be ended before: a process with a half stopped profiler crashes."""

@@ -3,6 +3,8 @@
 Ranges are entered only while a trace is recorded: a `record_function` costs time even if nothing records it.
 """
 
+import contextlib
+import os
 import shutil
 import tempfile
 import threading
@@ -18,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from dpscope.profiling.instruments.step_timer import RunStep, StepSample, StepTimer, nothing
 from dpscope.profiling.machine.host_memory import touched_heap
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
 
 WARMUP_STEPS = 2  # with a profiler that discards its events, as its start slows the first steps
@@ -139,9 +142,25 @@ def _export(profiler: profile, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
         plain = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(plain))
+        _check_written(plain, path)
         with (
             atomic_path(path) as temporary,
             open(plain, "rb") as source,
             igzip.open(temporary, "wb") as target,  # type: ignore[no-untyped-call]
         ):
             shutil.copyfileobj(source, target, length=1 << 20)
+
+
+def _check_written(plain: Path, path: Path) -> None:
+    """Raise DpscopeError unless a trace is there and whole: Kineto reports no error where it cannot write."""
+    end = b""
+    with contextlib.suppress(FileNotFoundError), open(plain, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 16))
+        end = file.read().rstrip()
+    if not end.endswith(b"}"):
+        free = shutil.disk_usage(path.parent).free
+        raise DpscopeError(
+            f"{path}: the trace could not be written ({free / 1e6:.1f} MB are free on its disk); make room there, or choose "
+            "another folder"
+        )
