@@ -91,6 +91,16 @@ def report_of(path: Path, targets: Targets) -> "Report":
         return make_report(run, targets.link, calibration, targets.efficiency, targets.nccl_logs, targets.flops)
 
 
+def findings_of(path: Path) -> "tuple[Finding, ...]":
+    """The findings on a run, without the rest of its report."""
+    from dpscope.analysis.cells.comparison import compare
+    from dpscope.analysis.findings.run_findings import conclusions
+
+    run = load(path)
+    with progress("Comparing cells"):
+        return tuple(conclusions(run, compare(run)))
+
+
 def check_flops(run: "RunData") -> None:
     """Raises DpscopeError where FLOPs that the user states would be those of no cell, or of cells with different batches."""
     uncounted = [

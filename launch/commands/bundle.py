@@ -17,7 +17,7 @@ def bundle(
     if path.suffix != ".zip":
         raise DpscopeError(f"{path} does not end in .zip, which the bundle is; name it {path}.zip")
     from dpscope.analysis.bundle.write import collect, write
-    from dpscope.analysis.output.analyze import Targets, report_of
+    from dpscope.analysis.output.analyze import findings_of
     from dpscope.analysis.text.terminal import print_table, progress
     from dpscope.profiling.records.finding import Finding
     from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
@@ -35,7 +35,7 @@ def bundle(
     notes = _machine_notes()
     findings: list[Finding] = []
     try:
-        findings += report_of(run, Targets()).findings
+        findings += findings_of(run)
     except DpscopeError as error:
         notes["analysis"] = {"failed": str(error)}
     with progress("Packing traces") as update:
