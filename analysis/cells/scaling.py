@@ -17,6 +17,7 @@ from dpscope.analysis.stats.scaling_laws import (
     karp_flatt,
     speedup_draws,
 )
+from dpscope.analysis.stats.turns import TurnSamples
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy, traits_of
@@ -144,7 +145,8 @@ def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[Scali
         if devices == 1 or batch % devices or strong is None:
             continue
         # samples/s: weak N b / t_N(b), strong b / t_N(b / N)
-        slower = [np.asarray(repeat * devices) for repeat in strong.step_samples()]
+        split = strong.step_samples()
+        slower = TurnSamples([np.asarray(repeat * devices) for repeat in split], split.places)
         ratio = ratio_estimate(slower, weak.step_samples(), spread)
         choices.append(ScalingChoice(strategy, devices, batch, weak.cell.name, strong.cell.name, ratio))
     return tuple(choices)

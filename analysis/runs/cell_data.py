@@ -14,6 +14,7 @@ import numpy as np
 from dpscope.analysis.runs.counter_check import CounterCheck
 from dpscope.analysis.runs.traced_job import TracedJob, traced_job
 from dpscope.analysis.stats import samples as stats
+from dpscope.analysis.stats.turns import TurnSamples
 from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks import exposed_parts, lateness
 from dpscope.analysis.traces.ranks.contention import contentions, with_contention
@@ -101,6 +102,7 @@ class CellData:
     not_split: NotSplit | None = None  # why foreign traces do not separate wait from transfer
     cores: int | None = None  # usable on each host where they are the devices; None for GPUs, and of traces alone
     communication_known: bool = True  # False if a trace lacks what the strategy must have moved
+    places: tuple[int, ...] | None = None  # as which of the run's cells it was measured in each repeat
 
     samples = FrameOf()  # a row per timed or traced step
     steps = FrameOf()
@@ -187,7 +189,7 @@ class CellData:
         """Whether devices were traced, not only the CPU."""
         return bool(self.tables.steps.known("device").any())
 
-    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[stats.Samples]:
+    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> TurnSamples:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
 
         The wait for the loader is the maximum over ranks, because the others wait for that rank in their all-reduces. Steps
@@ -201,11 +203,15 @@ class CellData:
             steps = whole.group("repeat", "epoch", "step", in_order=True)
             per_step = steps.most(whole[column]) if column == "data_wait_us" else steps.means(whole[column])
             repeats = whole["repeat"][steps.first]
-            known[column, measuring_pass] = [per_step[repeats == repeat] for repeat in np.unique(repeats)]
-        return list(known[column, measuring_pass])
+            numbers = np.unique(repeats).tolist()
+            listed = self.places or ()
+            places = [listed[repeat] for repeat in numbers] if max(numbers, default=0) < len(listed) else None
+            by_repeat = [per_step[repeats == repeat] for repeat in numbers]
+            known[column, measuring_pass] = TurnSamples(by_repeat, places)
+        return TurnSamples(known[column, measuring_pass], known[column, measuring_pass].places)
 
     @cached_property
-    def _known_samples(self) -> dict[tuple[str, str], list[stats.Samples]]:
+    def _known_samples(self) -> dict[tuple[str, str], TurnSamples]:
         return {}
 
     @cached_property

@@ -170,7 +170,8 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     cells, cores = {}, manifest.environment.cpu_count if manifest.device_type == "cpu" else None
     for planned in manifest.plan:
         progress(planned.cell.name)
-        cells[planned.cell.name] = replace(load_cell(folder, planned), cores=cores)
+        places = manifest.places(planned.cell)
+        cells[planned.cell.name] = replace(load_cell(folder, planned), cores=cores, places=places)
     training, untrained = None, ""
     try:
         training = load_training(path, target_accuracy) if holds_epochs(path) else None

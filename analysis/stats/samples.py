@@ -9,8 +9,9 @@ Statistical Applications in Genetics and Molecular Biology 3(1), 2004, section 3
 independent, their logarithms near normal. The coverage is simulated in tests/analysis/stats/test_interval_coverage.py.
 
 Cells of one run are measured in turns, so a slow minute slows a repeat of each. How their ratio differs from repeat to repeat
-leaves that out. Either way of judging a ratio holds the truth in 95% of cases or more, and so, by the same simulation, does the
-narrower of the two.
+leaves that out, and takes no other cell's spread: with three repeats or more it judges the ratios of a run. Each turn has another
+order of the cells, so that a machine that becomes slower or faster favours none of them; where the run shows such a drift, it is
+taken out of the differences.
 """
 
 import functools
@@ -23,11 +24,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpscope.analysis.stats.turns import Drift, clear_drift, places_of, unexplained, without_drift
+
 DRAWS = 4000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
 MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
-FEWEST_WITHIN = 4  # degrees of freedom to judge a ratio repeat by repeat: Student's t is 2.8, with 2 it is 4.3
+ENOUGH_TURNS = 3  # to judge a ratio by its own differences from repeat to repeat alone
+FEWEST_WITHIN = 4  # degrees of freedom to judge it so with other cells' spread: Student's t is 2.8, with 2 it is 4.3
 WIDEST = math.log(10)  # half the interval of a logarithm: one that reaches ten times the value says nothing
 NO_INTERVAL = "fewer than 5 timed steps, or too few repeats: no interval"
 
@@ -91,11 +95,13 @@ class Spread:
     """How far repeats lie from their own cell's mean: squared distances, added up, and their degrees of freedom.
 
     `within`: what is left of it without what the cells' repeats of the same number share; None unless measured in turns.
+    `drift`: of the turns, if it is significant; taken out of `within`.
     """
 
     squares: float = 0.0
     freedom: int = 0
     within: "Spread | None" = None
+    drift: Drift | None = None
 
     def __add__(self, other: "Spread") -> "Spread":
         return Spread(self.squares + other.squares, self.freedom + other.freedom)
@@ -119,18 +125,22 @@ def pooled_spread(cells: Iterable[Sequence[Samples]], centre: Centre = np.median
 def spread_in_turns(cells: Iterable[Sequence[Samples]]) -> Spread:
     """`pooled_spread` of cells measured in turns: each one's first repeat, then each one's second.
 
-    `within` is what a level for each cell and one for each turn leave unexplained, by least squares.
+    `within` is what a level for each cell, one for each turn and, if significant, a drift leave unexplained, by least squares.
     """
-    known = [logs for repeats in cells if (logs := _log_centres(repeats)) is not None]
+    known = [(logs, places_of(repeats)) for repeats in cells if (logs := _log_centres(repeats)) is not None]
     if not known:
         return Spread(within=ALONE)
-    cell = np.repeat(np.arange(len(known)), [len(logs) for logs in known])
-    turn = np.concatenate([np.arange(len(logs)) for logs in known])
+    cell = np.repeat(np.arange(len(known)), [len(logs) for logs, _ in known])
+    turn = np.concatenate([np.arange(len(logs)) for logs, _ in known])
     levels = np.column_stack([cell[:, None] == np.arange(len(known)), turn[:, None] == np.arange(turn.max() + 1)])
-    logs = np.concatenate(known)
-    fitted, _, rank, _ = np.linalg.lstsq(levels.astype(float), logs, rcond=None)
-    within = Spread(float(np.sum((logs - levels @ fitted) ** 2)), len(logs) - int(rank))
-    return replace(sum(map(spread_of, known), ALONE), within=within)
+    left, freedom = unexplained(levels.astype(float), np.concatenate([logs for logs, _ in known]))
+    within, drift = Spread(float(np.sum(left**2)), freedom), None
+    placed = [places for _, places in known if places is not None]
+    if len(placed) == len(known):
+        drift = clear_drift(left, unexplained(levels.astype(float), np.concatenate(placed))[0], freedom)
+    if drift is not None:
+        within = Spread(max(0.0, within.squares - drift.squares), freedom - 1)
+    return replace(sum((spread_of(logs) for logs, _ in known), ALONE), within=within, drift=drift)
 
 
 @dataclass(frozen=True)
@@ -255,15 +265,22 @@ def ratio_estimate(
 ) -> Estimate:
     """Ratio of two medians, or means, with its interval; `count` is the smaller side's. `pool` is of the same centres.
 
-    The sides' half widths, of logarithms, add up as squares do. Source: Zou and Donner, "Construction of confidence limits
-    about effect measures: a general approach", Statistics in Medicine 27(10), 2008. Cells measured in turns
-    (`spread_in_turns`) are compared repeat by repeat, too, and the narrower interval is given.
+    Cells measured in turns (`spread_in_turns`) three times or more are compared repeat by repeat. Of others the sides' half
+    widths, of logarithms, add up as squares do. Source: Zou and Donner, "Construction of confidence limits about effect
+    measures: a general approach", Statistics in Medicine 27(10), 2008.
     """
     above, below = _pooled(numerator, centre), _pooled(denominator, centre)
     count = min(sum(map(len, numerator)), sum(map(len, denominator)))
     if above is None or below is None:
         return UNKNOWN
-    return _around(above / below if below else None, _ratio_half_width(numerator, denominator, pool, centre), count)
+    value = above / below if below else None
+    bounds = _ratio_bounds(numerator, denominator, pool, centre)
+    if value is None or bounds is None:
+        return Estimate(value, None, None, count)
+    middle, half = bounds
+    if pool.drift is not None and len(numerator) >= ENOUGH_TURNS:  # the medians of all steps hold it
+        value = math.exp(middle)
+    return Estimate(value, min(value, math.exp(middle - half)), max(value, math.exp(middle + half)), count)
 
 
 def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -290,10 +307,10 @@ def joint_draws(
         return None
     logs = [half * normal]
     for other, own_normal in zip(others, normals, strict=True):
-        own, of_ratio = _half_width(other, pool), _ratio_half_width(first, other, pool)
+        own, of_ratio = _half_width(other, pool), _ratio_bounds(first, other, pool)
         if own is None or of_ratio is None:
             return None
-        shared = (half**2 + own**2 - of_ratio**2) / (2 * half * own) if half and own else 0.0
+        shared = (half**2 + own**2 - of_ratio[1] ** 2) / (2 * half * own) if half and own else 0.0
         shared = min(1.0, max(-1.0, shared))
         logs.append(own * (shared * normal + math.sqrt(1 - shared**2) * own_normal))
     centres = [np.median(np.concatenate(cell)) for cell in (first, *others)]
@@ -348,26 +365,38 @@ def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
     return half if half is None or half <= WIDEST else None
 
 
-def _ratio_half_width(
+def _ratio_bounds(
     first: Sequence[Samples], second: Sequence[Samples], pool: Spread, centre: Centre = np.median
-) -> float | None:
-    """Half the width of the interval of the logarithm of a ratio of medians or means; None if there is none within WIDEST.
+) -> tuple[float, float] | None:
+    """Middle and half width of the interval of the logarithm of a ratio of medians or means; None if it is wider than WIDEST.
 
-    The narrower one of both sides' half widths, added up as squares, and of the differences from repeat to repeat. The latter, if
-    enough is known of it, is wide enough around the ratio of all steps' medians to hold the interval of the mean of the repeats'
-    logarithms. A difference of two has twice the variance that one repeat has within a turn.
+    The ratio of all steps' medians with both sides' half widths, added up as squares; of cells measured in turns three times or
+    more the mean of the differences from repeat to repeat with that mean's half width. Two differences do not show how far they
+    spread: what all cells show within turns counts, too, if enough is known of it (a difference has twice the variance of one
+    repeat), and the narrower interval.
     """
     noises = centre_noise(first, pool, centre), centre_noise(second, pool, centre)
     if noises[0] is None or noises[1] is None:
         return None
+    middle = math.log(float(centre(np.concatenate(first))) / float(centre(np.concatenate(second))))
     half = math.hypot(noises[0].quantile(UPPER), noises[1].quantile(UPPER))
     above, below = _log_centres(first, centre), _log_centres(second, centre)
     if pool.within is not None and above is not None and below is not None and len(above) == len(below):
-        noise = noise_of(above - below, Spread(2 * pool.within.squares, pool.within.freedom))
-        if noise is not None and noise.freedom >= FEWEST_WITHIN:
-            value = math.log(centre(np.concatenate(first)) / centre(np.concatenate(second)))
-            half = min(half, noise.quantile(UPPER) + abs(value - float(np.mean(above - below))))
-    return half if half <= WIDEST else None
+        differences, freedom = without_drift(above - below, first, second, pool.drift)
+        if len(differences) >= ENOUGH_TURNS:
+            middle, half = float(np.mean(differences)), _mean_half_width(differences, freedom)
+        else:
+            noise = noise_of(differences, Spread(2 * pool.within.squares, pool.within.freedom))
+            if noise is not None and noise.freedom >= FEWEST_WITHIN:
+                half = min(half, noise.quantile(UPPER) + abs(middle - float(np.mean(differences))))
+    return (middle, half) if half <= WIDEST else None
+
+
+def _mean_half_width(values: Samples, freedom: float) -> float:
+    from scipy.special import stdtrit
+
+    squares = float(np.sum((values - values.mean()) ** 2))
+    return float(stdtrit(freedom, UPPER)) * math.sqrt(squares / freedom / len(values))
 
 
 def _log_centres(repeats: Sequence[Samples], centre: Centre = np.median) -> Samples | None:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -30,8 +29,9 @@ from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellOptions, CellResult, CellStatus, PlannedCell
+from dpscope.profiling.records.run import Cell, CellOptions, CellResult, CellStatus, Manifest, PlannedCell
 from dpscope.profiling.records.settings import idle_settings, settings_of, with_settings
+from dpscope.profiling.records.turns import Order, balanced_orders
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import (
     CELLS_NAME,
@@ -66,6 +66,7 @@ class RunPlan(planning.Plan[CellJob]):
     estimates: Mapping[Cell, planning.CellEstimate]  # of one repeat of each cell that is measured
     model_size: ModelSize
     calibration: CalibrationSettings | None  # before the cells
+    orders: tuple[Order, ...]  # of the cells in each repeat; none in a run of an older version, which has one order
 
     @property
     def duration_s(self) -> float:
@@ -100,11 +101,12 @@ def plan_run(
         plan = tuple(one for one in plan if one.cell in had or not (one.cell.traits.reducer and one.cell.devices == 1))
     size = checked_model_size(resolved.workload, resolved.optimizer)
     cells, repeats = planning.measured_cells(plan), resolved.measurement.repeats
+    orders = () if begun is not None and not begun.orders else _orders(cells, resolved, begun)
     estimates = {cell: planning.estimate_cell(cell, resolved, kind, size) for cell in cells}
     threads, fewer = threads_per_process(resolved.matrix), repeats_by_cell or {}
     jobs = [
         replace(job, done=not fresh and job.measured is not None)
-        for job in _jobs(run, cells, repeats, threads)
+        for job in _jobs(run, cells, repeats, threads, orders)
         if job.repeat < fewer.get(job.cell.name, repeats)
     ]
     findings = (
@@ -125,11 +127,18 @@ def plan_run(
         estimates=estimates,
         model_size=size,
         calibration=first,
+        orders=orders,
     )
 
 
-def _jobs(run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int) -> list[CellJob]:
-    """All repeats of the cells, interleaved."""
+def _orders(cells: Sequence[Cell], config: ResolvedConfig, begun: Manifest | None) -> tuple[Order, ...]:
+    measured = begun.orders if begun is not None else ()
+    return balanced_orders(len(cells), config.measurement.repeats, config.workload.seed, measured)
+
+
+def _jobs(run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int, orders: Sequence[Order]) -> list[CellJob]:
+    """All repeats of the cells in turns, each in its order; without orders in that of the cells."""
+    turns = orders or [tuple(range(len(cells)))] * repeats
     module = ("-m", "dpscope.launch.worker", "--out", str(run.path))
     return [
         CellJob(
@@ -143,7 +152,8 @@ def _jobs(run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int) -> 
             cell=cell,
             repeat=repeat,
         )
-        for repeat, cell in product(range(repeats), cells)
+        for repeat, order in enumerate(turns[:repeats])
+        for cell in (cells[place] for place in order)
     ]
 
 
@@ -153,7 +163,7 @@ def planned_cells(out: Path) -> Sequence[Job]:
         return []
     run, manifest = RunFolder(out), RunFolder(out).manifest()
     cells, repeats = planning.measured_cells(manifest.plan), manifest.config.measurement.repeats
-    return _jobs(run, cells, repeats, manifest.threads_per_process)
+    return _jobs(run, cells, repeats, manifest.threads_per_process, manifest.orders)
 
 
 def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1) -> RunPlan:
@@ -170,6 +180,8 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
         done = sum(job.done for job in jobs)
         table.add_row(cell.name, str(len(jobs)), str(done), duration_text(estimate.duration_s))
     console.print(table)
+    if len(description.estimates) > 1 and len(description.orders) > 1:
+        console.print("The cells are measured in another order in each repeat, as listed below.", soft_wrap=True)
     if (first := description.calibration) is not None:
         about = f"about {duration_text(calibration.calibration_seconds(first))}"
         console.print(f"{calibration.described(first)}: {about}", highlight=False, soft_wrap=True)
@@ -236,7 +248,7 @@ def run_sweep(
     repeats_by_cell: Mapping[str, int] | None = None,
     starter: JobStarter = THIS_HOST,
 ) -> Outcome[CellResult]:
-    """Measure every cell of a run that is not measured yet, with interleaved repeats (A B C A B C).
+    """Measure every cell of a run that is not measured yet, with interleaved repeats (A B C C B A).
 
     The run continues after a cell that fails, which is recorded; one that ran out of memory or time is not tried again in this
     sweep, nor are larger batches of it. SIGINT and SIGTERM end and record the running cell. `repeats_by_cell` is as in
@@ -275,6 +287,7 @@ def _open_manifest(
     manifest = planning.new_manifest(
         description.config, description.device_type, description.threads, description.plan, code=Path.cwd()
     )
+    manifest = msgspec.structs.replace(manifest, orders=description.orders)
     hosts = starter.hosts(manifest.environment)
     unlike = planning.hosts_findings(manifest.environment, hosts)
     manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
@@ -302,6 +315,7 @@ def _open_manifest(
         config=with_settings(had.config, **{name: requested[name] for name in MAY_CHANGE}),
         findings=tuple(dict.fromkeys(findings)),
         repeats_by_cell=repeats_by_cell,
+        orders=description.orders,
         published=manifest.published,
         hosts=hosts,
     )

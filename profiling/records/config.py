@@ -133,7 +133,7 @@ class Measurement(ConfigPart, frozen=True):
     )
     epochs: int | None = setting(None, "whole timed epochs instead, after one untimed", check=at_least(1))
     traced_steps: int = setting(3, "whole traced steps; one more is traced", check=at_least(1))
-    repeats: int | None = setting(None, "interleaved repeats of every cell", check=at_least(1))
+    repeats: int | None = setting(None, "interleaved repeats of every cell, in changing order", check=at_least(1))
     calibrate: bool = setting(
         True,
         "time the collectives first, in seconds, unless the folder holds it",

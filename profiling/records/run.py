@@ -17,6 +17,7 @@ from dpscope.profiling.records.quantities import Amount, Count, Flops, Positive
 from dpscope.profiling.records.redaction import command_without_secrets, variables_without_secrets
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, ddp_arguments, traits_of
+from dpscope.profiling.records.turns import Order
 
 SCHEMA_VERSION = 1
 
@@ -252,6 +253,15 @@ class Manifest(Stored, frozen=True):
     repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)  # by --detect; default: config's repeats
     published: tuple[PublishedValue, ...] = ()  # published values of these cells, if a table was given
     hosts: tuple[Host, ...] = ()  # of a run over several nodes, at its last start
+    # In which order the measured cells of the plan are measured in each repeat; empty: one order, or by hand
+    orders: tuple[Order, ...] = ()
+
+    def places(self, cell: Cell) -> tuple[int, ...] | None:
+        """As which of all cells it is measured in each repeat; None where that is one place, or not known."""
+        measured = [planned.cell for planned in self.plan if planned.skip_reason is None]
+        if not self.orders or cell not in measured:
+            return None
+        return tuple(order.index(measured.index(cell)) for order in self.orders)
 
     def __post_init__(self) -> None:
         """Also for files of older versions, which stored secrets."""

@@ -27,6 +27,7 @@ from dpscope.analysis.stats.samples import (
     student_t,
     verdict,
 )
+from dpscope.analysis.stats.turns import TurnSamples
 from tests.helpers.known import known
 
 
@@ -189,8 +190,8 @@ def test_verdict(low: float | None, high: float | None, expected: str) -> None:
 def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     """Five turns exp(-0.2) to exp(0.2), of three cells, one of which is 0.01 off in four of them.
 
-    The differences' own squares are 4e-4, of 4 degrees of freedom: variance 1e-4. The others' are 2 x 2/3 x 4e-4 - 4e-4, fewer
-    for their 4, so that the own variance counts: t of 8 is 2.306, over the root of 5.
+    The differences' own squares are 4e-4, of 4 degrees of freedom: variance 1e-4, t of 4 2.776, over the root of 5. The other
+    cells, which are steadier, do not count.
     """
     turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.01, -0.01, 0, 0.01, -0.01])
     one, two, three = steady(*100 * np.exp(turns + off)), steady(*80 * np.exp(turns)), steady(*60 * np.exp(turns))
@@ -198,7 +199,7 @@ def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     within = known(pool.within)
     assert within.squares == pytest.approx(2 / 3 * 4e-4)
     assert within.freedom == 8
-    half = 2.306 * 0.01 / math.sqrt(5)
+    half = 2.77645 * 0.01 / math.sqrt(5)
     ratio = ratio_estimate(one, two, pool)
     assert (ratio.low, ratio.high) == pytest.approx((1.25 * math.exp(-half), 1.25 * math.exp(half)), rel=1e-5)
     first, second = known(joint_draws(one, [two], pool))
@@ -209,15 +210,52 @@ def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     assert (difference.low, difference.high) == pytest.approx((known(alone.low) / 5, known(alone.high) / 5), rel=0.03)
 
 
-def test_what_another_cell_shows_within_turns_counts_twice_for_a_difference() -> None:
-    """The first two differ alike in every turn; the third is off in turn: within turns squares of 2/3 x 4e-4, of 8 degrees.
-
-    Of a difference twice that, of the 4 that are not its own: over both sides' 8 a variance of 2 x 2/3 x 4e-4 / 8.
-    """
-    turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.01, -0.01, 0, 0.01, -0.01])
-    one, two, three = steady(*100 * np.exp(turns)), steady(*80 * np.exp(turns)), steady(*60 * np.exp(turns + off))
+def test_a_third_cell_that_spreads_more_says_nothing_of_a_ratio() -> None:
+    """Differences of the first two 0.001 from turn to turn: squares 4e-6, whatever the third does."""
+    turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.001, -0.001, 0, 0.001, -0.001])
+    one, two, three = (
+        steady(*100 * np.exp(turns + off)),
+        steady(*80 * np.exp(turns)),
+        steady(*60 * np.exp(turns + 80 * off)),
+    )
     ratio = ratio_estimate(one, two, spread_in_turns([one, two, three]))
-    assert ratio.high == pytest.approx(1.25 * math.exp(2.306 * math.sqrt(2 * 2 / 3 * 4e-4 / 8 / 5)), rel=1e-5)
+    assert known(ratio.high) / 1.25 == pytest.approx(math.exp(2.77645 * 0.001 / math.sqrt(5)), rel=1e-5)
+
+
+def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_each_turn() -> None:
+    """0.02 more from place to place, three cells in three orders: the first two differ by -0.02, 0.04 and -0.02 more.
+
+    Off by 0.001, -0.001 and 0 in the turns, the places 0, 2, 1 of the first and 1, 0, 2 of the second leave a slope of 0.02 less
+    0.00025: the offs' product with the first's distances 0 - 1, 2 - 1 and 1 - 1, less the mean of the turn, over 6.
+    """
+    places = [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
+    off = np.array([0.001, -0.001, 0.0])
+    cells = [
+        TurnSamples(steady(*level * np.exp(0.02 * np.array(own) + (off if level == 100 else 0))), own)
+        for level, own in zip((100, 80, 60), places, strict=True)
+    ]
+    pool = spread_in_turns(cells)
+    drift = known(pool.drift)
+    assert drift.information == pytest.approx(6)
+    assert drift.slope == pytest.approx(0.02 - 0.002 / 6)
+    apart = np.array([-1, 2, -1])
+    left = off + (0.02 - drift.slope) * apart
+    freedom = 2 - 6 / 2 / 6  # half of the slope's information is of these two cells
+    half = stdtrit(freedom, 0.975) * math.sqrt(np.sum((left - left.mean()) ** 2) / freedom / 3)
+    ratio = ratio_estimate(cells[0], cells[1], pool)
+    assert ratio.value == pytest.approx(1.25)  # that of all steps' medians, of the second turn's, has 0.04 of the drift
+    assert ratio.high == pytest.approx(1.25 * math.exp(half), rel=1e-5)
+    # In one order in every turn the drift is a part of each ratio, and no repeat shows it.
+    alike = [TurnSamples(cell, [place] * 3) for place, cell in enumerate(cells)]
+    assert spread_in_turns(alike).drift is None
+
+
+def test_repeats_without_places_are_compared_turn_by_turn_as_they_are() -> None:
+    one, two = steady(100, 110, 121), steady(80, 90, 95)
+    placed, unplaced = TurnSamples(one, [0, 1, 0]), TurnSamples(two)
+    pool = spread_in_turns([placed, unplaced])
+    assert pool.drift is None
+    assert ratio_estimate(placed, unplaced, pool) == ratio_estimate(one, two, spread_in_turns([one, two]))
 
 
 def test_too_few_or_unequal_repeats_are_compared_apart() -> None:

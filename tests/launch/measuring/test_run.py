@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from dpscope.launch.jobs.job_queue import THIS_HOST, duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import run, worker_arguments
-from dpscope.launch.measuring.run import RunPlan, describe_plan, plan_run
+from dpscope.launch.measuring.run import RunPlan, describe_plan, plan_run, planned_cells
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
@@ -24,6 +25,7 @@ from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.nvml_records import TwoGpuNvml
 
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4, "repeats": 2}
@@ -76,11 +78,37 @@ def test_repeats_are_interleaved_and_commands_of_jobs_that_are_done_not_printed(
     """They would be refused: the repeat is measured already."""
     planned = plan_run(load_config(None, TINY), tmp_path / "run")
     cells = ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
-    assert [(one.cell.name, one.repeat) for one in planned.jobs] == [(name, at) for at in (0, 1) for name in cells]
+    turns = ((0, cells), (1, cells[::-1]))
+    assert [(one.cell.name, one.repeat) for one in planned.jobs] == [(name, at) for at, turn in turns for name in turn]
     jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
     monkeypatch.setattr(run, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
     _, _, commands = described(tmp_path / "run")
     assert [command[-2:] for command in commands] == [["--repeat", "1"]] * 3
+
+
+def test_a_run_goes_on_in_the_orders_it_was_begun_with(tmp_path: Path) -> None:
+    """More repeats continue the stored orders; a run of an older version, which has none, keeps its one order."""
+    begun = plan_run(load_config(None, {**TINY, "repeats": 3}), tmp_path / "run")
+    stored = manifest.new_manifest(begun.config, "cpu", begun.threads, begun.plan)
+    path = RunFolder(tmp_path / "run").manifest_path
+    more = load_config(None, {**TINY, "repeats": 5})
+    write_json(path, msgspec.structs.replace(stored, orders=begun.orders))
+    resumed = plan_run(more, tmp_path / "run")
+    assert resumed.orders[:3] == begun.orders
+    assert len(resumed.orders) == 5
+    assert [job.name for job in planned_cells(tmp_path / "run")] == [job.name for job in begun.jobs]
+    places = RunFolder(tmp_path / "run").manifest().places(begun.plan[0].cell)
+    assert places == tuple(order.index(0) for order in begun.orders)
+    write_json(path, stored)
+    older = plan_run(more, tmp_path / "run")
+    cells = [planned.cell.name for planned in older.plan]
+    assert [job.cell.name for job in older.jobs] == cells * 5
+    assert RunFolder(tmp_path / "run").manifest().places(begun.plan[0].cell) is None
+
+
+def test_a_dry_run_states_that_the_order_changes(tmp_path: Path) -> None:
+    assert "in another order in each repeat" in described(tmp_path / "run")[1]
+    assert "in another order" not in described(tmp_path / "run", strategy="single", devices="1")[1]
 
 
 def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
