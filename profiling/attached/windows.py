@@ -8,6 +8,7 @@ also if the script ends within it.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -262,6 +263,7 @@ class TracedWindow:
         self._trace, self._profiler_watch, self._counted = trace, profiler_watch, counted
         self._counting: StepCounters | None = None
         self._running = False
+        self._alone = ExitStack()
 
     @property
     def complete(self) -> bool:
@@ -274,6 +276,7 @@ class TracedWindow:
         if self._profiler_watch.busy:
             return
         self._profiler_watch.before = self._give_way
+        self._alone.enter_context(self._profiler_watch.alone(self._trace.profiler))
         with self._profiler_watch.ignored():
             self._trace.start()
         self._running = True
@@ -298,6 +301,7 @@ class TracedWindow:
         return self._trace.samples() if self.complete else []
 
     def _give_way(self) -> None:
+        self._alone.close()
         if self._running:
             self._trace.stop()
             self._running = False  # not where stopping failed: it is tried again

@@ -72,7 +72,7 @@ class StepTrace:
         self._counts: list[int] = []
         self._heap = ExitStack()
         cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-        self._profiler = profile(
+        self.profiler = profile(
             activities=[ProfilerActivity.CPU, *cuda],
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=traced_steps + 1, repeat=1),
             record_shapes=True,
@@ -83,7 +83,7 @@ class StepTrace:
     def start(self) -> None:
         self._synchronise()
         self._heap.enter_context(touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES, self._replica_threads))
-        self._profiler.start()
+        self.profiler.start()
 
     def batch_arrived(self) -> None:
         """Mark the arrival of the current step's batch."""
@@ -101,9 +101,9 @@ class StepTrace:
             self.complete = True
         if step == WARMUP_STEPS - 1:
             self._synchronise()  # else queued work would run in the recorded window, launched in none of its steps
-        self._profiler.step()
+        self.profiler.step()
         if last:  # not by on_trace_ready: the profiler is in a reference cycle and would keep this object alive
-            _export(self._profiler, self._path)
+            _export(self.profiler, self._path)
         self._step += 1
         if WARMUP_STEPS <= self._step < self.steps:
             self._timer.boundary()
@@ -111,7 +111,7 @@ class StepTrace:
 
     def stop(self) -> None:
         """Stop the profiler; a trace whose last step has not ended is not saved."""
-        self._profiler.stop()
+        self.profiler.stop()
         self._heap.close()
 
     def record(self, run_step: RunStep, after_step: Callable[[], None] = nothing) -> list[StepSample]:

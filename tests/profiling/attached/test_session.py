@@ -1,6 +1,8 @@
 """Measurements of unchanged scripts of one process: steps, batches, and interruptions."""
 
 import gc
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -279,7 +281,11 @@ def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> 
                 train(model, optimizer, 1)
                 theirs.step()
     _, repeat, rank, samples = measured(tmp_path)
-    assert len(repeat.traces()) == 1
+    (trace,) = repeat.traces()
+    marked = [one["name"] for one in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if "name" in one]
+    marks = {name for name in marked if name.startswith("ProfilerStep#")}
+    assert marks == {"ProfilerStep#2", "ProfilerStep#3"}  # not those of the script's profiler, which goes on counting
+    assert theirs.record_steps
     # Timed are the steps 7 to 14, counted from 1; the profiler is on until the 8th has ended.
     assert timed_steps(samples) == [2, 3, 4, 5, 6, 7]
     assert "script_profiles" not in codes(rank)
