@@ -93,6 +93,10 @@ def attach(request: AttachRequest) -> None:
         if not failed and attach_jobs.lacks_baseline(out, counts):
             note("The script runs once more on one device, without torchrun: the baseline of efficiency.")
             ended.run(attach_jobs.plan_jobs([None], repeats, out, given, script, found, request.work_folders, 1), out)
+            if ended.failed:
+                note(
+                    "It was not measured without torchrun: there is no efficiency, and one device under its wrapper is shown."
+                )
         attach_jobs.record_jobs(out, ended)
         if not is_run_folder(out):
             if not ended.reasons and (why := attach_jobs.unexplained(out)) is not None:

@@ -5,11 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.attach import jobs
@@ -25,6 +26,7 @@ from dpscope.launch.attach.jobs import (
     run_job,
     unexplained,
 )
+from dpscope.launch.cli import app
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
@@ -114,28 +116,67 @@ def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) ->
         assert [one.message for one in findings if one.code == "job_not_measured"] == messages
 
 
-def test_one_device_without_torchrun_is_added_where_torchrun_alone_measured_it(tmp_path: Path) -> None:
+def pretend_measured(out: Path, *cells: Cell) -> None:
+    """A run folder of a script with these cells measured."""
+    run = RunFolder(out)
+    if not run.manifest_path.exists():
+        train_attached(out)  # for its manifest
+        shutil.rmtree(out / "cells")
+        write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), plan=()))
+    plan = (*run.manifest().plan, *(PlannedCell(cell=cell) for cell in cells))
+    write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), plan=plan))
+    for cell in cells:
+        repeat = run.repeat(cell, 0)
+        repeat.path.mkdir(parents=True)
+        write_json(repeat.result_path, CellResult(cell=cell, repeat=0, status="ok", duration_s=1.0))
+
+
+ALONE, WRAPPED, TWO = (Cell(name, devices, 8) for name, devices in (("single", 1), ("ddp", 1), ("ddp", 2)))
+
+
+def test_one_device_without_torchrun_is_lacking_where_torchrun_alone_measured_it(tmp_path: Path) -> None:
     """A script that wraps its model in DDP under torchrun; `1,2` asks for an efficiency, which needs one device without it."""
-    single, alone, two = (Cell(name, devices, 8) for name, devices in (("single", 1), ("ddp", 1), ("ddp", 2)))
-
-    def lacking(cells: list[Cell], *counts: int | None) -> bool:
-        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        train_attached(out, samples=99)  # a manifest, with another plan
-        run = RunFolder(out)
-        shutil.rmtree(run.path / "cells")
-        plan = tuple(PlannedCell(cell=cell) for cell in cells)
-        write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), plan=plan))
-        for cell in cells:
-            repeat = run.repeat(cell, 0)
-            repeat.path.mkdir(parents=True)
-            write_json(repeat.result_path, CellResult(cell=cell, repeat=0, status="ok", duration_s=1.0))
-        return lacks_baseline(out, counts)
-
-    assert lacking([alone, two], 1, 2)
-    assert not lacking([single, two], 1, 2)  # the script wraps nothing in one process, or it was measured before
-    assert not lacking([alone, two], 2)  # nothing was asked about one device
-    assert not lacking([alone], 1)
+    for name, cells in {"wrapped": (WRAPPED, TWO), "alone": (ALONE, TWO), "one": (WRAPPED,)}.items():
+        pretend_measured(tmp_path / name, *cells)
+    assert lacks_baseline(tmp_path / "wrapped", (1, 2))
+    assert not lacks_baseline(tmp_path / "wrapped", (2,))  # nothing was asked about one device
+    assert not lacks_baseline(
+        tmp_path / "alone", (1, 2)
+    )  # the script wraps nothing in one process, or it was there before
+    assert not lacks_baseline(tmp_path / "one", (1, 2))
     assert not lacks_baseline(tmp_path / "none", (1, 2))
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """The README's `--devices 1,2`: the third job has no torchrun, and the threads of the others."""
+    out, jobs_run = tmp_path / "run", []
+
+    def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+        of_torchrun = [word for word in command if word.startswith("--nproc-per-node=")]
+        jobs_run.append((of_torchrun, environment["OMP_NUM_THREADS"]))
+        cell = {"--nproc-per-node=1": WRAPPED, "--nproc-per-node=2": TWO}.get(*of_torchrun or [""], ALONE)
+        if of_torchrun or not status:
+            pretend_measured(out, cell)
+            return 0
+        return status
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(jobs, "run_job", run)
+    monkeypatch.setattr("dpscope.analysis.output.analyze.show_run", lambda *shown: True)
+    (tmp_path / "train.py").touch()
+    ended = CliRunner().invoke(app, ["attach", "--devices", "1,2", "--out", str(out), "--", str(tmp_path / "train.py")])
+    assert jobs_run == [(["--nproc-per-node=1"], "1"), (["--nproc-per-node=2"], "1"), ([], "1")]
+    assert "The script runs once more on one device, without torchrun: the baseline of efficiency." in ended.stdout
+    assert ("It was not measured without torchrun" in ended.stdout) == bool(status)
+    assert ended.exit_code == 0
+    unmeasured = [one for one in RunFolder(out).manifest().findings if one.code == "job_not_measured"]
+    assert [one.message for one in unmeasured] == [
+        "one device without torchrun: the script ended with status 1 before it was measured; see its output for the reason"
+    ] * status
+    assert all("no init_process_group where WORLD_SIZE is not set" in one.next_step for one in unmeasured)
 
 
 def test_jobs_that_could_not_print_why_nothing_was_measured(tmp_path: Path) -> None:
