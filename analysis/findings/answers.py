@@ -214,11 +214,7 @@ def _ring(row: CellRow, data: "CellData") -> str:
         return f"The ring formula gives no value: {row.reasons.get('ring_us', NA)}."
     of_link = row.ring_source == "specification"
     rates = " and ".join(dict.fromkeys(f"{rate.gb_per_s:.3g}" for rate in row.ring_rates))
-    at = (
-        f"at the {rates} GB/s of the link"
-        if of_link
-        else f"at {rates} GB/s, the calibration's bus bandwidth of large messages"
-    )
+    at = f"at the {rates} GB/s of the link" if of_link else f"at the calibration's {rates} GB/s"
     result = f"The ring formula gives {show_time(ring)} {at}"
     if transfer is None or row.ring_error_us is None:
         return f"{result}; the transfer time is unknown ({row.reasons.get('ring_error_us', 'ranks are missing')})."
