@@ -318,7 +318,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
 def fewer_messages(messages: Messages) -> str:
     """What to do about many small collectives, as the end of a sentence."""
     each = f"{messages.small_count:.0f} collectives of at most {SMALL >> 10} KiB a step are bound by latency"
-    return f"send fewer messages: {each}; join or drop some (synchronised norms, metrics, norms of gradients)"
+    return f"send fewer messages: {each}; join or drop some (gradients one by one, synchronised norms, metrics)"
 
 
 def _late_and_idle(situation: Situation, ledger: Ledger) -> str:

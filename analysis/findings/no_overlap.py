@@ -372,24 +372,18 @@ def bucket_times(evidence: Evidence) -> str:
 
 
 def straggler_finding(data: CellData) -> Iterator[Finding]:
-    """A warning that names the rank that is significantly late, with its smallest share of all waiting over repeats."""
-    named, step_us = data.last_rank, data.whole_windows.mean("step_us")
-    if named is None or step_us is None or not named.stands_out or not named.significant:
+    """A warning that names the rank that is significantly late, with what it costs the others."""
+    late = data.late
+    if late is None or not late.significant or late.lateness_us < NOTABLE * late.step_us:
         return
-    if named.lateness_us < NOTABLE * step_us:
-        return
-    least = f"{min(named.shares):.0%} of all waiting"
-    if len(named.shares) > 1:
-        least = f"at least {least} in each repeat"
-    computes = _compute_of(data, named.rank)
-    check = f"check what rank {named.rank} does before its first collective: data, other load, a slower device"
-    if (samples := more_samples(data, named.rank)) is not None:
+    check = f"check what rank {late.rank} does before its first collective: data, other load, a slower device"
+    if (samples := more_samples(data, late.rank)) is not None:
         check = f"give the ranks equal batches: {samples}"
     yield RunCode.STRAGGLER.finding(
-        f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
-        f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), "
-        f"{'all of the waiting' if min(named.shares) > 0.995 else least}{computes}; "
-        f"by chance alone a rank would stand out like this in {named.chance:.1g} of such runs",
+        f"{data.cell.name}: rank {late.rank} is the straggler, {late.last.counts}: each other rank loses "
+        f"{show_time(late.lateness_us)} of its {show_time(late.step_us)} step to it, {late.share:.0%} of the exposed waiting"
+        f"{_compute_of(data, late.rank)}; by chance alone a rank would stand out like this in {late.last.chance:.1g} of such "
+        "runs",
         check,
     )
 

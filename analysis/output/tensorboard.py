@@ -191,12 +191,13 @@ def _write_cell(
 
 def _not_whole(data: CellData, repeat: int, rank: int | None) -> frozenset[int]:
     """The steps of a trace that the report leaves out of its means; none where it has no others."""
-    steps = data.tables.steps
-    own = steps.take((steps["repeat"] == repeat) & steps.known("step"))
-    own = own if rank is None else own.take(own["rank"] == rank)
-    partial = own.truths("partial_window", missing=True)
-    whole = set(own["step"][~partial].tolist())
-    return frozenset(own["step"][partial].tolist()) - whole if whole else frozenset()
+    numbers = []
+    for steps in (data.tables.steps, data.whole_windows):
+        own = steps.take((steps["repeat"] == repeat) & steps.known("step"))
+        own = own if rank is None else own.take(own["rank"] == rank)
+        numbers.append(frozenset(own["step"].tolist()))
+    every, whole = numbers
+    return every - whole if whole else frozenset()
 
 
 def training_sessions(data: TrainingData) -> list[dict[str, HyperParameter]]:

@@ -23,6 +23,7 @@ from tests.user_models.planted_overlap import (
 from tests.user_models.tiny_models import LATE_S
 
 BY_CHANCE = {"late_rank", "uneven_ranks"}
+ALSO = {"little_computing": {"many_messages"}}  # its many buckets are small
 PLANTED = {
     "even": set(),
     "static_graph": set(),
@@ -59,7 +60,7 @@ def reasons(data: CellData) -> dict[str, OverlapReason]:
 def test_the_planted_cause_is_named_and_no_other(cells: dict[str, CellData], case: str) -> None:
     named = set(reasons(cells[case]))
     assert PLANTED[case] <= named
-    assert named - BY_CHANCE - PLANTED[case] == {"gloo"}
+    assert named - BY_CHANCE - PLANTED[case] - ALSO.get(case, set()) == {"gloo"}
 
 
 @pytest.mark.parametrize("case", ["one_bucket", "one_bucket_and_a_metric", "by_hand", "compiled_whole"])
@@ -84,7 +85,7 @@ def test_each_cause_has_its_number(cells: dict[str, CellData]) -> None:
         f"the last of {LAYERS} buckets holds {large / with_large:.0%} of the bytes ({large / 1e6:.1f} MB of "
         f"{with_large / 1e6:.1f} MB)"
     ) in texts["last_bucket"]["last_bucket"]
-    assert "(rank 1 in 6 of 6 steps)" in texts["late_rank"]["late_rank"]
+    assert "(last in 6 of 6 traced steps)" in texts["late_rank"]["late_rank"]
     assert texts["by_hand"]["late_buckets"].count(f"{LAYER_BYTES / 1e6:.2f} MB at 100%") == 4
     assert "and 2 more" in texts["by_hand"]["late_buckets"]
     compiled = texts["compiled_whole"]["compiled_graph"]

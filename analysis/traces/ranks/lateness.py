@@ -145,7 +145,7 @@ class LastRank:
     steps: int  # in which it arrives last, out of...
     of_steps: int
     lateness_us: float  # what another rank waits for it in a step: mean over the other ranks and over steps
-    shares: tuple[float, ...] = (1.0,)  # of all waiting, 0..1, by repeat
+    share: float = 1.0  # of all waiting, 0..1
     in_every_repeat: bool = True  # whether no other rank is last more often in any of them
     others: tuple[tuple[int, int], ...] = ()
 
@@ -237,14 +237,9 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
     last = lost.take(order[np.searchsorted(steps.code[order], np.arange(len(steps)))]).assign(wait_us=1.0)
     lost_us, times = _sums(lost), _sums(last)
     rank, *others = sorted(times, key=lambda one: (-times[one], -round(lost_us[one]), one))
-    repeats = _by_repeat(matched)
-    shares, in_every_repeat = [], True
-    for rows in repeats.rows():
-        here = matched.take(rows)
-        lost_here, last_here = (_same_repeat(one, here) for one in (lost, last))
-        own_us, all_us = _sums(lost_here).get(rank, 0.0), float(lost_here["wait_us"].sum())
-        shares.append(own_us / all_us if all_us else 0.0)
-        times_here = _sums(last_here)
+    in_every_repeat = True
+    for rows in _by_repeat(last).rows():
+        times_here = _sums(last.take(rows))
         in_every_repeat &= times_here.get(rank, 0.0) == max(times_here.values(), default=0.0)
     of_steps = len(_by_repeat(matched, "job_step"))
     return LastRank(
@@ -253,7 +248,7 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
         steps=int(times[rank]),
         of_steps=of_steps,
         lateness_us=lost_us[rank] / of_steps / max(ranks - 1, 1),
-        shares=tuple(shares),
+        share=lost_us[rank] / sum(lost_us.values()),
         in_every_repeat=in_every_repeat,
         others=tuple((other, int(times[other])) for other in others),
     )
@@ -263,10 +258,6 @@ def _sums(lost: Table) -> dict[int, float]:
     """`wait_us` by late rank."""
     late = lost.group("late_rank")
     return dict(zip(lost["late_rank"][late.first].tolist(), late.sums(lost["wait_us"]).tolist(), strict=True))
-
-
-def _same_repeat(table: Table, rows: Table) -> Table:
-    return table.take(table["repeat"] == rows["repeat"][0]) if "repeat" in table else table
 
 
 @dataclass(frozen=True)

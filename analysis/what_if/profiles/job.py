@@ -20,6 +20,7 @@ from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.rank_tables import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
+from dpscope.analysis.traces.ranks.whole_steps import far_longer
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution
@@ -214,7 +215,8 @@ def _with_times(attribution: Attribution) -> Table:
 
 
 def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequence[int]) -> list[StepProfile]:
-    steps = step_table(attribution).frame
+    every = step_table(attribution)
+    steps = every.take(~far_longer(every)).frame
     make = device_profile if attribution.on_device else cpu_profile
     found = []
     for row in steps.to_dict("records"):

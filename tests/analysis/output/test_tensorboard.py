@@ -13,6 +13,7 @@ from dpscope.profiling.mirrors.tensorboard_mirror import training_events
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.paced_ranks import paced
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.tensorboard_pages import get, hparams, running, scalars, serving
 from tests.helpers.trainings import record, write_trained
@@ -137,3 +138,14 @@ def test_a_damaged_trace_is_not_copied(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DpscopeError, match="cannot be copied"):
         write_plugin_copies(broken, tmp_path / "copies", 0, 0)
     assert not list((tmp_path / "copies").glob("*"))
+
+
+def test_the_plugin_lacks_the_steps_that_averages_leave_out(tmp_path: Path) -> None:
+    """Step 0 has no recorded start, and step 2 takes a second."""
+    paced(tmp_path / "job", [(40.0, 40.0)] * 4, [10.0, 1_000.0, 10.0, 10.0])
+    files = sorted((tmp_path / "job").glob("*.json"))
+    folder = write_tensorboard(files, None, tmp_path / "shown")
+    copies = [gzip.decompress(one.read_bytes()).decode() for one in folder.rglob("*.pt.trace.json.gz")]
+    assert len(copies) == 2
+    for copy in copies:
+        assert {number for number in range(5) if f'"ProfilerStep#{number}"' in copy} == {1, 3, 4}

@@ -136,7 +136,7 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
     assert "rank 1 is the straggler" in straggler.message
     # On few cores whose programs take turns, more than 30% of it may overlap with compute by chance: then there is no finding.
     for name, reason, text in (
-        ("late_rank", "late_rank", "waiting for a late rank (rank 1 in "),
+        ("late_rank", "late_rank", "exposes is waiting for rank 1 (last in "),
         ("single_bucket", "one_bucket", "all gradients are reduced in one bucket of 2.09 MB, ready when "),
     ):
         assert text in {one.name: one.text for one in overlap_reasons(two[name])}[reason]

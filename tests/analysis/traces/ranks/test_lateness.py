@@ -108,7 +108,7 @@ def test_every_repeat_counts(tmp_path: Path) -> None:
     """Three steps each: in two repeats alike 6 of 6. Where another rank is late in one of five, it is the repeats that differ."""
     late, early = (paced(tmp_path / name, [own] * 3) for name, own in (("late", LATE), ("early", EARLY)))
     both = known(traced_cell([late, late]).last_rank)
-    assert (both.rank, both.steps, both.of_steps, both.shares) == (1, 6, 6, (1.0, 1.0))
+    assert (both.rank, both.steps, both.of_steps, both.share) == (1, 6, 6, 1.0)
     assert both.significant
     once = known(traced_cell([late] * 4 + [early]).last_rank)
     assert (once.steps, once.of_steps, once.stands_out) == (12, 15, False)

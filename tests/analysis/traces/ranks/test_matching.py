@@ -125,7 +125,7 @@ def test_the_last_rank_is_the_one_that_is_last_in_most_steps(
     ]
     last = known(last_rank(Table.from_frame(matched(*rows).table)))
     assert (last.rank, last.steps, last.of_steps) == (1, steps, 2)
-    assert (last.lateness_us, last.shares[0]) == pytest.approx((lateness_us, share))
+    assert (last.lateness_us, last.share) == pytest.approx((lateness_us, share))
 
 
 def test_nobody_waits_for_nobody() -> None:

@@ -17,6 +17,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
 from tests.helpers.known import known
 from tests.helpers.made_traces import operator, write
+from tests.helpers.paced_ranks import paced
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import profile, works
 
@@ -194,3 +195,11 @@ def test_how_much_transfers_that_overlap_slow_each_other(
 
 def test_one_stream_has_no_slowdown() -> None:
     assert at_slowdown(replace(APART, servers=1), 1.5).buckets == APART.buckets
+
+
+def test_a_far_longer_step_is_not_replayed(tmp_path: Path) -> None:
+    """Its pause of a second would count as a lateness of every hundredth step."""
+    paced(tmp_path, [(60.0, 40.0)] * 3 + [(60.0, 1_040.0)] + [(60.0, 40.0)] * 2)
+    job = job_profile(sorted(tmp_path.glob("*.json")))
+    assert sorted({one.step for one in job.profiles}) == [1, 2, 3, 5, 6]
+    assert max(one.step_us for one in job.profiles) == pytest.approx(75e3, abs=1)
