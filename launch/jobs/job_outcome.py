@@ -119,13 +119,11 @@ TAIL_LINES_OTHER = 5
 
 _PREFIX = re.compile(r"^\[rank(\d+)\]:")
 _EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*exitcode\s*:\s*(-?\d+)")
-# What NCCL's watchdog logs, of both of torch's engines, before it aborts its process.
-_WATCHDOG = re.compile(
-    r"^\[rank(\d+)\]:.*?(Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*)",
-    re.MULTILINE,
-)
-# torchrun ends the other ranks with SIGTERM, NCCL's watchdog aborts: consequences of a failure elsewhere.
-_CONSEQUENT_SIGNALS = {signal.SIGTERM, signal.SIGABRT, signal.SIGINT}
+# What NCCL's watchdog logs, of both of torch's engines, before it aborts its process: a timeout, or an error that it met.
+_TIMEOUT = r"Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*"
+_WATCHDOG = re.compile(rf"^\[rank(\d+)\]:.*?(?:({_TIMEOUT})|exception: ((?:CUDA|NCCL) error: .+))", re.MULTILINE)
+# NCCL's watchdog aborts, torchrun ends the other ranks: consequences of a failure elsewhere, the likeliest last.
+_CONSEQUENT_SIGNALS = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT)
 
 
 JobWait = Literal["exited", "timed_out", "stopped", "lost"]
@@ -178,8 +176,10 @@ def job_outcome(
         message = f"{lost} ({where}); the same command on all nodes resumes the run"
         return JobOutcome("crashed", message, _log_tail(log, None))
     if exit_status is None:
-        message = f"passed its time limit of {timeout_s:g} s ({where}); raise --timeout if it was only slow"
-        return JobOutcome("timed_out", message, _log_tail(log, None))
+        aborting = _watchdog_failure(log)
+        cause, advice = (f"{aborting.message}; ", "") if aborting else ("", "; raise --timeout if it was only slow")
+        message = f"{cause}passed its time limit of {timeout_s:g} s ({where}){advice}"
+        return JobOutcome("timed_out", message, _log_tail(log, aborting and aborting.rank))
     first = _first_failure(read_failures(folder.path), log, exit_status, has_result)
     lacked = _has_one(_OUT_OF_MEMORY_SIGNS, first.message)
     if first.signal == signal.SIGKILL and kills_before is not None:
@@ -203,11 +203,11 @@ def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int,
         rank, number = killed[0], -exits[killed[0]]
         return _Failure(rank, f"rank {rank} was killed by {_signal_text(number)}", signal=number)
     causes = causes or [note for note in notes if not note.peer_lost]
-    if not causes and (aborted := _WATCHDOG.search(log)):  # a signal ends the rank, which writes no note
-        return _Failure(int(aborted[1]), f"rank {aborted[1]}: NCCL: {aborted[2].strip()}")
+    if not causes and (aborted := _watchdog_failure(log)):  # a signal ends the rank, which writes no note
+        return aborted
     for note in causes or notes:
         return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
-    for rank, status in sorted(exits.items(), key=lambda one: (one[1] != NO_NOTE, -one[1] in _CONSEQUENT_SIGNALS)):
+    for rank, status in sorted(exits.items(), key=lambda one: _likely_consequence(one[1])):
         ended = f"was ended by {_signal_text(-status)}" if status < 0 else f"ended with exit status {status}"
         if status == NO_NOTE:
             ended = "could not write into the run folder: make room on its disk, or do not remove it during the run"
@@ -216,6 +216,22 @@ def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int,
         return _Failure(None, f"torchrun was killed by {_signal_text(-torchrun_status)}", signal=-torchrun_status)
     without = "" if has_result else " and no result"
     return _Failure(None, f"torchrun ended with exit status {torchrun_status}{without}")
+
+
+def _watchdog_failure(log: str) -> _Failure | None:
+    """The first failure that a watchdog of NCCL logged."""
+    logged = _WATCHDOG.search(log)
+    if logged is None:
+        return None
+    rank, timeout, error = logged.groups()
+    return _Failure(int(rank), f"rank {rank}: {f'NCCL: {timeout}' if timeout else error}".strip())
+
+
+def _likely_consequence(exit_status: int) -> int:
+    """How likely a rank that ended so is a victim of another one's failure, as a key to sort by."""
+    if exit_status == NO_NOTE:
+        return -1
+    return 1 + _CONSEQUENT_SIGNALS.index(signal.Signals(-exit_status)) if -exit_status in _CONSEQUENT_SIGNALS else 0
 
 
 _HINTS = {signal.SIGKILL: ", often the kernel's out-of-memory killer", signal.SIGBUS: ", often a full /dev/shm"}

@@ -138,11 +138,23 @@ LEGACY = (
     "timing out."
 )
 SECOND = "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:91] timeout - collective operation timed out"
+# What torch 2.14's watchdog logged on a virtual GPU node: of a kernel that failed, and of an error that NCCL reported later.
+STICKY = (
+    "[rank1]:[rank1]:[E1129 14:01:54.636425359 ProcessGroupNCCL.cpp:2192] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group "
+    "watchdog thread terminated with exception: CUDA error: unspecified launch failure"
+)
+ASYNCHRONOUS = (
+    "[rank1]:[rank1]:[E1129 14:00:08.146959703 ProcessGroupNCCL.cpp:657] [PG GUID 0(default_pg) Rank 1] Collective WorkNCCL("
+    "SeqNum=20, OpType=BROADCAST, NumelIn=672, NumelOut=672, Timeout(ms)=48000) raised the following async exception: "
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.30.7"
+)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (STICKY, "rank 1: CUDA error: unspecified launch failure (in its timed pass)"),
+        (ASYNCHRONOUS, "rank 1: NCCL error: remote process exited or there was a network error, NCCL version 2.30.7"),
         (LEGACY, "rank 1: NCCL: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE"),
         (SECOND, "rank 1: NCCL: timeout - collective operation timed out"),
     ],
@@ -158,6 +170,21 @@ def test_a_collective_that_nccl_aborted_is_reported_with_its_message(
     assert outcome.log_tail[0].startswith("[rank1]: ")
     write_note(folder, 0, 1, "ValueError: bad label")  # the error that rank 1 waited for
     assert outcome_of(folder, log).message == "rank 0: ValueError: bad label (in its timed pass)"
+
+
+def test_a_job_that_hangs_after_an_error_of_nccl_is_no_slow_job(folder: JobFolder) -> None:
+    """The watchdog collects its records for a minute before it aborts: a shorter time limit ends the job first."""
+    folder.log_path.write_text(f"{ASYNCHRONOUS}\n")
+    outcome = job_outcome(folder, "timed_out", timeout_s=60.0)
+    assert outcome.status == "timed_out"
+    assert outcome.message.startswith("rank 1: NCCL error: remote process exited or there was a network error")
+    assert outcome.message.endswith("; passed its time limit of 60 s (before its first pass)")
+
+
+def test_the_rank_that_aborted_is_named_before_those_that_torchrun_ended(folder: JobFolder) -> None:
+    report = REPORT.format(exit=-6).replace("exitcode  : 1 ", "exitcode  : -15 ")
+    outcome = outcome_of(folder, report)
+    assert outcome.message == "rank 1 was ended by signal 6 (SIGABRT) (in its timed pass)"
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,16 @@ ncclResult_t ncclGetVersion(int *version) {
     return ncclSuccess;
 }
 
-const char *ncclGetErrorString(ncclResult_t error) { return error ? "error of the virtual NCCL" : "no error"; }
+const char *ncclGetErrorString(ncclResult_t error) {
+    switch (error) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    default: return "error of the virtual NCCL";
+    }
+}
+
 const char *ncclGetLastError(ncclComm_t) { return ""; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
