@@ -168,14 +168,16 @@ class PlantedNode:
     def truth(self) -> Truth:
         return read_truth(self.truth_folder)
 
-    def run(self, *arguments: str, timeout_s: float = 200, variables: Mapping[str, str] = NOTHING) -> str:
-        """What Python prints on this node with these arguments, its errors included; AssertionError: it failed."""
+    def run(
+        self, *arguments: str, timeout_s: float = 200, variables: Mapping[str, str] = NOTHING, status: int = 0
+    ) -> str:
+        """What Python prints on this node with these arguments, its errors included; AssertionError: another exit status."""
         ran = self.start(*arguments, variables=variables)
         try:
             output, _ = ran.communicate(timeout=timeout_s)
         finally:
             ran.kill()
-        assert ran.returncode == 0, f"exit status {ran.returncode}: {' '.join(arguments)}\n{output[-8000:]}"
+        assert ran.returncode == status, f"exit status {ran.returncode}: {' '.join(arguments)}\n{output[-8000:]}"
         return output
 
     def start(self, *arguments: str, variables: Mapping[str, str] = NOTHING) -> subprocess.Popen[str]:
@@ -188,9 +190,11 @@ class PlantedNode:
             text=True,
         )
 
-    def dpscope(self, *arguments: str, timeout_s: float = 280) -> str:
-        """A command of dpscope, whose jobs run without torchrun (tests/helpers/light_torchrun.py)."""
-        return self.run("-m", "dpscope.launch.cli", *arguments, timeout_s=timeout_s, variables=_LIGHT)
+    def dpscope(self, *arguments: str, timeout_s: float = 280, status: int = 0, torchrun: bool = False) -> str:
+        """A command of dpscope, whose jobs run by torchrun or without (tests/helpers/light_torchrun.py)."""
+        variables = NOTHING if torchrun else _LIGHT
+        command = ("-m", "dpscope.launch.cli", *arguments)
+        return self.run(*command, timeout_s=timeout_s, variables=variables, status=status)
 
     def ranks(self, count: int, module: str, *arguments: str) -> str:
         """torchrun with ranks of a module."""

@@ -120,7 +120,12 @@ cudnnStatus_t cudnnGetProperty(libraryPropertyType part, int *value) {
 }
 
 const char *cudnnGetErrorString(cudnnStatus_t status) {
-    return status == CUDNN_STATUS_NOT_SUPPORTED ? "CUDNN_STATUS_NOT_SUPPORTED (by the virtual GPU)" : "error of the virtual cuDNN";
+    switch (status) {
+    case CUDNN_STATUS_SUCCESS: return "CUDNN_STATUS_SUCCESS";
+    case CUDNN_STATUS_NOT_SUPPORTED: return "CUDNN_STATUS_NOT_SUPPORTED";
+    case CUDNN_STATUS_EXECUTION_FAILED: return "CUDNN_STATUS_EXECUTION_FAILED";
+    default: return "error of the virtual cuDNN";
+    }
 }
 
 void cudnnGetLastErrorString(char *text, size_t size) {
