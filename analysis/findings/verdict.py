@@ -21,6 +21,7 @@ from dpscope.analysis.findings.answers import (
     traces_verdict,
 )
 from dpscope.analysis.findings.comparisons import bounds, gap_sentence
+from dpscope.analysis.findings.gains import Gain, gain_of
 from dpscope.analysis.findings.ledger_text import (
     COMPARED,
     NOT_MEASURED,
@@ -33,7 +34,7 @@ from dpscope.analysis.findings.ledger_text import (
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import Estimate, verdict
+from dpscope.analysis.stats.samples import verdict
 from dpscope.analysis.text.units import choose_unit, show
 from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import traits_of
@@ -65,13 +66,11 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     if not case:
         return _nothing_parallel(run, comparison, caveat)
     chosen, gap = _chosen(comparison, case)
-    # Samples per second divided by those of one device, at the same batch per device (weak) where measured.
-    weak_first = sorted(comparison.scaling, key=lambda one: one.scaling != "weak")
-    speedups = (point.speedup for series in weak_first for point in series.points if point.cell == chosen.cell)
-    speedup, data = next(speedups, None), run.cells[chosen.cell]
-    which, strategy = _which(comparison, chosen, gap, speedup, data.batch_text)
+    gain, data = gain_of(run, comparison, chosen.cell), run.cells[chosen.cell]
+    speedup = None if gain is None else gain.by_median
+    which, strategy = _which(comparison, chosen, gap, gain, data.batch_text)
     late = data.late if slowed_by_tracing(chosen) is None else None
-    shown = None if speedup is None else verdict(speedup)
+    shown = None if gain is None else _direction(gain)
     launch_bound = any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
     situation = Situation(
         chosen,
@@ -200,19 +199,20 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
 
 
 def _which(
-    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, speedup: Estimate | None, batch: str
+    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, gain: Gain | None, batch: str
 ) -> tuple[Answer, str | None]:
     """The answer, and the strategy that it recommends."""
     name, where = traits_of(chosen.strategy).label, f"on {devices_text(chosen.devices, chosen.nodes)}"
     if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
         where += f", batch {batch} each"
     between = f" {gap_sentence(gap)}" if gap else ""
-    if speedup is None or speedup.value is None:
+    if gain is None or gain.by_median.value is None:
         relative, basis = _relative_to_itself(comparison, chosen)
         return Answer(f"{name} {where} {relative}{between}", basis), None
-    times = f"{speedup.value:.2f}x one device's throughput ({bounds(speedup)}) {where}.{between}"
-    shown = verdict(speedup)
-    text, strategy = f"Not decided between {name} and one device: {times}", None
+    times = f"{_times(gain)} {where}.{_at_same_global_batch(gain)}{between}"
+    shown = _direction(gain)
+    undecided = "" if gain.estimators_agree else ", as the estimates disagree"
+    text, strategy = f"Not decided between {name} and one device{undecided}: {times}", None
     if shown == "below":
         text, strategy = f"Do not parallelise at this size: {name} reaches {times}", "single"
     elif shown == "above" and (original := traits_of(chosen.strategy).stands_for):
@@ -224,7 +224,26 @@ def _which(
             times = f"{name} reaches {times}"
             name = f"DDP or {gap.dp_label}, whichever is simpler"
         text, strategy = f"Use {name}: {times}", chosen.strategy
-    return Answer(text, f"{_GAIN}: {basis_of(speedup)}"), strategy
+    return Answer(text, f"{_GAIN}: {basis_of(gain.by_median)}"), strategy
+
+
+def _direction(gain: Gain) -> str | None:
+    """Whether the throughput is significantly above or below that of one device; None where other estimates contradict that."""
+    return verdict(gain.by_median) if gain.estimators_agree else None
+
+
+def _times(gain: Gain) -> str:
+    value = f"{gain.by_median.value:.2f}x one device's throughput"
+    if gain.estimators_agree:
+        return f"{value} ({bounds(gain.by_median)})"
+    return f"{value} by the median step ({bounds(gain.by_median)}), {gain.others_text}"
+
+
+def _at_same_global_batch(gain: Gain) -> str:
+    split = gain.at_same_global_batch
+    if split is None or split.value is None:
+        return ""
+    return f" At one device's global batch it is {split.value:.2f}x ({bounds(split)})."
 
 
 def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, str]:

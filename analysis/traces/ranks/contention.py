@@ -15,6 +15,10 @@ NOTHING_FREE = (
     "no comparable kernel ran without communication: the same kernel, operator, input sizes, grid and block "
     "(where no input sizes are recorded, also the same place in another step)"
 )
+IMPOSSIBLE = (
+    "not measurable here: comparable kernels took {:.2f} times as long next to communication as alone, which communication "
+    "cannot cause, so something else differs between them"
+)
 _FEWEST_KERNELS = 3
 _OWN_VARIANCE = 6
 _LEAST_COMPARED = 0.1  # of the overlapped compute time: below it the ratio does not represent the step
@@ -46,6 +50,11 @@ class Contention:
     def is_significant(self) -> bool:
         """Whether the interval of the ratio excludes 1."""
         return self.ratio_interval is not None and not self.ratio_interval.low <= 1.0 <= self.ratio_interval.high
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether the kernels were significantly faster next to communication, which shows that they are not comparable."""
+        return self.ratio_interval is not None and self.ratio_interval.high < 1.0
 
 
 @dataclass(frozen=True)
@@ -96,12 +105,14 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     every = _estimate(None, matched, of_free, freedom, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
+    if every.is_impossible:
+        return Contentions(None, reason=IMPOSSIBLE.format(every.ratio))
     by_operator = []
     for code, operator in enumerate(overlapped.words("operator")[operators.first].tolist()):
         of_operator = matched.take(matched["operator"] == code)
         share_compared = float(of_operator["overlap_us"].sum() / totals_us[code])
         if len(of_operator) and (one := _estimate(operator, of_operator, of_free, freedom, share_compared)):
-            by_operator.append(one)
+            by_operator += [one] if not one.is_impossible else []
     return Contentions(every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us))))
 
 

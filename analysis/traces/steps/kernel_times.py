@@ -49,7 +49,10 @@ def _kernels(attribution: Attribution) -> Table:
     """A row per kernel of a step, in order of start, with its class and its place among the kernels of its class."""
     events = attribution.events
     operators = events.is_category(Category.CPU_OP)
-    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & (attribution.step >= 0))
+    in_step = (attribution.step >= 0) & ~attribution.windows.is_cut(
+        attribution.step
+    )  # else communication may be missing
+    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & in_step)
     rows = rows[np.argsort(events.start_us[rows], kind="stable")]
     if attribution.on_device:
         operator = innermost(events, attribution.launch_row[rows], operators)

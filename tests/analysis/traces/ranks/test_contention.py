@@ -10,6 +10,7 @@ from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.runs.cell_data import CellData, tables_of
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.what_if.answers.bases import interference_of_traces
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp import DdpOptions
@@ -44,6 +45,26 @@ def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None
     assert [one["operator"] for one in operators] == ["aten::mm"]
     (table,) = (one for one in to_tables(analysis) if one.title.startswith("Contention"))
     assert [row[:2] for row in table.rows] == [("all operators", "1.30"), ("aten::mm", "1.30")]
+
+
+def test_kernels_that_are_faster_next_to_communication_are_no_measure_of_it(tmp_path: Path) -> None:
+    """Communication slows compute or leaves it alone: 0.84 shows that unlike kernels are compared."""
+    analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=0.84, noise=0.0)))
+    assert analysis.contentions.every is None
+    assert analysis.contentions.by_operator == ()
+    assert analysis.contentions.reason.startswith("not measurable here: comparable kernels took 0.84 times as long")
+    ledger = known(analysis.ledger)
+    assert (ledger.contention_us, ledger.contention_ratio) == (None, None)
+    assert interference_of_traces(ledger, []).gamma == 0.0
+    assert interference_of_traces(ledger, []).contention == ""
+
+
+def test_a_ratio_below_1_that_is_not_significant_is_shown(tmp_path: Path) -> None:
+    ratios = [
+        known(analyze_traces(write_contended_job(tmp_path, Contended(factor=1.0, seed=seed))).contentions.every).ratio
+        for seed in range(6)
+    ]
+    assert min(ratios) < 1 < max(ratios)
 
 
 def test_no_overlap_is_unknown_with_a_reason(tmp_path: Path) -> None:
