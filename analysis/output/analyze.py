@@ -218,7 +218,9 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None, wh
     answers = answer_grid(report.warnings, report.answers)
     tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
     if not whole:
-        tables = [replace(one, rows=tuple(row for row in one.rows if row[0] in report.first_cells)) for one in tables]
+        # Notes are with the whole tables: the first screen has no line for them.
+        shown = report.first_cells
+        tables = [replace(one, rows=tuple(row for row in one.rows if row[0] in shown), notes=()) for one in tables]
     console.print(answers)
     for table in tables:
         print_table(console, table)

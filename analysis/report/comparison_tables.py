@@ -124,7 +124,7 @@ STEP = View(
     "cell step_us samples_per_s weak_efficiency traced_step_us compute_us exposed_wait_us exposed_transfer_us "
     "exposed_other_us idle_us",
     headings={"weak_efficiency": "eff.[%]", "traced_step_us": "traced"},
-    notes=("parts: means over ranks and traced steps; wait, transfer and other: exposed communication",),
+    notes=("means over ranks and traced steps; wait, transfer and other are exposed",),
 )
 SHORTCUTS = View(
     "shortcuts",
