@@ -28,7 +28,7 @@ _JOIN_S = 600  # for all nodes, as torchrun's static rendezvous
 _SEVERAL_NODES_PORT = 29500  # torchrun's default
 
 
-class _OneAddress(StaticTCPRendezvous):  # type: ignore[misc]  # torch has no types
+class _OneAddress(StaticTCPRendezvous):
     """The static rendezvous with a store that only listens at the first node's address."""
 
     def get_backend(self) -> str:
@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> None:
     rendezvous_handler_registry.register(_BACKEND, rendezvous)
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = _BACKEND, f"{address}:{port}", job
     arguments.node_rank = 0  # torchrun warns about a rank that its static rendezvous alone would use
-    run_torchrun(arguments)
+    run_torchrun(arguments)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -340,7 +340,8 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
         done = [repeat for repeat in load_repeats(folder, planned.cell) if len(repeat.samples)]
         if done:
             tables = tables_of([], [repeat.samples for repeat in done])
-            cells.append(CellData(planned.cell, None, tuple(repeat.result for repeat in done), tables=tables))
+            results = tuple(repeat.result for repeat in done if repeat.result is not None)
+            cells.append(CellData(planned.cell, None, results, tables=tables))
     pool = step_spread(cells)
     return {
         data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))

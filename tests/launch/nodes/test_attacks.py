@@ -85,7 +85,7 @@ def test_a_state_that_a_relay_forges_begins_no_job(nodes: Nodes, tmp_path: Path)
 
 def test_a_claimed_rank_does_not_keep_its_node_out(nodes: Nodes) -> None:
     """The stranger knows the run's prefix from the listed keys, and claims every node before it joins."""
-    joining = threading.Thread(target=lambda: (time.sleep(1.0), nodes.start(1)))
+    joining = threading.Timer(1.0, lambda: nodes.start(1))
 
     def claim() -> None:
         keys: list[str] = []

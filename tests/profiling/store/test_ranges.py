@@ -39,7 +39,7 @@ def repeat(tmp_path: Path) -> RepeatFolder:
 def test_samples_outside_their_range_are_refused(repeat: RepeatFolder, column: str, value: object) -> None:
     path = repeat.samples_path(0, 1)
     samples = pd.read_parquet(path)
-    samples[column] = [value] * len(samples)
+    samples[column] = pd.Series([value] * len(samples))
     samples.to_parquet(path, index=False)
     with pytest.raises(DpscopeError, match=rf"samples_0_1\.parquet: .*{column}"):
         repeat.samples(repeat.ranks())

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.analysis.traces.reading.json_events import EVENTS, Event, _lenient_json
-from dpscope.analysis.traces.reading.reader import DEFAULT_LIMITS, read_events, read_trace
+from dpscope.analysis.traces.reading.reader import read_events, read_trace
 
 FRAGMENTS = 944_000
 EVERY = 2_000
