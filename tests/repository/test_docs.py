@@ -70,7 +70,7 @@ def test_worker_commands_parse() -> None:
     assert len(found) >= 3
     for page, words, rest in found:
         assert worker_job._parser().parse_args(rest).out is not None, page
-        assert "torchrun" in words, page
+        assert "dpscope.launch.torchrun" in words, page
 
 
 def test_inline_commands_name_options_that_exist() -> None:
