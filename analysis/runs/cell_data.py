@@ -217,7 +217,7 @@ class CellData:
     @cached_property
     def whole_windows(self) -> Table:
         """Traced steps that averages are of; of a job whose traces have no complete window, from their first event."""
-        whole = whole_steps(self.tables.steps)
+        whole = whole_steps(self.tables.steps, alike=self.cycle == 1)
         of_job = isinstance(self.cell, TracedJob)
         return whole if of_job else whole.take(~whole.truths("partial_window", missing=True))
 
@@ -235,7 +235,8 @@ class CellData:
     def traced_ledger(self) -> Ledger | None:
         """Where a whole traced step goes, without intervals; None without such a step."""
         found = ledger_of(self.whole_windows, self.tables.exposed_parts)
-        return None if found is None else replace(found, left_out_steps=far_longer_count(self.tables.steps))
+        left_out = far_longer_count(self.tables.steps) if self.cycle == 1 else 0
+        return None if found is None else replace(found, left_out_steps=left_out)
 
     @cached_property
     def messages(self) -> Messages:

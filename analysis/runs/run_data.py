@@ -257,7 +257,8 @@ def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
     yield from spread_findings(cell.name, data.step_samples())
     waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
     known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded
-    yield from far_longer_steps(lambda: data.tables.steps, data.tables.steps, cell.name)
+    if data.cycle == 1:
+        yield from far_longer_steps(lambda: data.tables.steps, data.tables.steps, cell.name)
     wait_us = statistics.fmean(waits_us) if known else None
     yield from idle_findings(data.tables.steps, cell.name, wait_us, data.communication_known)
 

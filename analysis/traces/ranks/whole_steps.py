@@ -11,10 +11,15 @@ TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps
 FEWEST_STEPS = 3  # whole windows: of two none is the usual one
 
 
-def whole_steps(steps: Table) -> Table:
-    """Steps with a complete window that are not `far_longer`; all of them if no window is complete."""
+def whole_steps(steps: Table, alike: bool = True) -> Table:
+    """Steps with a complete window that are not `far_longer`; all of them if no window is complete.
+
+    Where steps are known not to be `alike`, as in a cycle of them, none is too long.
+    """
     whole = _whole(steps)
-    return steps.take(whole & ~far_longer(steps)) if whole.any() else steps
+    if not whole.any():
+        return steps
+    return steps.take(whole & ~far_longer(steps) if alike else whole)
 
 
 def far_longer(steps: Table) -> BoolColumn:

@@ -11,9 +11,10 @@ from dpscope.analysis.traces.ranks.step_findings import far_longer_steps
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.ranks.whole_steps import far_longer, far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.profiling.records.run import AttachedProcess, Cell
 from tests.helpers.known import known
 from tests.helpers.paced_ranks import paced
-from tests.helpers.run_cells import traced_table
+from tests.helpers.run_cells import cell_data, traced_table, with_ranks
 
 EVEN = (40.0, 40.0)
 
@@ -115,3 +116,14 @@ def test_partial_steps_are_not_compared() -> None:
     table = steps(10, 10, 10, 90)
     cut = table.assign(partial_window=[step == 3 for step in table["step"].tolist()])
     assert not far_longer(cut).any()
+
+
+def test_steps_of_a_cycle_all_count() -> None:
+    """Every fifth step of a script is known to take longer: a mean over the cycle holds it."""
+    cell = Cell("ddp", 2, 8)
+    data = cell_data(cell, [[10.0] * 5], steps(10, 10, 10, 10, 60))
+    assert data.whole_windows.mean("step_us") == 10
+    assert known(data.traced_ledger).left_out_steps == 1
+    in_cycles = with_ranks(data, attached=AttachedProcess(cell=cell, reduction_known=True, cycle=5))
+    assert in_cycles.whole_windows.mean("step_us") == 20
+    assert known(in_cycles.traced_ledger).left_out_steps == 0
