@@ -11,6 +11,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.attached.interception import ModuleCalls
+from dpscope.profiling.attached.step_cycles import StepEvents
 from dpscope.profiling.records.matrix import Amp
 
 _INPUTS = 2  # training calls whose inputs are compared between processes
@@ -30,9 +31,9 @@ class StepCalls:
     other_optimizers: int = 0  # steps of optimizers other than the first
 
     @property
-    def kind(self) -> tuple[int, int]:
-        """What distinguishes it from steps of another kind."""
-        return self.other_optimizers, len(self.each)
+    def events(self) -> StepEvents:
+        """What distinguishes it from steps of another kind; collectives are counted in the warm-up alone."""
+        return StepEvents(self.other_optimizers, len(self.each), 0)
 
 
 class ModelCalls:

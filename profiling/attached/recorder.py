@@ -13,6 +13,7 @@ from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.job import Place, SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, inner_module
 from dpscope.profiling.attached.settings import FOR_GRAPHS, STEP_RECORDED, AttachSettings, further_hint
+from dpscope.profiling.attached.step_cycles import without_short
 from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp
 from dpscope.profiling.attached.wrapped_models import DetectedStrategy, WrapperLog, is_model_parallel, options_of
 from dpscope.profiling.instruments.ddp_counters import tensor_sizes
@@ -256,15 +257,14 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
 
 def _cycle_findings(observed: Observed) -> Iterator[Finding]:
     """What is known of steps that do different things: their cycle, or that none was seen in the warm-up."""
-    cycle, kinds = observed.warm_up.cycle, Counter(step.kind for step in observed.timed.calls)
+    cycle, kinds = observed.warm_up.cycle, Counter(without_short([step.events for step in observed.timed.calls]))
     if cycle is not None and cycle > 1:
         timed = counted(len(observed.timed.calls) // cycle, "whole cycle")
         yield AttachCode.STEP_CYCLES.finding(f"the script's steps repeat in cycles of {cycle}: {timed} timed")
     elif len(kinds) > 1:
         rare = kinds.total() - max(kinds.values())
-        differing = (
-            f"{rare} of {kinds.total()} timed steps call models or optimizers more or less often than the others"
-        )
+        steps = len(observed.timed.calls)
+        differing = f"{rare} of {steps} timed steps call models or optimizers more often than the others"
         text = f"{differing}, and no cycle was seen in {counted(observed.warm_up.steps, 'warm-up step')}"
         yield AttachCode.STEPS_UNLIKE.finding(text)
 

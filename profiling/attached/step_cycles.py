@@ -1,10 +1,13 @@
 """Cycles of unlike steps: every how many steps a script does the same again, by what each of its steps did."""
 
+from collections import Counter
 from collections.abc import Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
 from torch import distributed
+
+from dpscope.profiling.records.finding import grouped
 
 LONGEST_CYCLE = 20  # steps
 _SHORT, _REPEATS_OF_SHORT = (
@@ -41,6 +44,18 @@ class CollectiveCount:
         return number - last if number is not None and last is not None else 0
 
 
+def without_short(steps: Sequence[StepEvents]) -> list[StepEvents]:
+    """The steps without those that call the models less often than most do, as at the end of an epoch with accumulation.
+
+    Compared are steps with as many steps of other optimizers; of two numbers of calls that are as frequent the larger is usual.
+    """
+    usual = {}
+    for others, alike in grouped((step.other_optimizers, step.training_calls) for step in steps).items():
+        counts = Counter(alike)
+        usual[others] = max(counts, key=lambda calls: (counts[calls], calls))
+    return [step for step in steps if step.training_calls >= usual[step.other_optimizers]]
+
+
 def cycle_of(steps: Sequence[StepEvents]) -> int | None:
     """The length of the cycle in which steps repeat, 1 if all are alike; None if these steps do not show it yet, or never.
 
@@ -51,6 +66,7 @@ def cycle_of(steps: Sequence[StepEvents]) -> int | None:
     >>> cycle_of([critic, critic, both] * 3), cycle_of([critic] * 8), cycle_of([critic, both, both, critic, both])
     (3, 1, None)
     """
+    steps = without_short(steps)
     if len(set(steps)) < 2:
         return 1 if len(steps) > 1 else None
     for length in range(2, LONGEST_CYCLE + 1):

@@ -131,7 +131,7 @@ def pretend_measured(out: Path, *cells: Cell) -> None:
         write_json(repeat.result_path, CellResult(cell=cell, repeat=0, status="ok", duration_s=1.0))
 
 
-ALONE, WRAPPED, TWO = (Cell(name, devices, 8) for name, devices in (("single", 1), ("ddp", 1), ("ddp", 2)))
+ALONE, WRAPPED, TWO = Cell("single", 1, 8), Cell("ddp", 1, 8), Cell("ddp", 2, 8)
 
 
 def test_one_device_without_torchrun_is_lacking_where_torchrun_alone_measured_it(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
     out, jobs_run = tmp_path / "run", []
 
     def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-        of_torchrun = [word for word in command if word.startswith("--nproc-per-node=")]
+        of_torchrun = next((word for word in command if word.startswith("--nproc-per-node=")), None)
         jobs_run.append((of_torchrun, environment["OMP_NUM_THREADS"]))
-        cell = {"--nproc-per-node=1": WRAPPED, "--nproc-per-node=2": TWO}.get(*of_torchrun or [""], ALONE)
+        cell = {"--nproc-per-node=1": WRAPPED, "--nproc-per-node=2": TWO, None: ALONE}[of_torchrun]
         if of_torchrun or not status:
             pretend_measured(out, cell)
             return 0
@@ -168,7 +168,7 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
     monkeypatch.setattr("dpscope.analysis.output.analyze.show_run", lambda *shown: True)
     (tmp_path / "train.py").touch()
     ended = CliRunner().invoke(app, ["attach", "--devices", "1,2", "--out", str(out), "--", str(tmp_path / "train.py")])
-    assert jobs_run == [(["--nproc-per-node=1"], "1"), (["--nproc-per-node=2"], "1"), ([], "1")]
+    assert jobs_run == [("--nproc-per-node=1", "1"), ("--nproc-per-node=2", "1"), (None, "1")]
     assert "The script runs once more on one device, without torchrun: the baseline of efficiency." in ended.stdout
     assert ("It was not measured without torchrun" in ended.stdout) == bool(status)
     assert ended.exit_code == 0

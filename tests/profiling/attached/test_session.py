@@ -352,9 +352,20 @@ def test_unlike_steps_that_the_warm_up_did_not_show_are_a_warning(tmp_path: Path
     assert (known(rank.attached).cycle, len(timed_steps(samples))) == (1, 12)
     (message,) = (one.message for one in rank.findings if one.code == "steps_unlike")
     assert message == (
-        "1 of 12 timed steps call models or optimizers more or less often than the others, and no cycle was seen in 5 warm-up "
-        "steps"
+        "1 of 12 timed steps call models or optimizers more often than the others, and no cycle was seen in 5 warm-up steps"
     )
+
+
+def test_short_accumulations_at_the_end_of_an_epoch_are_no_cycle(tmp_path: Path) -> None:
+    """Ten micro-batches in an epoch are steps of four, four and two: those of two are left out, as any short batch."""
+    with attached(tmp_path, [], steps=9, warmup_steps=8):
+        model, optimizer = net_with_sgd()
+        for _ in range(12):
+            for micro_batches in (4, 4, 2):
+                train(model, optimizer, 1, samples=2 * micro_batches, micro_batches=micro_batches)
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.batch_size, known(rank.attached).cycle, len(timed_steps(samples))) == (8, 1, 6)
+    assert codes(rank) == {"batch_as_seen", "steps_left_out"}
 
 
 def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path) -> None:
@@ -368,7 +379,7 @@ def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path)
             optimizers[parameter].zero_grad()  # type: ignore[index]
 
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(step)
+            parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
         for _ in range(WHOLE + 2):  # found in the first, and a step ends where the next one begins
             loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
     cell, _, rank, samples = measured(tmp_path)

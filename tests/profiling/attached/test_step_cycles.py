@@ -37,6 +37,13 @@ def test_the_shortest_cycle_that_explains_every_step(steps: str, length: int | N
     assert cycle_of([KINDS[one] for one in steps]) == length
 
 
+def test_steps_with_fewer_calls_than_usual_are_short_rather_than_another_kind() -> None:
+    four, two, penalty = (StepEvents(0, calls, 1) for calls in (4, 2, 5))
+    assert cycle_of([four, four, two] * 3) == 1
+    assert cycle_of([four, two] * 4) == 1
+    assert cycle_of([four, four, four, penalty] * 2) == 4
+
+
 def test_a_cycle_beyond_the_longest_is_not_found() -> None:
     for length, found in ((LONGEST_CYCLE, LONGEST_CYCLE), (LONGEST_CYCLE + 1, None)):
         assert cycle_of(([KINDS["d"]] * (length - 1) + [KINDS["g"]]) * 3) == found
