@@ -10,10 +10,9 @@ from torch import distributed
 from dpscope.profiling.records.finding import grouped
 
 LONGEST_CYCLE = 20  # steps
-_SHORT, _REPEATS_OF_SHORT = (
-    3,
-    3,
-)  # steps of a short cycle, which must repeat more often: longer ones may contain it twice
+# A longer cycle may contain a short pattern twice in a row, so that a short one must repeat more often.
+_SHORT = 3  # steps
+_REPEATS_OF_SHORT = 3
 UNSETTLED_STEPS = 2  # at first: DDP rebuilds its buckets, which changes its collectives
 
 

@@ -124,7 +124,7 @@ def test_the_row_of_the_one_device_that_the_verdict_compares_with_is_shown(
     rows = [
         CellRow(
             cell=f"{strategy}-d{devices}-b{batch}",
-            strategy=strategy,  # type: ignore[arg-type]
+            strategy=strategy,
             devices=devices,
             batch_size=batch,
             global_batch_size=devices * batch,

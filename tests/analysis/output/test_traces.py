@@ -1,6 +1,7 @@
 """What `dpscope analyze` prints below the tables of traces: only where it is so."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,8 +75,13 @@ def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:
 
 def test_a_rows_rate_follows_from_its_own_bytes_and_time(tmp_path: Path) -> None:
     """Two all-reduces of 1 MB on two ranks take 100 and 300 us: 5 GB/s, as nccl-tests says, not the mean of 10 and 3.33."""
-    sizes = {"Collective name": "allreduce", "In msg nelems": 250_000, "Out msg nelems": 250_000, "dtype": "Float"}
-    group = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    sizes: dict[str, Any] = {
+        "Collective name": "allreduce",
+        "In msg nelems": 250_000,
+        "Out msg nelems": 250_000,
+        "dtype": "Float",
+    }
+    group: dict[str, Any] = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
     for rank in range(2):
         events = made_traces.steps_with([(100, 200), (100, 200), (100, 400)], **sizes, **group)
         made_traces.write(tmp_path, events, rank)

@@ -128,9 +128,9 @@ def computed(path: Path, *events: list[Trace]) -> tuple[dict[tuple[int | None, i
     )
     analysis = analyze_traces([path])
     found: dict[tuple[int | None, int], list[float]] = {}
-    for row in analysis.steps.itertuples():
-        rank = None if pd.isna(row.rank) else int(row.rank)
-        found.setdefault((rank, int(str(row.device))), []).append(float(str(row.compute_us)))
+    for row in analysis.steps.to_dict("records"):
+        rank = None if pd.isna(row["rank"]) else int(row["rank"])
+        found.setdefault((rank, int(row["device"])), []).append(row["compute_us"])
     return found, codes(analysis) - {"device_idle", "parallelism"}
 
 
