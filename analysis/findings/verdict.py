@@ -243,7 +243,7 @@ def _at_same_global_batch(gain: Gain) -> str:
     split = gain.at_same_global_batch
     if split is None or split.value is None:
         return ""
-    return f" At one device's global batch it is {split.value:.2f}x ({bounds(split)})."
+    return f" At the same global batch: {split.value:.2f}x."
 
 
 def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, str]:

@@ -54,5 +54,5 @@ def test_the_gain_at_the_same_global_batch_is_stated_too() -> None:
     made = run(150.0, timed("single", 1, 16, [178.0] * 10))
     text = run_verdict(made, compare(made)).which.text
     assert text.startswith("Use DDP: 1.33x one device's throughput")
-    assert "At one device's global batch it is 1.19x (95% interval" in text
+    assert "At the same global batch: 1.19x." in text
     assert "global batch" not in run_verdict(run(150.0), compare(run(150.0))).which.text
