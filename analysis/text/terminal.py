@@ -23,8 +23,8 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 class Terminal(Console):
     """A terminal on which square brackets are no markup, and on which no text from a file has control."""
 
-    def __init__(self, stderr: bool = False) -> None:
-        super().__init__(markup=False, stderr=stderr)
+    def __init__(self, stderr: bool = False, highlight: bool = True) -> None:
+        super().__init__(markup=False, stderr=stderr, highlight=highlight)
 
     def on_broken_pipe(self) -> None:  # rich ends the process here, with status 1
         raise
@@ -57,7 +57,8 @@ def progress(doing: str = "Reading traces") -> Iterator[Callable[[str], None]]:
 
     The line is redrawn without a thread, and removed at the end.
     """
-    with Live(f"{doing} ...", console=Terminal(stderr=True), auto_refresh=False, transient=True) as line:
+    terminal = Terminal(stderr=True, highlight=False)
+    with Live(f"{doing} ...", console=terminal, auto_refresh=False, transient=True) as line:
         yield lambda part: line.update(f"{doing}: {part}", refresh=True)
 
 

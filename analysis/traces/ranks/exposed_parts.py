@@ -147,6 +147,7 @@ def _waits(table: Table) -> Table:
 
 COLUMNS = ("rank", "device", "step", "part", "kind", "bytes", "late_rank", "time_us")
 COPIES = "copy"  # the kind of exposed communication that is no collective: peer copies, dp-host's copies
+_ROUNDING_US = 1e-4  # traces have whole nanoseconds: a shorter piece comes from the rounding of sums
 _MOST_ROWS = 500_000  # of collectives and stretches that are cut at once: bounds the memory for thousands of ranks
 
 
@@ -226,7 +227,7 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     edges = np.unique(np.concatenate([times for one in pieces for times in (one.starts, one.ends)]))
     middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     stretch = within.row_at(middles)
-    inside = stretch >= 0
+    inside = (stretch >= 0) & (lengths > _ROUNDING_US)
     middles, lengths, stretch = middles[inside], lengths[inside], stretch[inside]
     part, row = np.full(len(middles), PARTS.index("other")), np.full(len(middles), -1)
     for code, name in reversed(list(enumerate(PARTS))):  # the first part has precedence

