@@ -77,9 +77,9 @@ def test_numbers_are_numbers_whether_known_or_not(tmp_path: Path) -> None:
     assert numeric_columns(unknown.collectives) == numeric_columns(known.collectives)
 
 
-def numeric_columns(table: pd.DataFrame) -> list[str]:
+def numeric_columns(table: pd.DataFrame) -> set[str]:
     """Those that plot: of numpy's own types, in which a missing number is NaN."""
-    return [str(name) for name in table if isinstance(table[name].dtype, np.dtype) and table[name].dtype.kind in "fi"]
+    return {str(name) for name in table if isinstance(table[name].dtype, np.dtype) and table[name].dtype.kind in "fi"}
 
 
 STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
