@@ -138,7 +138,7 @@ _CONTENTION = (
     CELL,
     Field("operator", "operator", meaning=_OPERATOR),
     Field("ratio", "ratio", Unit("", 1.0, 2), _RATIO),
-    Field("95% interval", "interval", meaning="Of the ratio; NA with too few kernels"),
+    Field("95% interval", "interval", meaning="Of the ratio; NA with too few steps"),
     Field("hidden", "hidden_us", "time", "Communication behind this compute"),
     Field("cost", "cost_us", "time", "What that communication costs the compute: hidden x (1 - 1/ratio)"),
     Field("net gain", "gain_us", "time", "Hidden communication minus its cost"),

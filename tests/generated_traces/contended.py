@@ -1,5 +1,6 @@
 """A DDP step on GPUs whose kernels slow down by a known factor while an all-reduce runs next to them."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +21,17 @@ KERNELS = (
 class Contended:
     """`factor`: duration next to communication over duration alone. `noise`: standard deviation of the logarithm of durations.
 
-    `shapes`: whether input sizes are recorded. Without them each step overlaps other kernels. `overlap`: whether any
-    all-reduce runs. The two sizes of kernels have the same name, grid and block; the shorter ones run last and are the ones
-    that overlap more often.
+    `drift`: that of what the kernels of a step share, and of what neighbouring kernels share.
+    `shapes`: whether input sizes are recorded. Without them each step overlaps other kernels. `together`: each step overlaps a
+    third of its kernels, neighbours from a random place on. `overlap`: whether any all-reduce runs. The two sizes of kernels
+    have the same name, grid and block; the shorter ones run last and are the ones that overlap more often.
     """
 
     factor: float = 1.3
     noise: float = 0.03
+    drift: float = 0.0
     shapes: bool = True
+    together: bool = False
     overlap: bool = True
     steps: int = 5
     layers: int = 12
@@ -57,15 +61,18 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
     """Launch one step; when its last kernel ends."""
     total = 2 * options.layers
     places = np.arange(total)
-    if options.shapes:
+    if options.together:
+        overlapped = (places - generator.integers(total)) % total < total // 3
+    elif options.shapes:
         overlapped = (places % 6 == 4) | (places % 6 == 5) | (places >= total - 5)
     else:
         overlapped = generator.random(total) < 0.4
     overlapped[[0, -1]] = False
     now = builder.clock[MAIN] + 300.0
+    shared = _shared(total, options.drift, generator)
     for place in places.tolist():
         name, sizes, alone_us = KERNELS[place // options.layers]
-        alone_us *= float(np.exp(options.noise * generator.standard_normal()))
+        alone_us *= float(np.exp(options.noise * generator.standard_normal() + shared[place]))
         shown = {"Input Dims": sizes} if options.shapes else {}
         late_us = 0.0
         duration = alone_us
@@ -81,3 +88,14 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
             builder.collective(MAIN, "all_reduce", work, fields=fields)
         now += duration + 2.0
     return now
+
+
+def _shared(kernels: int, drift: float, generator: np.random.Generator) -> list[float]:
+    """Logarithms of the slowdown that a step and a kernel's neighbours share: an autoregressive process about the step's."""
+    if not drift:
+        return [0.0] * kernels
+    of_step, near, shared = drift * generator.standard_normal(), 0.0, []
+    for noise in generator.standard_normal(kernels).tolist():
+        near = 0.9 * near + drift * math.sqrt(1 - 0.9**2) * noise
+        shared.append(of_step + near)
+    return shared

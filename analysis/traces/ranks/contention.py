@@ -7,8 +7,8 @@ import numpy as np
 
 from dpscope.analysis.stats.samples import Interval, student_t
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.event_table import FloatColumn
+from dpscope.analysis.traces.reading.table import Groups, Table, joined
 
 NO_OVERLAP = "no kernel ran while communication ran"
 NOTHING_FREE = (
@@ -19,17 +19,22 @@ IMPOSSIBLE = (
     "not measurable here: comparable kernels took {:.2f} times as long next to communication as alone, which communication "
     "cannot cause, so something else differs between them"
 )
+TOO_UNCERTAIN = (
+    "not measurable here: comparable kernels ran next to communication, or without it, in one step only, or their times differ "
+    "too much between steps for an interval"
+)
 _FEWEST_KERNELS = 3
-_OWN_VARIANCE = 6
+_FEWEST_STEPS = 2
 _LEAST_COMPARED = 0.1  # of the overlapped compute time: below it the ratio does not represent the step
 _CLASS = ("repeat", "rank", "device", "kernel_class")
+_STEP = ("source", "repeat", "step")
 
 
 @dataclass(frozen=True)
 class Contention:
     """Of compute that overlaps communication: `ratio` is its time next to communication over its time alone.
 
-    `share` of the overlapped time, 1 - 1/ratio, is lost. Intervals are 95%, None with too few kernels.
+    `share` of the overlapped time, 1 - 1/ratio, is lost. Intervals are 95%, None with too few steps.
     `compared` is the share of the overlapped compute time for which comparable kernels ran free.
     """
 
@@ -71,49 +76,50 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
 
     Each rank's kernels are compared with its own free ones, or with those of `alone`, the same step without communication.
     """
-    if not len(kernels) or not (own := kernels.truths("overlapped")).any():
+    if not len(kernels) or not kernels.truths("overlapped").any():
         return Contentions(None, reason=NO_OVERLAP)
-    keys = tuple(key for key in _CLASS if key in kernels)
-    overlapped, free = kernels.take(own), kernels.take(~own)
-    if alone is not None and len(alone):
-        keys, free = ("kernel_class",), alone.take(~alone.truths("overlapped"))
-    classes = free.group(*keys)
-    unit_us = free["time_us"] / free["count"]
-    mean_us, units = classes.means(unit_us), classes.sizes
-    squares = classes.sums((unit_us / mean_us[classes.code] - 1.0) ** 2)
-    freedom = int((units - 1).sum())
-    # Of one unit, relative to the mean; of a class with few units that of all classes together.
-    variance = np.where(units >= _OWN_VARIANCE, squares / np.maximum(units - 1, 1), squares.sum() / max(1, freedom))
-    place = overlapped.places_in(free.take(classes.first), keys)
-    operators = overlapped.group("operator", in_order=True)
-    matched, of_class = overlapped.take(place >= 0), place[place >= 0]
-    matched = Table(
-        {
-            **{name: matched[name] for name in ("count", "overlap_us", "time_us")},
-            "operator": operators.code[place >= 0],
-            "cluster": matched.group("kernel_class", "unit").code,
-            "class": of_class,
-            "expected_us": matched["count"] * mean_us[of_class],  # of as many free kernels
-        }
-    )
-    totals_us = operators.sums(overlapped["overlap_us"])
-    compared = float(matched["overlap_us"].sum()) / float(totals_us.sum())
-    if int(matched["count"].sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
+    both = _comparable(kernels, alone)
+    overlapped = both.truths("overlapped")
+    totals_us = dict(_overlap_by_operator(kernels))
+    compared = float(both["overlap_us"].sum()) / sum(totals_us.values())
+    if int(overlapped.sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
         share = f"; comparable ones did for {compared:.0%} of the overlapped compute time" if compared else ""
         return Contentions(None, reason=NOTHING_FREE + share)
-    of_free = (variance, units)
-    every = _estimate(None, matched, of_free, freedom, compared)
+    every = _estimate(None, both, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
+    if every.ratio_interval is None:
+        return Contentions(None, reason=TOO_UNCERTAIN)
     if every.is_impossible:
         return Contentions(None, reason=IMPOSSIBLE.format(every.ratio))
     by_operator = []
-    for code, operator in enumerate(overlapped.words("operator")[operators.first].tolist()):
-        of_operator = matched.take(matched["operator"] == code)
-        share_compared = float(of_operator["overlap_us"].sum() / totals_us[code])
-        if len(of_operator) and (one := _estimate(operator, of_operator, of_free, freedom, share_compared)):
-            by_operator += [one] if not one.is_impossible else []
+    for operator, own_us in _overlap_by_operator(both):
+        of_operator = both.having("operator", operator)
+        one = _estimate(operator, of_operator, own_us / totals_us[operator])
+        if one is not None and not one.is_impossible:
+            by_operator.append(one)
     return Contentions(every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us))))
+
+
+def _comparable(kernels: Table, alone: Table | None) -> Table:
+    """Overlapped and free kernels of the classes that have both, with their `class` and the `source` of the free ones."""
+    keys = tuple(key for key in _CLASS if key in kernels)
+    overlapped = kernels.truths("overlapped")
+    both = kernels.assign(source=np.zeros(len(kernels), dtype=np.int64))
+    if alone is not None and len(alone):
+        keys, free = ("kernel_class",), alone.take(~alone.truths("overlapped"))
+        free = free.assign(source=np.ones(len(free), dtype=np.int64))
+        both = joined([both.take(overlapped), free])
+    classes = both.group(*keys)
+    share = classes.means(both.real("overlapped"))
+    both = both.assign(**{"class": classes.code})
+    return both.take(((share > 0) & (share < 1))[classes.code])
+
+
+def _overlap_by_operator(kernels: Table) -> list[tuple[str, float]]:
+    operators = kernels.group("operator", in_order=True)
+    names = kernels.words("operator")[operators.first].tolist()
+    return list(zip(map(str, names), operators.sums(kernels["overlap_us"]).tolist(), strict=True))
 
 
 def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
@@ -134,26 +140,25 @@ def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
     )
 
 
-def _estimate(
-    operator: str | None, matched: Table, free: tuple[FloatColumn, IntColumn], freedom: int, compared: float
-) -> Contention | None:
-    """A kernel of duration `free_us` alone that overlaps communication for `overlap_us` takes free_us + share * overlap_us.
+def _estimate(operator: str | None, both: Table, compared: float) -> Contention | None:
+    """A kernel that takes `alone_us` alone and overlaps communication for `overlap_us` takes alone_us + share * overlap_us.
 
-    The variance: residuals of overlapped units by the places that ranks share, and the error of the free means. `free`: of each
-    class of free kernels the relative variance of one unit, and how many there are.
+    `alone_us` is the mean of its class's free kernels, at the pace of its own step. None if the share is 1 or above.
     """
-    added_us, overlap_us = matched["time_us"] - matched["expected_us"], matched["overlap_us"]
+    overlapped, time_us, overlap_us = both.truths("overlapped"), both["time_us"], both["overlap_us"]
+    classes, pace = both.group("class"), both["pace"]
+    alone_us = classes.means(np.where(overlapped, np.nan, time_us / pace))[classes.code] * pace
+    added_us = time_us - alone_us
     overlapped_us = float(overlap_us.sum())
-    share = float(added_us.sum()) / overlapped_us
+    share = float(added_us[overlapped].sum()) / overlapped_us
     if share >= 1.0:
         return None
-    (variance, units), cluster, bounds = free, matched["cluster"], None
-    residuals = np.bincount(cluster, weights=added_us - share * overlap_us)[np.unique(cluster)]
-    if len(residuals) >= _FEWEST_KERNELS and freedom >= 2:
-        expected_us = np.bincount(matched["class"], weights=matched["expected_us"], minlength=len(units))
-        of_means = float((expected_us**2 * variance / units).sum())
-        of_overlapped = len(residuals) / (len(residuals) - 1) * float(np.square(residuals).sum())
-        half = student_t(min(len(residuals) - 1, freedom)) * math.sqrt(of_means + of_overlapped) / overlapped_us
+    # How much each kernel moves the sum of `added_us`: a free one by its part in the mean of its class.
+    weight = classes.sums(pace * overlapped) / classes.sums(both.real("overlapped") == 0)
+    moved_us = np.where(overlapped, added_us - share * overlap_us, -weight[classes.code] * added_us / pace)
+    bounds, steps = None, both.group(*(key for key in _STEP if key in both))
+    if min(len(np.unique(steps.code[side])) for side in (overlapped, ~overlapped)) >= _FEWEST_STEPS:
+        half = student_t(len(steps) - 1) * math.sqrt(_variance(moved_us, steps, both)) / overlapped_us
         bounds = Interval(share - half, share + half)
     return Contention(
         operator=operator,
@@ -162,9 +167,24 @@ def _estimate(
         share=share,
         share_interval=bounds,
         overlapped_us=overlapped_us,
-        kernels=int(matched["count"].sum()),
+        kernels=int(overlapped.sum()),
         compared=compared,
     )
+
+
+def _variance(moved_us: FloatColumn, steps: Groups, kernels: Table) -> float:
+    """Of the sum. Kernels are not independent: those of one step share what disturbs it, those of one place what precedes them.
+
+    By clusters in two ways: Cameron, Gelbach and Miller, Journal of Business & Economic Statistics 29 (2011), 238-249.
+    """
+    by_step = _clustered(moved_us, steps)
+    by_place = _clustered(moved_us, kernels.group("kernel_class", "place"))
+    return max(by_step, by_place, by_step + by_place - float(np.square(moved_us).sum()))
+
+
+def _clustered(moved_us: FloatColumn, clusters: Groups) -> float:
+    count = len(clusters)
+    return count / (count - 1) * float(np.square(clusters.sums(moved_us)).sum()) if count > 1 else 0.0
 
 
 def _ratio(share: float) -> float:

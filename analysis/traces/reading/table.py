@@ -22,7 +22,7 @@ _WORDS = frozenset(
     {"kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch", "measuring_pass"}
 )
 _TRUTHS = frozenset({"partial_window", "compute_stream", "overlapped"})
-_REALS = frozenset({"compute_done", "share"})
+_REALS = frozenset({"compute_done", "pace", "share"})
 _DENSE = 4  # times as many codes as rows, up to which groups are found by counting and not by sorting
 
 

@@ -12,37 +12,40 @@ from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.intervals import innermost
 
-COLUMNS = ("rank", "device", "operator", "kernel_class", "unit", "overlapped", "count", "time_us", "overlap_us")
+COLUMNS = (
+    "rank",
+    "device",
+    "step",
+    "operator",
+    "kernel_class",
+    "place",
+    "overlapped",
+    "time_us",
+    "overlap_us",
+    "pace",
+)
 _LEAST_OVERLAP = 0.5  # of a kernel's duration; kernels between 0 and this share are neither free nor overlapped
-_FEWEST_UNITS = 5
 _SAME = ("kernel_name", "operator_name", "launch", "sizes", "edge")
 
 
 def kernel_times(attribution: Attribution) -> Table:
-    """Rows of COLUMNS: kernels of one class and unit, overlapped or free; `overlap_us` is the time next to communication.
+    """A row of COLUMNS per kernel that is overlapped or free; `overlap_us` is its time next to communication.
 
     Kernels of a class have the same kernel name, operator, input sizes, grid and block, and are alike in whether they are the
     first, the last or neither of their step. Where no input sizes are recorded, a class holds one place in the order of the
-    step only, and only if each step launches as many of these kernels. A unit is one independent observation: a place in the
-    step, or a kernel where a class holds one place or there are few places. On a CPU timeline, operators that call no other
-    operator stand for kernels. If the trace overlaps any kernel, classes without an overlapped kernel are omitted.
+    step only, and only if each step launches as many of these kernels. `pace` is how long the step's free kernels took
+    over those of their classes in all steps: clocks and other programs slow down whole steps. On a CPU timeline, operators that
+    call no other operator stand for kernels. If the trace overlaps any kernel, classes without an overlapped kernel are omitted.
     """
     kernels = _kernels(attribution)
     overlap_us, time_us = kernels["overlap_us"], kernels["time_us"]
     kernels = kernels.take(((overlap_us == 0) | (overlap_us >= _LEAST_OVERLAP * time_us)) & (time_us > 0))
-    kernels = kernels.assign(overlapped=kernels["overlap_us"] > 0)
+    kernels = kernels.assign(overlapped=kernels["overlap_us"] > 0, rank=attribution.trace.rank)
+    kernels = kernels.assign(pace=_pace(kernels))
     if kernels.truths("overlapped").any():
         classes = kernels.group("kernel_class")
         kernels = kernels.take(classes.sums(kernels.real("overlapped"))[classes.code] > 0)
-    kernels = kernels.assign(unit=kernels["place"] if _has_many_places(kernels) else np.arange(len(kernels)))
-    units = kernels.group("device", "operator", "kernel_class", "unit", "overlapped", in_order=True)
-    found = kernels.take(units.first).assign(
-        rank=attribution.trace.rank,
-        count=units.sizes,
-        time_us=units.sums(kernels["time_us"]),
-        overlap_us=units.sums(kernels["overlap_us"]),
-    )
-    return found.select(COLUMNS)
+    return kernels.select(COLUMNS)
 
 
 def _kernels(attribution: Attribution) -> Table:
@@ -93,12 +96,14 @@ def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
     return found.view(np.int64)
 
 
-def _has_many_places(kernels: Table) -> bool:
-    """Whether places are enough as independent observations: of overlapped kernels, and of free ones beyond one per class."""
-    own, place = kernels.truths("overlapped"), ("device", "kernel_class", "place")
-    free, places = kernels.take(~own), len(kernels.take(own).group(*place))
-    spare = len(free.group(*place)) - len(free.group(*place[:2]))
-    return bool((kernels["sizes"] >= 0).all()) and (min(places, spare) if places else spare) >= _FEWEST_UNITS
+def _pace(kernels: Table) -> FloatColumn:
+    """Of each kernel's step: the time of its free kernels over that of as many of their classes on average; 1 without any."""
+    classes, steps = kernels.group("device", "kernel_class"), kernels.group("device", "step")
+    free_us = np.where(kernels.truths("overlapped"), np.nan, kernels["time_us"])
+    usual_us = np.where(np.isnan(free_us), np.nan, classes.means(free_us)[classes.code])
+    expected_us = steps.sums(usual_us)
+    ratio = np.divide(steps.sums(free_us), expected_us, out=np.ones(len(steps)), where=expected_us > 0)
+    return np.asarray(ratio[steps.code], dtype=np.float64)
 
 
 def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:

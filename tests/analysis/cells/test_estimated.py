@@ -193,9 +193,10 @@ def test_the_rest_of_the_slowdown_has_an_interval_from_both_parts() -> None:
         exposed_us=(440.0, 444.0), compute_us=(1000.0, 1000.0), communication_us=(600.0, 600.0), idle_us=(60.0, 62.0),
     )  # fmt: skip
     kernels = (
-        {"rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
-         "count": 1, "time_us": (120.0 if overlapped else 100.0) + unit % 3, "overlap_us": 120.0 * overlapped}
-        for unit in range(9) for overlapped in (True, False)
+        {"rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "step": step, "place": int(overlapped),
+         "overlapped": overlapped, "time_us": 120.0 + step % 3 if overlapped else 100.0, "overlap_us": 120.0 * overlapped,
+         "pace": 1.0}
+        for step in range(9) for overlapped in (True, False)
     )  # fmt: skip
     found = row(with_tables(several, kernels=traced_table("kernels", kernels)))
     slowdown, contention, other = (known(found.number(f"{name}_us")) for name in PARTS_OF_SLOWDOWN)

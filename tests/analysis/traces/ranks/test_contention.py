@@ -8,7 +8,7 @@ from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.runs.cell_data import CellData, tables_of
-from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, contentions
+from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, TOO_UNCERTAIN, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.answers.bases import interference_of_traces
 from dpscope.profiling.records.run import Cell
@@ -19,6 +19,8 @@ from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import traced_table, with_tables
+
+FASTER = "not measurable here: comparable kernels took"
 
 
 @pytest.mark.long
@@ -31,6 +33,36 @@ def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shap
         inside += low <= factor <= high
         assert high - low < 0.08
     assert inside >= 17  # of 20 at 95%: fewer happen once in 400 sets
+
+
+@pytest.mark.long
+def test_steps_and_neighbours_that_drift_are_no_contention(tmp_path: Path) -> None:
+    """Of 100 jobs without contention whose steps and neighbouring kernels share a drift of 10%, about five exclude 1."""
+    excluded = 0
+    for seed in range(100):
+        options = Contended(factor=1.0, drift=0.1, together=True, seed=seed)
+        found = analyze_traces(write_contended_job(tmp_path, options, ranks=1)).contentions
+        excluded += found.every.is_significant if found.every is not None else found.reason.startswith(FASTER)
+    assert excluded <= 7
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [1.0, 1.1, 1.3])
+def test_intervals_hold_the_planted_slowdown_under_drift(tmp_path: Path, factor: float) -> None:
+    inside = 0
+    for seed in range(20):
+        options = Contended(factor=factor, drift=0.1, together=True, seed=100 + seed)
+        found = analyze_traces(write_contended_job(tmp_path, options, ranks=1)).contentions.every
+        if found is not None:
+            low, high = known(found.ratio_interval)
+            inside += low <= factor <= high
+    assert inside >= 17
+
+
+def test_one_step_is_no_measure(tmp_path: Path) -> None:
+    """The kernels of one step share what disturbs it: what is independent are its steps."""
+    analysis = analyze_traces(write_contended_job(tmp_path, Contended(steps=1)))
+    assert (analysis.contentions.every, analysis.contentions.reason) == (None, TOO_UNCERTAIN)
 
 
 def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None:
@@ -114,9 +146,10 @@ def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
 def test_ranks_are_compared_with_themselves() -> None:
     """Rank 1's clock is half as fast; its kernels take twice as long, free or not."""
     rows = [
-        {"rank": rank, "device": rank, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
-         "count": 1, "time_us": (rank + 1) * (120.0 if overlapped else 100.0), "overlap_us": (rank + 1) * 120.0 * overlapped}
-        for rank in range(2) for unit in range(6) for overlapped in (True, False)
+        {"rank": rank, "device": rank, "operator": "aten::mm", "kernel_class": 1, "step": step, "place": int(overlapped),
+         "overlapped": overlapped, "time_us": (rank + 1) * (120.0 if overlapped else 100.0),
+         "overlap_us": (rank + 1) * 120.0 * overlapped, "pace": 1.0}
+        for rank in range(2) for step in range(6) for overlapped in (True, False)
     ]  # fmt: skip
     found = known(contentions(traced_table("kernels", rows)).every)
     assert found.ratio == pytest.approx(1.2)
