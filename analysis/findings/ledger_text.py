@@ -75,8 +75,10 @@ def _split(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
     if wait is None or transfer is None:
         alone = set(kinds) <= {"copy", "broadcast", "reduce"}
         return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
-    few = "" if late is None or late.significant else f" in {counted(late.last.of_steps, 'traced step')}"
-    whom = f" ({late.share:.0%} of it for rank {late.rank}{few})" if late is not None and late.wait_us else ""
+    whom = ""
+    if late is not None and late.wait_us:
+        few = "" if late.significant else f" in {counted(late.last.of_steps, 'traced step')}"
+        whom = f" (mean over ranks; {late.share:.0%} of it for rank {late.rank}{few})"
     parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
     if (ledger.exposed_other_us or 0.0) > _NOTHING * exposed:
         parts += [f"{_time(us, unit)} {kind}" for kind, us in kinds.items() if us > _NOTHING * exposed]
