@@ -34,7 +34,7 @@ def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
     It has this mode, less what the user's umask withholds. To be written in place: another file of its name would have its mode.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(8)}")
+    temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")  # as folders.py expects
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield temporary

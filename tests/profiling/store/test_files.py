@@ -16,7 +16,7 @@ from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, decoded, natural_order, read_json, write_json, write_together
-from dpscope.profiling.store.folders import RepeatFolder, is_run_folder
+from dpscope.profiling.store.folders import RepeatFolder, is_run_folder, remove_temporaries
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
@@ -132,3 +132,11 @@ def test_files_and_folders_keep_the_umask(tmp_path: Path, umask: int, file_mode:
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
     files = dict.fromkeys(("result.json", "a.csv", "b.html", "trace.gz"), file_mode)
     assert modes == {**files, "secret.json": 0o600, "report": folder_mode}
+
+
+def test_what_a_killed_process_was_writing_is_recognised_as_a_temporary_file(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / "result.json") as temporary:
+        remove_temporaries(tmp_path)
+        assert not temporary.exists()
+        temporary.touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
