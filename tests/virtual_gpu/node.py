@@ -163,7 +163,9 @@ class PlantedNode:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, **self.changes}
+        """This process's, without what selects CUDA's devices here: commands run in it set their order."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+        return {**kept, **self.changes}
 
     def truth(self) -> Truth:
         return read_truth(self.truth_folder)
