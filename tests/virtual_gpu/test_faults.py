@@ -35,7 +35,8 @@ RUN = (
             45,
             "rank 1: NCCL error: remote process exited or there was a network error",
         ),
-        (Fault(kind="never_arrives", rank=1, after=20), 30, "timed out in .*: passed its time limit of 30 s"),
+        # On a quiet machine NCCL's watchdog, whose limit is shorter, names the collective first.
+        (Fault(kind="never_arrives", rank=1, after=20), 30, "timed out in .*passed its time limit of 30 s"),
     ],
 )
 def test_a_fault_in_one_rank_ends_the_run(plant: Plant, tmp_path: Path, fault: Fault, limit_s: int, end: str) -> None:
