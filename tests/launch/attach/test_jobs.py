@@ -120,7 +120,9 @@ def pretend_measured(out: Path, *cells: Cell) -> None:
     """A run folder of a script with these cells measured."""
     run = RunFolder(out)
     if not run.manifest_path.exists():
-        train_attached(out)  # for its manifest
+        notes: list[str] = []
+        train_attached(out, notes)  # for its manifest
+        assert run.manifest_path.exists(), notes
         shutil.rmtree(out / "cells")
         write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), plan=()))
     plan = (*run.manifest().plan, *(PlannedCell(cell=cell) for cell in cells))
@@ -167,7 +169,10 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
     monkeypatch.setattr(jobs, "run_job", run)
     monkeypatch.setattr("dpscope.analysis.output.analyze.show_run", lambda *shown: True)
     (tmp_path / "train.py").touch()
-    ended = CliRunner().invoke(app, ["attach", "--devices", "1,2", "--out", str(out), "--", str(tmp_path / "train.py")])
+    script = str(tmp_path / "train.py")
+    ended = CliRunner().invoke(
+        app, ["attach", "--devices", "1,2", "--out", str(out), "--", script], catch_exceptions=False
+    )
     assert jobs_run == [("--nproc-per-node=1", "1"), ("--nproc-per-node=2", "1"), (None, "1")]
     assert "The script runs once more on one device, without torchrun: the baseline of efficiency." in ended.stdout
     assert ("It was not measured without torchrun" in ended.stdout) == bool(status)
