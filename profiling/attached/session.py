@@ -74,10 +74,13 @@ class EndingSignals:
         """Handle the signals that have no handler."""
         if self._sockets is None or os.getpid() != self._process_id or not _is_main_thread():
             return
-        if (before := signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(before)  # an event loop's
+        unhandled = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+        if not unhandled:
             return
-        self._handled = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+        before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
+        if before != -1 and _woken_by(before):  # an event loop's
+            return
+        self._handled = unhandled
         for one in self._handled:
             signal.signal(one, self._arrived)
 
@@ -85,7 +88,7 @@ class EndingSignals:
         if self._sockets is None or not _is_main_thread():
             return
         if (now := signal.set_wakeup_fd(-1)) != self._sockets[1].fileno():
-            signal.set_wakeup_fd(now)
+            _woken_by(now)
         handled, self._handled = self._handled, []
         for one in handled:
             if signal.getsignal(one) == self._arrived:
@@ -113,6 +116,15 @@ class EndingSignals:
                     late.start()
                     self._ended(f"{signal.Signals(number[0]).name} ended the script")
                     _end_by(number[0])
+
+
+def _woken_by(descriptor: int) -> bool:
+    """Have signals written to this descriptor again, if it is still one for that; whoever set it may have closed it since."""
+    try:
+        signal.set_wakeup_fd(descriptor)
+    except (OSError, ValueError):  # closed, or the number of a file opened since
+        return False
+    return True
 
 
 def _is_main_thread() -> bool:

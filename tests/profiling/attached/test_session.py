@@ -1,5 +1,6 @@
 """Measurements of unchanged scripts of one process: steps, batches, and interruptions."""
 
+import contextlib
 import gc
 import gzip
 import json
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -645,6 +647,43 @@ def test_signals_with_a_handler_of_the_script_are_left_to_it(killed: list[int]) 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     EndingSignals(ended.append).stop()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_script_that_handles_both_signals_keeps_no_descriptor_for_them(killed: list[int]) -> None:
+    """The number of a closed descriptor is soon that of another file, into which Python would write each signal."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
+    EndingSignals([].append)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("opened_since", [False, True])
+def test_a_descriptor_that_its_event_loop_has_closed_takes_no_signals(
+    killed: list[int], tmp_path: Path, opened_since: bool
+) -> None:
+    ended: list[str] = []
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    os.close(writing)
+    with contextlib.ExitStack() as files:
+        if opened_since:
+            opened = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+            if opened != writing:
+                os.dup2(opened, writing)
+                os.close(opened)
+            files.callback(os.close, writing)
+        files.callback(os.close, reading)
+        signals = EndingSignals(ended.append)
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline_s = time.monotonic() + 60
+        while not killed and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        signals.stop()
+    await_threads()
+    assert (ended, killed) == (["SIGTERM ended the script"], [signal.SIGTERM])
+    assert not opened_since or (tmp_path / "file").read_bytes() == b""
     assert signal.set_wakeup_fd(-1) == -1
 
 
