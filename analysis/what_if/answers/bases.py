@@ -298,6 +298,8 @@ def _traced(job: JobProfile) -> dict[tuple[str, float], float]:
         for bucket in profile.buckets:
             found.setdefault(("all_reduce", bucket.bytes), []).append(bucket.cost_us)
         for other in profile.others:
+            if other.bytes is None:
+                continue
             found.setdefault((other.kind, other.bytes), []).append(other.cost_us)
     return {key: float(np.median(values)) for key, values in found.items()}
 

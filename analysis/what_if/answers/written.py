@@ -172,7 +172,8 @@ def _events(process: int, name: str, step: Replayed, works: int) -> Iterator[dic
     last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
     yield span(_COMPUTE, "optimizer and the rest", last, step.step_us, {"works": works})
     for one, track in zip(step.collectives, tracks, strict=True):
-        arguments = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
+        size = None if one.bytes is None else round(one.bytes)
+        arguments = {"bytes": size, "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
         yield span(track, one.kind, one.start_us, one.end_us, arguments)
 
 

@@ -294,7 +294,7 @@ def _before_gradients(rows: pd.DataFrame, began: float) -> tuple[tuple[float, fl
     for row, end in zip(rows.to_dict("records"), ends, strict=True):
         cost = max(0.0, float(end) - reach)
         reach = max(reach, float(end))
-        size = float(row["bytes"]) if pd.notna(row["bytes"]) else 0.0
+        size = float(row["bytes"]) if pd.notna(row["bytes"]) else None
         found.append(OtherCollective(str(row["kind"]), size, 1, cost, blocks=True))
     return (first, reach), found
 

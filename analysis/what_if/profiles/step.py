@@ -336,7 +336,7 @@ def _others(rows: pd.DataFrame, works: _Launched) -> list[OtherCollective]:
     for row in rows.to_dict("records"):
         end, place = row["start_us"] + row["duration_us"], _before(works, row["launch_us"])
         blocks = place < len(works.start_us) and works.start_us[place] >= end - _ROUNDING_US
-        size = float(row["bytes"]) if pd.notna(row["bytes"]) else 0.0
+        size = float(row["bytes"]) if pd.notna(row["bytes"]) else None
         ready = max(row["launch_us"], works.end_us[place - 1] if place else row["launch_us"])
         gap = max(0.0, float(row["start_us"] - max(ready, before)))
         found.append(OtherCollective(str(row["kind"]), size, place, float(row["duration_us"]), bool(blocks), gap))

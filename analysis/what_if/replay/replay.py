@@ -105,7 +105,7 @@ class CollectiveSpan:
     """One collective of a replayed step, from the step's start."""
 
     kind: str
-    bytes: float
+    bytes: float | None
     ready_us: float
     start_us: float
     end_us: float

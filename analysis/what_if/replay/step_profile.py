@@ -90,7 +90,7 @@ class OtherCollective:
     """One that is no bucket, such as a broadcast of buffers: after so many works, and whether the next work waits for it."""
 
     kind: str
-    bytes: float
+    bytes: float | None  # None where the trace does not show them
     after: int
     cost_us: float
     blocks: bool

@@ -168,11 +168,13 @@ def _as_in_the_run(
 
 
 def _other_us(
-    kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs
+    kind: str, size: float | None, measured_us: float, place: Place, scenario: Scenario, costs: Costs
 ) -> float | None:
     """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
     if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
+    if size is None:
+        return None
     try:
         now = costs.cost(kind, size, place, scenario.links)
         before = costs.cost(kind, size, costs.place)

@@ -119,6 +119,7 @@ def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> Non
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     spans = [(one["pid"], one["tid"], one["ts"], one["dur"]) for one in events if one["name"] == "all_reduce"]
     assert spans == [(1, 2, 150, 20), (1, 2, 200, 20), (2, 2, 150, 150), (2, 3, 200, 150)]
+    assert {one["args"]["bytes"] for one in events if one["name"] == "all_reduce"} == {1_000_000}
     tracks = [(one["pid"], one["args"]["name"]) for one in events if one["name"] == "thread_name"]
     assert tracks == [
         *((1, "compute"), (1, "collectives")),

@@ -50,6 +50,27 @@ def test_generated_steps_are_replayed_exactly(tmp_path: Path, options: DdpOption
         assert replay(prepared, measured_conditions(one)).step_us == pytest.approx(one.step_us)  # and in steady state
 
 
+def test_a_size_that_the_trace_does_not_show_is_unknown(tmp_path: Path) -> None:
+    """Broadcasts of 38,400 and 160 bytes by NCCL and of 38,400 by gloo, with and without their sizes in the trace."""
+
+    def sizes(job: JobProfile) -> set[float | None]:
+        return {other.bytes for one in job.profiles for other in one.others if other.kind == "broadcast"}
+
+    for folder in ("nccl", "bare", "gloo", "bare gloo"):
+        (tmp_path / folder).mkdir()
+    assert sizes(of_two_ranks(tmp_path / "nccl", DdpOptions())) == {38_400.0, 160.0}
+    assert sizes(of_two_ranks(tmp_path / "bare", DdpOptions(metadata="none"))) == {None}
+    assert sizes(of_two_ranks(tmp_path / "gloo", None)) == {38_400.0}
+    files = []
+    for rank in range(2):
+        trace = gloo_trace(rank).trace
+        for event in trace["traceEvents"]:
+            event.get("args", {}).pop("Input Dims", None)
+        files.append(tmp_path / "bare gloo" / f"0_{rank}.pt.trace.json.gz")
+        write_trace(trace, files[-1])
+    assert sizes(job_profile(files)) == {None}
+
+
 def test_a_straggler_s_lateness_is_read_off_the_other_rank(tmp_path: Path) -> None:
     # rank 1 begins its backward 500 us late (tests/generated_traces/ddp.py)
     job = of_two_ranks(tmp_path, DdpOptions(straggler=1))

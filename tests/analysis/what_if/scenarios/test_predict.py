@@ -271,6 +271,19 @@ def test_what_an_infinite_link_leaves_exposed_is_named() -> None:
     assert "no rate removes" not in (predict(BASE, Scenario(), COSTS).rests_on or "")
 
 
+def test_a_collective_of_unknown_size_stays_as_measured() -> None:
+    """An all-gather of a known size takes 3/4 over 1/2 times as long on 4 ranks; one whose bytes no trace shows is not scaled."""
+    gathered = replace(BROADCAST, kind="all_gather")
+    base, costs = replace(WITH_BROADCAST, profiles=(replace(PROFILE, others=(gathered,), step_us=260.0),)), COSTS
+    costs = replace(costs, traced={**COSTS.traced, ("all_gather", 1e5): 30.0})
+    four = Scenario(devices=4)
+    assert predict(base, four, costs).exposed_us == pytest.approx(30 + 45, abs=0.01)
+    unknown = replace(base, profiles=(replace(base.profiles[0], others=(replace(gathered, bytes=None),)),))
+    found = predict(unknown, four, costs)
+    assert found.exposed_us == pytest.approx(30 + 30, abs=0.01)
+    assert "all_gather as measured: what they cost there is not known" in (found.rests_on or "")
+
+
 def question(base: Base = BASE, **scenario: object) -> Prediction:
     return predict(base, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
 
