@@ -226,7 +226,8 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     """
     yield from wrong_results(comparison.sources.calibration)
     for row, off, single in _cells_off(comparison):
-        yield _off_finding(row, off, single, shared_cores, comparison.of_script or comparison.of_traces)
+        if row.cell not in comparison.no_scaling:
+            yield _off_finding(row, off, single, shared_cores, comparison.of_script or comparison.of_traces)
     calibrated = [row.cell for row in comparison.rows.values() if row.prediction_source == "calibration"]
     lacking = [one for one in comparison.predictions if one.predicted_us is None]
     if lacking and calibrated:

@@ -90,7 +90,11 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None and gap.ddp in conclusive)
     costs = (cost for cost in comparison.costs if cost.ratio.value is not None and cost.cell in conclusive)
     yield from (strategy_cost_finding(cost, comparison.of_script) for cost in costs)
-    yield from chain.from_iterable(map(_of_row, comparison.rows.values()))
+    for row in comparison.rows.values():
+        yield from _communication(row)
+        yield from _estimates(row)
+        if row.cell in conclusive:
+            yield from _of_times(row)
     yield from _above_peak(comparison)
     yield from prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu")
     yield from scaling_findings(comparison)
@@ -134,9 +138,7 @@ def _above_peak(comparison: Comparison) -> Iterator[Finding]:
                 yield RunCode.ABOVE_PEAK.finding(f"{name} reaches {share:.0%} of the {peak}")
 
 
-def _of_row(row: CellRow) -> Iterator[Finding]:
-    yield from _communication(row)
-    yield from _estimates(row)
+def _of_times(row: CellRow) -> Iterator[Finding]:
     steps, blocks = row.samples_per_s, row.block_samples_per_s
     if steps and blocks and abs(apart := blocks / steps - 1) > THROUGHPUT_APART:
         rates = f"{blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step ({apart:+.0%})"

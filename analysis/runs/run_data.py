@@ -171,7 +171,7 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     for planned in manifest.plan:
         progress(planned.cell.name)
         places = manifest.places(planned.cell)
-        cells[planned.cell.name] = replace(load_cell(folder, planned), cores=cores, places=places)
+        cells[planned.cell.name] = replace(load_cell(folder, planned, cores), places=places)
     training, untrained = None, ""
     try:
         training = load_training(path, target_accuracy) if holds_epochs(path) else None
@@ -188,8 +188,8 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     return run
 
 
-def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
-    """One cell with all its repeats."""
+def load_cell(folder: RunFolder, planned: PlannedCell, cores: int | None = None) -> CellData:
+    """One cell with all its repeats; `cores` as in its data."""
     cell = planned.cell
     results, samples, ranks, checks = [], [], [], []
     read, findings, communication_known = list[tuple[int, TraceAnalysis]](), list[Finding](), True
@@ -234,6 +234,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         tables=tables_of(read, samples),
         timelines=next((own for own in timelines if own), ()),
         counter_checks=tuple(checks),
+        cores=cores,
         communication_known=communication_known,
     )
     return replace(data, findings=tuple(dict.fromkeys((*findings, *_findings_over_repeats(cell, data)))))
@@ -254,6 +255,8 @@ def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
     if data.communication_known:
         yield from engine_findings(cell, ranks, data.whole_windows, data.tables.collectives)
     yield from compilation_findings(cell, ranks)
+    if data.no_scaling:  # what such a cell lacks is cores: the plan's finding states it, once
+        return
     yield from spread_findings(cell.name, data.step_samples())
     waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
     known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded

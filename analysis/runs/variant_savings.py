@@ -32,13 +32,14 @@ class VariantSaving:
 
 
 def variant_savings(run: RunData) -> list[VariantSaving]:
-    """For each pair of measured cells that differ in one option, at its default in one of them, what that option saves.
+    """For each pair of conclusive cells that differ in one option, at its default in one of them, what that option saves.
 
     Overlap is DDP's default, and buckets mean nothing without it: a cell without is set against those with it that differ
     from it in overlap and buckets alone.
     """
     spread, found = run.spreads.step, []
-    for without, having in itertools.product(run.measured, run.measured):
+    conclusive = [data for data in run.measured if not data.no_scaling]
+    for without, having in itertools.product(conclusive, conclusive):
         if having.nodes != without.nodes or (option := _only_option(having.planned, without.planned)) is None:
             continue
         share = ratio_estimate(having.step_samples(), without.step_samples(), spread)

@@ -145,6 +145,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
     data = _chosen(run, cell_name)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
+    alike_cells = [one for one in run.measured if one.cell.strategy == cell.strategy and not one.no_scaling]
     sizes = data.ranks[0][1].model
     tensors = [one.bytes for one in sizes.parameter_tensors]
     repeats = np.unique(data.tables.steps["repeat"]).tolist()  # of which there are traces
@@ -172,7 +173,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
-        largest=max(one.cell.devices for one in run.measured if one.cell.strategy == cell.strategy),
+        largest=max(one.cell.devices for one in alike_cells),
         dp_chunks=dp_chunks(sizes) if tensors else None,
         interference=interference,
         lacks=(*job.lacks, *assumed(interference, job.profiles)),
@@ -232,17 +233,23 @@ def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:
-    usable = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and len(one.tables.steps)]
+    several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and not one.no_scaling]
+    usable = [one for one in several if len(one.tables.steps)]
     if name is not None:
         found = run.cells.get(name)
         if found is None or not found.measured:
             measured = [one.cell.name for one in run.measured]
             raise DpscopeError(f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
+        if found.no_scaling:
+            raise DpscopeError(f"{name} cannot be the base: {found.no_scaling}, so its times predict no others")
         if found not in usable:
             raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
         return found
     if not usable:
-        raise DpscopeError(f"{run.path} has no traced DDP cell of several devices, which a base must be; measure one")
+        shared = "".join(sorted({f" ({one.no_scaling})" for one in run.measured if one.no_scaling}))
+        raise DpscopeError(
+            f"{run.path} has no traced DDP cell of several devices, which a base must be{shared}; measure one"
+        )
     plain = [one for one in usable if not one.cell.variant] or usable
     return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
 
@@ -409,7 +416,8 @@ def errors_of_cells(question: Question, run: RunData) -> CellErrors:
     """Every other measured cell of the base's strategy on several devices that a scenario of it describes, predicted."""
     assert question.cell is not None
     options, strategy = _unvaried(question.cell.cell.options), question.cell.cell.strategy
-    several = [one for one in run.measured if one.cell.strategy == strategy and one.cell.devices > 1]
+    alike = [one for one in run.measured if one.cell.strategy == strategy and not one.no_scaling]
+    several = [one for one in alike if one.cell.devices > 1]
     others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
     return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
 

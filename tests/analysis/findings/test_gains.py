@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.gains import BY_TOTAL, gain_of
+from dpscope.analysis.findings.gains import BY_BLOCKS, BY_TOTAL, gain_of
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.run import Cell, TimedBlock
 from tests.helpers.known import known
-from tests.helpers.run_cells import cell_data, run_of, windows
+from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 UNEVEN = [100.0] * 7 + [200.0] * 3  # median 100, mean 130
 
@@ -39,6 +39,43 @@ def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
     assert found.which.text.startswith("Not decided between DDP and one device, as the estimates disagree: 0.94x")
     assert "0.94x one device's throughput by the median step (95% interval" in found.which.text
     assert "1.22x by the total time of the same steps on 2 devices" in found.which.text
+
+
+def blocks_of(data: CellData, steps: int, duration_s: float) -> CellData:
+    """With one timed block of so many steps in every process."""
+    processes = 1 if data.cell.devices == 1 else data.cell.devices
+    block = TimedBlock(None, steps, steps * data.cell.batch_size, duration_s, None)
+    assert {one.world_size for _, one in data.ranks} == {processes}
+    return with_ranks(data, blocks=(block,))
+
+
+@pytest.mark.parametrize(("block_s", "gain", "decided"), [(1.6e-3, 1.25, False), (2.5e-3, 0.8, True)])
+def test_whole_blocks_are_an_estimator_too(block_s: float, gain: float, decided: bool) -> None:
+    """Ten steps of 8 samples take one device 1 ms; DDP's two processes 1.6 ms (2 / 1.6 = 1.25 times) or 2.5 ms (0.8 times).
+
+    By their steps of 213 us and one device's of 100 us DDP is slower: 2 x 100 / 213 = 0.94 by the median and by the total time.
+    """
+    single = blocks_of(timed("single", 1, 8, [100.0] * 10), 10, 1e-3)
+    ddp = blocks_of(timed("ddp", 2, 8, [213.0] * 10), 10, block_s)
+    made = run_of(single, ddp)
+    compared = compare(made)
+    found = known(gain_of(made, compared, "ddp-d2-b8"))
+    assert found.others == {BY_TOTAL: pytest.approx(0.939, rel=1e-3), BY_BLOCKS: pytest.approx(gain)}
+    assert found.estimators_agree is decided
+    which = run_verdict(made, compared).which.text
+    assert which.startswith("Do not parallelise" if decided else "Not decided between DDP and one device")
+    assert decided or "0.94x by the total time of the same steps, 1.25x by whole blocks" in which
+
+
+def test_three_estimators_of_two_directions_recommend_nothing() -> None:
+    """0.94 by the median step, 1.22 by the total time, 2 x 1 / 1.68 = 1.19 by whole blocks."""
+    single = blocks_of(timed("single", 1, 8, UNEVEN), 10, 1e-3)
+    ddp = blocks_of(timed("ddp", 2, 8, [213.0] * 10), 10, 1.68e-3)
+    made = run_of(single, ddp)
+    found = run_verdict(made, compare(made))
+    assert found.strategy is None
+    assert "0.94x one device's throughput by the median step" in found.which.text
+    assert "1.22x by the total time of the same steps, 1.19x by whole blocks" in found.which.text
 
 
 @pytest.mark.parametrize(("step_us", "strategy", "begin"), [(150.0, "ddp", "Use DDP"), (300.0, "single", "Do not")])

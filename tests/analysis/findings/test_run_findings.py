@@ -85,6 +85,21 @@ def test_a_tracer_that_slows_the_steps_is_reported(run: RunData) -> None:
     assert "tracer_cost" not in codes(with_steps(run, traced=1.1))
 
 
+@pytest.mark.long
+def test_cells_that_share_cores_get_no_further_advice(run: RunData, tmp_path: Path) -> None:
+    """What they lack is cores, as the plan's finding states; the same cells with a core for each device vary widely."""
+
+    def warned(run: RunData) -> list[str]:
+        return [one.code for one in conclusions(run, compare(run)) if "d2-b8" in one.message and one.severity != "info"]
+
+    assert {"wide_spread", "repeats_differ"} <= {*warned(run)}
+    shared = tmp_path / "run"
+    shutil.copytree(EXAMPLE_RUN, shared)
+    manifest = (shared / "manifest.json").read_text()
+    (shared / "manifest.json").write_text(manifest.replace('"cpu_count": 2', '"cpu_count": 1'))
+    assert warned(load_run(shared)) == []
+
+
 def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=999)
     skipped = replace(run, cells={**run.cells, cell.name: CellData(cell, "the data set has 512 samples")})

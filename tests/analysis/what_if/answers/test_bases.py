@@ -1,6 +1,7 @@
 """What is taken from a run's other cells: where they ran, and how much a collective slows computing."""
 
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -18,6 +19,7 @@ from dpscope.analysis.what_if.answers.bases import (
     CellErrors,
     Question,
     assumed,
+    base_of_loaded,
     base_of_run,
     base_of_traces,
     errors_of_cells,
@@ -31,6 +33,7 @@ from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import STRATEGIES, CellStrategy
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
@@ -60,10 +63,24 @@ def test_data_parallel_sends_the_run_s_tensors(question: Question) -> None:
 
 @pytest.mark.long
 def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
-    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4))
+    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=4)
     (prediction,) = errors_of_cells(question, run_of(four)).cells
     assert prediction.reason is None  # not two nodes of two, between which nothing was measured
     assert prediction.predicted_us is not None
+
+
+def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question, cell: CellData) -> None:
+    """Four processes on two cores, which by its size would be the base."""
+    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=2)
+    run = replace(known(question.run), cells={cell.cell.name: cell, four.cell.name: four})
+    chosen = base_of_loaded(run)
+    assert (chosen.base.name, chosen.base.largest) == (cell.cell.name, 2)
+    assert errors_of_cells(question, run).cells == ()
+    with pytest.raises(DpscopeError, match="ddp-d4-b8 cannot be the base: 4 devices share 2 cores"):
+        base_of_loaded(run, "ddp-d4-b8")
+    alone = replace(run, cells={four.cell.name: four})
+    with pytest.raises(DpscopeError, match=re.escape("which a base must be (4 devices share 2 cores); measure one")):
+        base_of_loaded(alone)
 
 
 def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
