@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
-    from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
-    from dpscope.analysis.what_if.answers.questions import solve
-    from dpscope.analysis.what_if.scenarios.predict import predict
-    from dpscope.analysis.what_if.scenarios.scenario import Scenario
+    from dpscope.analysis.what_if.bases import base_of_run, base_of_traces
+    from dpscope.analysis.what_if.predict import predict
+    from dpscope.analysis.what_if.scenario import Scenario
     from dpscope.profiling.store.errors import DpscopeError
 
 __all__ = [
@@ -55,7 +54,6 @@ __all__ = [
     "read_trace",
     "read_traces",
     "reduce_traces",
-    "solve",
     "step_breakdown",
     "step_waits",
     "waits_caused",
@@ -74,10 +72,9 @@ _HOMES = {
     "traces.reading.chunks": "ReadLimits",
     "traces.reading.reader": "read_trace read_traces",
     "traces.steps.attribution": "attribute",
-    "what_if.answers.bases": "base_of_run base_of_traces",
-    "what_if.answers.questions": "solve",
-    "what_if.scenarios.predict": "predict",
-    "what_if.scenarios.scenario": "Scenario",
+    "what_if.bases": "base_of_run base_of_traces",
+    "what_if.predict": "predict",
+    "what_if.scenario": "Scenario",
 }
 _MODULES = {name: f"dpscope.analysis.{module}" for module, names in _HOMES.items() for name in names.split()} | {
     "DpscopeError": "dpscope.profiling.store.errors"

@@ -16,7 +16,7 @@ from band_tally import Tally
 from dpscope.analysis import attribute, collectives, read_trace
 from dpscope.analysis.costs.collective_forecast import CollectiveLevel
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.what_if.answers.bases import (
+from dpscope.analysis.what_if.bases import (
     CellError,
     CellErrors,
     Question,
@@ -25,11 +25,11 @@ from dpscope.analysis.what_if.answers.bases import (
     errors_of_cells,
     repeats_band,
 )
-from dpscope.analysis.what_if.profiles.job import job_profile
-from dpscope.analysis.what_if.replay.replay import Prepared, base_error
-from dpscope.analysis.what_if.scenarios.collective_costs import Links
-from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.analysis.what_if.collective_costs import Links
+from dpscope.analysis.what_if.job_profile import job_profile
+from dpscope.analysis.what_if.predict import predict
+from dpscope.analysis.what_if.replay import Prepared, base_error
+from dpscope.analysis.what_if.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"

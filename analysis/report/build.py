@@ -40,7 +40,7 @@ from dpscope.profiling.records.strategies import traits_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpscope.analysis.what_if.answers.written import WhatIfChapter
+    from dpscope.analysis.what_if.chapter import WhatIfChapter
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _what_if(run: RunData, sources: CostSources) -> "WhatIfChapter | None":
     """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
     if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
         return None
-    from dpscope.analysis.what_if.answers.written import chapter_of
+    from dpscope.analysis.what_if.chapter import chapter_of
 
     return chapter_of(run, sources)
 

@@ -1,6 +1,5 @@
 """`dpscope whatif`: the step of a configuration that was not measured, with its error."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,12 +9,12 @@ import typer
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.typed_text import MIB, choose_from
+from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answers.output import RunAnswer
+    from dpscope.analysis.what_if.answer import RunAnswer
 
 _TABLES = (".csv", ".tsv")
 
@@ -31,8 +30,8 @@ def _reads_run(values: OptionValues) -> bool:
 IDLE = (
     Idle("per_node batch_size", "measured", "the rows of --measured contain it"),
     Idle(
-        "cell link inter intra bucket_mb comm_hook accumulate overlap strategy faster jitter solve need trace figure "
-        "base_devices base_batch_size base_bucket_mb",
+        "cell link inter intra bucket_mb comm_hook accumulate overlap faster jitter figure base_devices "
+        "base_batch_size base_bucket_mb",
         _reads_table,
         "a table of step times does not show its effect; give a run or a trace",
     ),
@@ -44,11 +43,6 @@ IDLE = (
     ),
     Idle("cell", lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
     Idle("base_devices base_batch_size base_bucket_mb gradient_bytes", _reads_run, "a run contains it"),
-    Idle(
-        "need",
-        lambda values: values["solve"] in (None, "bucket-mb", "strategy"),
-        "it is the target of --solve inter, intra, faster or devices",
-    ),
 )
 
 
@@ -71,17 +65,13 @@ class WhatIfRequest(Request):
     batch_size: str | None = option("per device and step, such as 32,128")
     accumulate: str | None = option("micro-batches of a step, of the measured size")
     overlap: str | None = option("off: one bucket, reduced after backward")
-    strategy: str | None = option("ddp, or dp for DataParallel in its place")
-    faster: str | None = option('how much faster the device computes, such as 1.7, or another GPU: "H100 SXM5"')
+    faster: str | None = option("how much faster the device computes, such as 1.7")
     jitter: str | None = option("how late a rank is, of the step, such as 3%")
-    solve: str | None = option("find: link (or inter, intra), faster, devices (with --need), bucket-mb, strategy")
-    need: str | None = option("the target of --solve: efficiency=0.95 or step-ms=100")
     measured: Path | None = option("of a table: CSV of measured steps to predict and be scored on")
     base_devices: int | None = option("of a trace: devices of its job", min=1)
     base_batch_size: int | None = option("of a trace: its batch per device", min=1)
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")
     gradient_bytes: str | None = option("of a trace or a table: size of all gradients, such as 44.7MB", metavar="SIZE")
-    trace: Path | None = option("write the first scenario's step as a Chrome trace")
     figure: Path | None = option("draw efficiency over devices, *.png, *.svg or *.pdf")
     output_format: Literal["table", "json", "csv"] = option("what to print", "--format", default="table")
 
@@ -109,7 +99,7 @@ def _of_table(request: WhatIfRequest, gradient_bytes: float | None) -> None:
     from dpscope.analysis.text.terminal import print_sentences, print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if import table_answer as what_if
-    from dpscope.analysis.what_if.answers.options import whole_numbers
+    from dpscope.analysis.what_if.options import whole_numbers
 
     if measured is not None:
         answer = what_if.score_table(table, measured, gradient_bytes)
@@ -135,15 +125,17 @@ def _of_table(request: WhatIfRequest, gradient_bytes: float | None) -> None:
 
 def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradient_bytes: float | None) -> None:
     """By a replay of steps, of which the user states what traces may not show."""
-    from dpscope.analysis.what_if.answers import options as scenario_options
+    from dpscope.analysis.what_if import options as scenario_options
 
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
-    need = _checked_need(request, len(scenarios))
     from dpscope.analysis.output.analyze import load
     from dpscope.analysis.text.terminal import progress
-    from dpscope.analysis.what_if.answers import bases, output, written
-    from dpscope.analysis.what_if.answers.questions import solve
+    from dpscope.analysis.what_if import answer as output
+    from dpscope.analysis.what_if import bases, chapter
+
+    if request.figure is not None:
+        chapter.check_figure_name(request.figure)
 
     if options.holds_run(request.paths[0]):
         if len(request.paths) > 1:
@@ -157,19 +149,14 @@ def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradie
         with progress():
             found = bases.base_of_traces(request.paths, stated)
     scenarios = scenario_options.placed(found.base, scenarios)
-    first = scenarios[0][1]
-    variable = scenario_options.level_that_limits(found.base, first) if request.solve == "link" else request.solve
     with progress("Predicting") as update:
         update("the run's other cells")
         found, own = bases.with_cell_errors(found)
         update(counted(len(scenarios), "scenario"))
-        solution = None if variable is None else solve(found.base, first, found.costs, variable, need)
-        answer = output.run_answer(found, own, scenarios, solution)
+        answer = output.run_answer(found, own, scenarios)
     _print_run_answer(answer, request.output_format)
-    if request.trace is not None:
-        written.write_replayed(answer, request.trace)
     if request.figure is not None:
-        written.write_figure(answer, request.figure)
+        chapter.write_figure(answer, request.figure)
     if found.cut_short:
         from dpscope.analysis.output.traces import trace_status
 
@@ -179,18 +166,17 @@ def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradie
 def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:
     from dpscope.analysis.text.terminal import print_sentences, print_table, progress
     from dpscope.analysis.text.text_table import render
-    from dpscope.analysis.what_if.answers import output
+    from dpscope.analysis.what_if import answer as output
 
     if output_format == "json":
         write_out(answer.as_json() + "\n")
     elif output_format == "csv":
         write_out(render(output.csv_table(answer), "csv"))
-        sys.stderr.write(f"{answer.solution.sentence}\n" if answer.solution is not None else "")
     else:
         console = open_console()
         with progress("Removing one part at a time"):
             most = answer.largest[1]
-            saved = [] if answer.solution else output.savings_sentences(answer.savings, most.devices, most.ledger)
+            saved = output.savings_sentences(answer.savings, most.devices, most.ledger)
         print_sentences(console, output.run_answer_sentences(answer))
         tables = (output.run_table(answer), output.ledger_table(answer))
         for table in tables if any(one.low_us is not None for _, _, one in answer.predictions) else ():
@@ -198,27 +184,3 @@ def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json
                 print_table(console, table)
         console.print()
         print_sentences(console, saved + output.base_sentences(answer))
-
-
-def _checked_need(request: WhatIfRequest, scenarios: int) -> tuple[str, float] | None:
-    """What --need states; raises DpscopeError for options that contradict it, each other or the number of scenarios."""
-    from dpscope.analysis.what_if.answers.options import need_of
-    from dpscope.analysis.what_if.answers.questions import SOLVABLE
-    from dpscope.analysis.what_if.answers.written import check_figure_name, check_trace_name
-
-    solved, known = request.solve, ("link", *SOLVABLE)
-    if solved is not None:
-        if solved not in known:
-            raise DpscopeError(f"--solve {solved!r}: {choose_from(solved, known)}")
-        if solved not in ("bucket-mb", "strategy") and request.need is None:
-            raise DpscopeError(f"--solve {solved} needs a target: --need efficiency=0.95 or --need step-ms=100")
-        if getattr(request, solved.replace("-", "_")) is not None:
-            raise DpscopeError(f"--solve {solved} finds that itself: leave --{solved} out")
-    need = None if request.need is None else need_of(request.need)
-    if solved is not None and scenarios > 1:
-        raise DpscopeError("--solve answers for one scenario: give one value for each other option")
-    if request.trace is not None:
-        check_trace_name(request.trace)
-    if request.figure is not None:
-        check_figure_name(request.figure)
-    return need

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.replay.replay import Conditions
-from dpscope.analysis.what_if.replay.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Place
-from dpscope.analysis.what_if.scenarios.scenario import Base, Lateness
+from dpscope.analysis.what_if.collective_costs import Costs, Place
+from dpscope.analysis.what_if.replay import Conditions
+from dpscope.analysis.what_if.scenario import Base, Lateness
+from dpscope.analysis.what_if.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
 
 
 def works(device_us: list[float], host_us: list[float] | None = None, **columns: list[float]) -> Works:

@@ -49,25 +49,19 @@ analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ran
 analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
   profiling/{machine,records}
 analysis/figures: analysis/{cells,costs,runs,stats,text,training} profiling/{records,store}
-analysis/what_if/replay: analysis/{costs,stats} profiling/records
-analysis/what_if/profiles: analysis/{costs,stats} analysis/traces/{ranks,reading,steps} analysis/what_if/replay
+analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
-analysis/what_if: analysis/{costs,stats,text} analysis/traces/ranks profiling/{records,store}
-analysis/what_if/scenarios: analysis/{costs,text,what_if} analysis/traces/{data_parallel,ranks} analysis/what_if/replay
-  profiling/{machine,records}
-analysis/what_if/answers: analysis/{cells,costs,figures,runs,stats,text,what_if} analysis/traces/{data_parallel,ranks}
-  analysis/what_if/{profiles,replay,scenarios} profiling/{machine,records,store}
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
 analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}
-  analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if/answers profiling/{machine,records,store}
+  analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if profiling/{machine,records,store}
 analysis/equality: analysis/text profiling/{records,store}
 analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,stats,text,training}
   analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{machine,records,store}
 analysis: analysis/{cells,output,partials,report,runs} analysis/traces/{merge,ranks,reading,steps}
-  analysis/what_if/{answers,scenarios} profiling/store
+  analysis/what_if profiling/store
 launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if} analysis/traces/reading
-  analysis/what_if/answers launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
+  launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
   profiling/{machine,mirrors,records,store}
 launch: launch/{commands,jobs,measuring} profiling/{machine,store}
 """

@@ -22,8 +22,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
-from dpscope.analysis.what_if.answers.bases import base_of_run
-from dpscope.analysis.what_if.profiles import job
+from dpscope.analysis.what_if import job_profile as job
+from dpscope.analysis.what_if.bases import base_of_run
 from dpscope.profiling.store.folders import TABLES_SUFFIX, RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 

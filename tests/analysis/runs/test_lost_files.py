@@ -10,7 +10,7 @@ import pytest
 from dpscope.analysis.bundle.write import collect
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.analysis.what_if.answers.bases import base_of_run
+from dpscope.analysis.what_if.bases import base_of_run
 from tests.helpers.paths import EXAMPLE_RUN
 
 CELL = "ddp-d2-b8"

@@ -32,8 +32,7 @@ OF_DDP = (
 )
 OF_TRACES = (
     "--cell ddp-d2-b8 --link 1Gb/s --inter 1Gb/s --intra 1Gb/s --bucket-mb 5 --comm-hook fp16 --accumulate 2 --overlap off "
-    "--strategy dp --faster 2 --jitter 3% --solve strategy --need efficiency=0.9 --trace x.json --figure x.png --base-devices 2 "
-    "--base-batch-size 8 --base-bucket-mb 5"
+    "--faster 2 --jitter 3% --figure x.png --base-devices 2 --base-batch-size 8 --base-bucket-mb 5"
 )
 LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
@@ -59,8 +58,7 @@ SITUATIONS = {
     "whatif TABLE --measured TABLE": "--per-node 8 --batch-size 32",
     "whatif TABLE --devices 8": OF_TRACES,
     "whatif TABLE --devices 8 --format csv": "--gradient-bytes 8",
-    "whatif TRACE": "--measured TABLE --cell ddp-d2-b8 --need efficiency=0.9",
-    "whatif TRACE --solve strategy": "--need efficiency=0.9",
+    "whatif TRACE": "--measured TABLE --cell ddp-d2-b8",
     "whatif RUN": "--base-devices 2 --base-batch-size 8 --gradient-bytes 8",
     "bundle RUN --list": "--output b.zip",
     "compare TRAINED EARLIER": "--fail-over 5%",

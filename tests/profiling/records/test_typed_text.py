@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.text.units import show_bytes
-from dpscope.analysis.what_if.answers.questions import _alike
 from dpscope.launch.cli import app
 from dpscope.launch.commands.options import read_limits
 from dpscope.launch.planning.run_config import load_config
@@ -40,8 +39,6 @@ def test_plurals_agree_with_numbers() -> None:
     texts = "1 process, 8 processes, 1 epoch, 2 epochs, 0 steps, 2 batches, 2 copies"
     assert ", ".join(counted(*one) for one in counts) == texts
     assert counted(1200, "backward pass") == "1,200 backward passes"
-    assert _alike(5, 41) == "Buckets of 5 to 41 MiB are alike"
-    assert "41 to 41" not in _alike(41, 41.04)
 
 
 def test_a_near_word_is_proposed_and_a_far_one_is_not() -> None:

@@ -10,7 +10,7 @@ from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.runs.cell_data import CellData, tables_of
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, TOO_UNCERTAIN, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answers.bases import interference_of_traces
+from dpscope.analysis.what_if.bases import interference_of_traces
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp import DdpOptions

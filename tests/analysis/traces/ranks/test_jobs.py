@@ -10,7 +10,7 @@ from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
-from dpscope.analysis.what_if.profiles.job import job_profile
+from dpscope.analysis.what_if.job_profile import job_profile
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, write_trace
 from tests.helpers.made_traces import Event, launch, on_device, step, write

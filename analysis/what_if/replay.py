@@ -14,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dpscope.analysis.costs.collective_streams import run_collectives
-from dpscope.analysis.what_if.replay.step_profile import (
+from dpscope.analysis.what_if.step_profile import (
     NEVER,
     NO_WORK,
     StepProfile,
     Stretch,
     Works,
-    bucket_bytes,
     joined,
     stretches,
 )
@@ -101,25 +100,12 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class CollectiveSpan:
-    """One collective of a replayed step, from the step's start."""
-
-    kind: str
-    bytes: float | None
-    ready_us: float
-    start_us: float
-    end_us: float
-
-
-@dataclass(frozen=True)
 class Replayed:
-    """The steady step: its time and the parts that add up to it; `backward_us`: when the last gradient is ready."""
+    """The steady step: its time and the parts that add up to it."""
 
     step_us: float
     parts: StepParts
-    backward_us: float
     entered: tuple[float, float, float]  # host, device and link at its start
-    collectives: tuple[CollectiveSpan, ...]
 
     @property
     def exposed_us(self) -> float:
@@ -129,15 +115,11 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Compute:
-    """What is done to the compute of a step: works that samples make longer, all kernels, the host's own time; each a factor.
-
-    `by_bound`: on another GPU, a factor for the works of each bound; empty on the same.
-    """
+    """What is done to the compute of a step: works that samples make longer, all kernels, the host's own time; each a factor."""
 
     by_samples: float = 1.0
     device: float = 1.0
     host: float = 1.0
-    by_bound: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +127,6 @@ class Point:
     """Between two stretches of works: what happens there, and the stretch that follows."""
 
     buckets: tuple[int, ...]  # that are ready
-    ends_backward: bool
     others: tuple[int, ...]  # other collectives that are launched
     needs: float | None  # the share of the gradients' bytes that the next work waits for
     launch_us: float  # from where the host is to when its launch would let the next work start
@@ -194,8 +175,8 @@ class Prepared:
             if index < len(self.stretches):
                 following, compute_us = self.stretches[index], self.computes_us[index]
             needs = self.needs.get(cut)
-            happens = (ready.get(cut, ()), cut == self.last_gradient, self.others_at.get(cut, ()), needs)
-            if found and not any(happens[:3]) and needs is None:
+            happens = (ready.get(cut, ()), self.others_at.get(cut, ()), needs)
+            if found and happens == ((), (), None):
                 last = found[-1]
                 following, compute_us = joined(last.following, following), last.compute_us + compute_us
                 found[-1] = replace(last, following=following, compute_us=compute_us)
@@ -214,21 +195,18 @@ class Prepared:
 def scaled(works: Works, compute: Compute) -> Works:
     """The works with their kernels' times scaled."""
     factor = compute.device * np.where(works.by_samples, compute.by_samples, 1.0)
-    if compute.by_bound and works.bounds is not None:
-        factor = factor * np.array(compute.by_bound)[works.bounds]
     return works if np.all(factor == 1.0) else replace(works, device_us=works.device_us * factor)
 
 
-def replay(prepared: Prepared, conditions: Conditions, with_spans: bool = False) -> Replayed:
-    """The second of two steps in a row; its collectives are listed on request."""
+def replay(prepared: Prepared, conditions: Conditions) -> Replayed:
+    """The second of two steps in a row."""
     entered = (prepared.profile.first_host_us, 0.0, NEVER)
     if prepared.profile.on_device:  # else nothing runs ahead, and the first step is as the second
         first = _Step(prepared, conditions, *entered)
         began = first.step_us
         entered = (first.host - began, first.device - began, first.free - began)
     step = _Step(prepared, conditions, *entered)
-    spans = tuple(step.spans()) if with_spans else ()
-    return Replayed(step.step_us, step.parts(), step.backward_us, entered, spans)
+    return Replayed(step.step_us, step.parts(), entered)
 
 
 def replayed_from(prepared: Prepared, conditions: Conditions, entered: tuple[float, float, float]) -> float:
@@ -242,12 +220,12 @@ class _Step:
     def __init__(self, prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> None:
         self.prepared, self.conditions, self.profile = prepared, conditions, prepared.profile
         self.host, self.device, self.free = host, device, free
-        self.contention_us, self.backward_us = 0.0, 0.0
+        self.contention_us = 0.0
         self.exposed: list[Span] = []  # stretches in which the device waits for communication
         self.ready: list[float] = []  # when this rank's buckets are
         self.starts: list[float] = []
         self.ends: list[float] = []
-        self.other_spans: list[CollectiveSpan] = []
+        self.other_spans: list[Span] = []
         self.other_free = NEVER  # collectives that are no buckets are on a separate stream
         self.waited = 0  # buckets whose end the device has waited for
         self.busy_from = self.busy_to = NEVER
@@ -256,8 +234,6 @@ class _Step:
         for point in prepared.points(conditions.bucket_ends):
             for bucket in point.buckets:
                 self._bucket_ready(bucket)
-            if point.ends_backward:
-                self.backward_us = self.device
             for place in point.others:
                 self._other(place, point.launch_us)
             if point.needs is not None:
@@ -291,10 +267,9 @@ class _Step:
 
     def _other(self, place: int, launch_us: float) -> None:
         one, cost = self.profile.others[place], self.conditions.other_us[place]
-        ready = max(self.device, self.host) + one.gap_us
-        start = max(ready, self.other_free)
+        start = max(max(self.device, self.host) + one.gap_us, self.other_free)
         self.other_free = start + cost
-        self.other_spans.append(CollectiveSpan(one.kind, one.bytes, ready, start, self.other_free))
+        self.other_spans.append((start, self.other_free))
         if one.blocks:
             self._wait_until(self.other_free, launch_us)
 
@@ -337,15 +312,9 @@ class _Step:
             [*self.exposed, *tail],
             list(zip(self.starts, self.ends, strict=True)),
             list(zip(self.ready, late_until, strict=True)),
-            [(one.start_us, one.end_us) for one in self.other_spans],
+            self.other_spans,
         )
         return StepParts(compute_us, wait, transfer, other, step_us - compute_us - wait - transfer - other)
-
-    def spans(self) -> list[CollectiveSpan]:
-        """The step's collectives, from its start."""
-        sizes = bucket_bytes(self.profile.gradients, self.conditions.bucket_ends)
-        times = zip(sizes, self.ready, self.starts, self.ends, strict=True)
-        return [*self.other_spans, *(CollectiveSpan("all_reduce", *values) for values in times)]
 
 
 MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing

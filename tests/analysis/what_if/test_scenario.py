@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
-from dpscope.analysis.what_if.scenarios.scenario import Lateness, expected_latest, lateness
+from dpscope.analysis.what_if.scenario import Lateness, expected_latest, lateness
+from dpscope.analysis.what_if.step_profile import MeasuredBucket
 from tests.helpers.replayed_steps import SIMPLE
 
 

@@ -1,12 +1,6 @@
-"""One rank's step as a profile: its gradients, the collectives that reduce them, and what a device did: launches, kernels, waits.
-
-On another GPU a kernel is bounded by what its name shows: products of matrices by the peak rate of their type, everything else by
-memory. This is the roofline of a kernel that is far from the ridge (Williams et al., "Roofline", CACM 52(4), 2009). The names are
-those of cuBLAS, cuDNN and CUTLASS; a product of matrices with few rows is in fact bound by memory.
-"""
+"""One rank's step as a profile: gradients, the collectives that reduce them, and what a device did: launches, kernels, waits."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,7 +14,7 @@ from dpscope.analysis.traces.reading.event_table import Category, CommunicationA
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, Kind
-from dpscope.analysis.what_if.replay.step_profile import (
+from dpscope.analysis.what_if.step_profile import (
     BY_ORDER,
     INTERPOLATED,
     NEVER,
@@ -34,7 +28,6 @@ from dpscope.analysis.what_if.replay.step_profile import (
     StepProfile,
     Works,
 )
-from dpscope.profiling.machine.gpu_speed import FP32, HALF, HOST_LINK, MEMORY, TF32
 from dpscope.profiling.records import range_names as phases
 
 NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
@@ -252,7 +245,6 @@ class _Launched:
     launch_us: np.ndarray
     start_us: np.ndarray
     end_us: np.ndarray
-    bounds: np.ndarray
 
 
 def device_profile(
@@ -304,7 +296,7 @@ def _launched(attribution: Attribution, step: int, began: float) -> _Launched:
     before = np.concatenate(([began], ends[:-1])) if len(rows) else ends
     starts = np.minimum(np.maximum(events.start_us[rows], before), ends)
     # time on another stream in parallel is not added
-    return _Launched(launch, starts, ends, kernel_bounds(events.names)[events.name[rows]])
+    return _Launched(launch, starts, ends)
 
 
 def _before(works: _Launched, when: float) -> int:
@@ -388,7 +380,6 @@ def _works(
         sync_us=sync_us,
         needs=needs,
         by_samples=np.arange(count) < (gradients.after[-1] if len(gradients.after) else count),
-        bounds=works.bounds,
     )
 
 
@@ -423,23 +414,3 @@ def _waits(attribution: Attribution, works: _Launched, step: int, began: float) 
         before -= max(0.0, attribution.steps.end_us[step] - (works.launch_us[-1] if count else first))
         before = before if np.isfinite(before) else first
     return sync, resumed, float(before)
-
-
-_COPY = re.compile(r"^Memcpy (HtoD|DtoH)")
-_PRODUCT = re.compile(
-    r"gemm|gemv|cutlass|xmma|s(884)?cudnn|cudnn.*(conv|wgrad|dgrad|fprop)|implicit_convolve|convolve|winograd|wgrad|dgrad|fprop|flash|fmha",
-    re.IGNORECASE,
-)
-_BESIDE = re.compile(r"nchwToNhwc|nhwcToNchw|scalePackedTensor|splitKreduce|im2col|col2im", re.IGNORECASE)
-_TF32 = re.compile(r"tf32|s1688(?!.*(f16|bf16))", re.IGNORECASE)
-_HALF = re.compile(r"f16f16|bf16|_f16_|h884|h1688|h16816|hgemm|fp16|s16816|s884|half|flash|fmha", re.IGNORECASE)
-
-
-def kernel_bounds(names: Sequence[str]) -> Ints:
-    """Of each name MEMORY, FP32, TF32, HALF or HOST_LINK."""
-    found = []
-    for name in names:
-        bound = TF32 if _TF32.search(name) else HALF if _HALF.search(name) else FP32
-        bound = bound if _PRODUCT.search(name) and not _BESIDE.search(name) else MEMORY
-        found.append(HOST_LINK if _COPY.search(name) else bound)
-    return np.array(found, dtype=np.int64)

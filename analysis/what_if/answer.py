@@ -23,16 +23,14 @@ from dpscope.analysis.traces.ranks.ledger import (
     Ledger,
     other_part,
 )
-from dpscope.analysis.what_if.answers.bases import CellErrors, Question
-from dpscope.analysis.what_if.answers.questions import Solution
+from dpscope.analysis.what_if.bases import CellErrors, Question
+from dpscope.analysis.what_if.collective_costs import Costs
+from dpscope.analysis.what_if.inputs import ASSUMED_ERROR, GPU_ERROR
+from dpscope.analysis.what_if.predict import Answered, detail_sentences, ledger_values, predict, predicted
 from dpscope.analysis.what_if.prediction import Prediction, answer_sentences, distance_error, grounds, prediction_fields
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, base_error
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR, GPU_ERROR
-from dpscope.analysis.what_if.scenarios.predict import Answered, detail_sentences, ledger_values, predict, predicted
-from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from dpscope.analysis.what_if.replay import AS_IT_WAS, base_error
+from dpscope.analysis.what_if.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.strategies import traits_of
 
 TWICE_AS_FAST = "a device twice as fast"
 INFINITE_BANDWIDTH, ZERO_LATENCY = "infinite bandwidth", "zero latency"
@@ -88,8 +86,6 @@ def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
 def _removals(base: Base, scenario: Scenario) -> dict[str, Scenario]:
     """The scenario without each part of its exposed communication, by the part's name."""
     kinds = frozenset(one.kind for profile in base.profiles for one in profile.others)
-    if traits_of(scenario.strategy or "").peer_copies:
-        return {UNSPLIT: replace(scenario, transfer_factor=0.0, latency_factor=0.0)}
     if base.ledger is not None and not base.ledger.is_split:
         return {UNSPLIT: replace(scenario, buckets_factor=0.0, lateness_factor=0.0, free_kinds=kinds)}
     return {
@@ -124,9 +120,7 @@ def _saving(base: Base, name: str, is_part: bool, before: _WithReplays, after: _
 
 def _replayed_us(base: Base, replays: Sequence[Answered], name: str) -> float | None:
     """How long a part is in the replayed steps; None of a kind that the replay does not separate."""
-    parts = [one.replayed for one in replays if one.replayed is not None]
-    if len(parts) < len(replays):
-        return None
+    parts = [one.replayed for one in replays]
     ledgers = [Ledger(sum(one), *one) for one in parts]
     if name == UNSPLIT:
         return fmean(one.exposed_us or 0.0 for one in ledgers)
@@ -201,7 +195,6 @@ class RunAnswer:
     question: Question
     own: CellErrors
     predictions: tuple[Predicted, ...]
-    solution: Solution | None = None  # of an inverse question, whose scenario is the last prediction
 
     @cached_property
     def largest(self) -> tuple[Scenario, Prediction]:
@@ -237,7 +230,6 @@ class RunAnswer:
             "layout": layout_sentence(self),
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.every)),
             "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
-            "solution": None if self.solution is None else self.solution.as_plain(),
         }
         return json.dumps(content, indent=1, allow_nan=False)
 
@@ -246,14 +238,10 @@ def run_answer(
     question: Question,
     own: CellErrors,
     requested: Sequence[tuple[dict[str, str], Scenario]],
-    solution: Solution | None = None,
 ) -> RunAnswer:
-    """Every scenario predicted, and the one that solves an inverse question."""
-    scenarios = list(requested)
-    if solution is not None and solution.solved is not None:
-        scenarios.append(({**requested[0][0], **solution.words}, solution.solved))
-    predictions = tuple((words, one, predict(question.base, one, question.costs)) for words, one in scenarios)
-    return RunAnswer(question, own, predictions, solution)
+    """Every scenario predicted."""
+    predictions = tuple((words, one, predict(question.base, one, question.costs)) for words, one in requested)
+    return RunAnswer(question, own, predictions)
 
 
 def replay_error(base: Base) -> float:
@@ -332,11 +320,9 @@ def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
 
 
 def run_answer_sentences(answer: RunAnswer) -> list[str]:
-    """The answer in words: the layout that it is for, then a sentence per scenario where there are few, or the solution."""
+    """The answer in words: the layout that it is for, then a sentence per scenario where there are few."""
     predictions = [one for _, _, one in answer.predictions]
     layout = layout_sentence(answer)
-    if answer.solution is not None:
-        return [layout, answer.solution.sentence]
     ledger = answer.question.base.ledger
     sentences = answer_sentences(
         [_label(row) for row in answer.predictions], predictions, partial(detail_sentences, ledger)

@@ -28,18 +28,7 @@ from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
-from dpscope.analysis.what_if.profiles.step import (
-    PARTS,
-    backward_span,
-    bucket_ends_of,
-    device_profile,
-    gaps,
-    measured_buckets,
-    ready_gradients,
-    shared_as_replayed,
-    split_collectives,
-)
-from dpscope.analysis.what_if.replay.step_profile import (
+from dpscope.analysis.what_if.step_profile import (
     INTERPOLATED,
     NEVER,
     SHARES_THE_LINK,
@@ -50,6 +39,17 @@ from dpscope.analysis.what_if.replay.step_profile import (
     StepProfile,
     Works,
     bucket_bytes,
+)
+from dpscope.analysis.what_if.traced_step import (
+    PARTS,
+    backward_span,
+    bucket_ends_of,
+    device_profile,
+    gaps,
+    measured_buckets,
+    ready_gradients,
+    shared_as_replayed,
+    split_collectives,
 )
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -106,7 +106,7 @@ def _unlike(buckets: Sequence[MeasuredBucket]) -> float:
     return max(1e-6, float(np.abs(np.log(costs / (start + slope * sizes / different.max()))).mean()))
 
 
-_CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "costs")  # besides what reads traces
+_CODE = (Path(__file__).parent, Path(__file__).parents[1] / "costs")  # besides what reads traces
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,6 @@ class JobProfile:
     devices: int | None
     kinds: frozenset[str]
     lacks: tuple[str, ...]
-    device_name: str | None = None  # of all ranks' GPUs; None where traces name none, or several kinds
 
     def typical(self, count: int) -> tuple[StepProfile, ...]:
         """The profiles whose steps are nearest to the median."""
@@ -167,8 +166,7 @@ def job_profile(
         lacks.append(f"{missing} of {ranks}: transfers are upper bounds that hold waiting")
     if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
         lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
-    names = {name for one in attributions if one.on_device for name in one.trace.device_names}
-    return JobProfile(tuple(profiles), devices, kinds, tuple(lacks), names.pop() if len(names) == 1 else None)
+    return JobProfile(tuple(profiles), devices, kinds, tuple(lacks))
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:

@@ -1,6 +1,5 @@
-"""What `dpscope whatif` writes: figure, trace, and the chapter of a report."""
+"""What `dpscope whatif` writes: figure and the chapter of a report."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +9,19 @@ from typing import cast
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.answers.bases import CellError, CellErrors, Question
-from dpscope.analysis.what_if.answers.output import RunAnswer, run_answer
-from dpscope.analysis.what_if.answers.written import (
+from dpscope.analysis.what_if.answer import RunAnswer
+from dpscope.analysis.what_if.bases import CellError, CellErrors, Question
+from dpscope.analysis.what_if.chapter import (
     chapter_of,
     check_figure_name,
-    check_trace_name,
     efficiency_figure,
     write_figure,
-    write_replayed,
 )
 from dpscope.analysis.what_if.prediction import Prediction
-from dpscope.analysis.what_if.replay.replay import Compute
-from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS, loaded
 from tests.helpers.known import known
-from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
 
 
 def answer(*requested: tuple[dict[str, str], int, float | None]) -> RunAnswer:
@@ -94,47 +89,6 @@ def test_a_figure_replaces_dpscopes_and_nothing_else(tmp_path: Path, suffix: str
         with pytest.raises(DpscopeError, match="was not written by dpscope, which does not overwrite it"):
             write(theirs)
     assert theirs.read_bytes() == b"precious"
-
-
-def test_a_step_without_a_change_is_traced_as_the_measured_one(tmp_path: Path) -> None:
-    """Both without the tracer, which took half of the forward and backward pass of 200 us, and with the base's contention."""
-    base = replace(BASE, traced=Compute(device=0.5), interference=replace(BASE.interference, gamma=0.5))
-    answered = run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario())])
-    write_replayed(answered, tmp_path / "step.json")
-    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-    spans = {
-        process: [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == process]
-        for process in (1, 2)
-    }
-    assert spans[1] == spans[2]
-    assert spans[1][0] == ("forward and backward", 0, pytest.approx(110))  # half of 200, and half of 20 us of transfer
-
-
-def test_collectives_in_flight_together_are_on_two_tracks(tmp_path: Path) -> None:
-    """Ready at 150 and 200, 20 us each as measured; at 100 us each the two workers share the link: 150-300, 200-350."""
-    base = replace(BASE, profiles=(replace(PROFILE, servers=2),))
-    answered = run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
-    write_replayed(answered, tmp_path / "step.json")
-    check_trace_name(tmp_path / "step.json")  # the file that it wrote may be replaced
-    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-    spans = [(one["pid"], one["tid"], one["ts"], one["dur"]) for one in events if one["name"] == "all_reduce"]
-    assert spans == [(1, 2, 150, 20), (1, 2, 200, 20), (2, 2, 150, 150), (2, 3, 200, 150)]
-    assert {one["args"]["bytes"] for one in events if one["name"] == "all_reduce"} == {1_000_000}
-    tracks = [(one["pid"], one["args"]["name"]) for one in events if one["name"] == "thread_name"]
-    assert tracks == [
-        *((1, "compute"), (1, "collectives")),
-        *((2, "compute"), (2, "collectives"), (2, "collectives 2")),
-    ]
-
-
-@pytest.mark.parametrize("name", ["theirs.json", "theirs.json.gz"])
-def test_a_trace_that_dpscope_did_not_write_stays(tmp_path: Path, name: str) -> None:
-    answered = run_answer(Question(BASE, COSTS), CellErrors(()), [({}, Scenario(transfer_factor=5.0))])
-    (tmp_path / name).write_bytes(b'{"traceEvents": []}')
-    for write in (check_trace_name, lambda path: write_replayed(answered, path)):
-        with pytest.raises(DpscopeError, match=f"{name} was not written by dpscope, which does not overwrite it"):
-            write(tmp_path / name)
-    assert (tmp_path / name).read_bytes() == b'{"traceEvents": []}'
 
 
 @pytest.mark.long

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from dpscope.analysis import attribute, collectives, read_trace
-from dpscope.analysis.what_if.profiles.job import JobProfile, at_slowdown, job_profile, slowdown_of
-from dpscope.analysis.what_if.profiles.step import NODE, kernel_bounds, ready_gradients
-from dpscope.analysis.what_if.replay.replay import Prepared, base_error, measured_conditions, replay
-from dpscope.analysis.what_if.replay.step_profile import BY_ORDER, MeasuredBucket, StepProfile
-from dpscope.profiling.machine.gpu_speed import FP32, HALF, HOST_LINK, MEMORY, TF32
+from dpscope.analysis.what_if.job_profile import JobProfile, at_slowdown, job_profile, slowdown_of
+from dpscope.analysis.what_if.replay import Prepared, base_error, measured_conditions, replay
+from dpscope.analysis.what_if.step_profile import BY_ORDER, MeasuredBucket, StepProfile
+from dpscope.analysis.what_if.traced_step import NODE, ready_gradients
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
 from tests.helpers.known import known
@@ -122,27 +121,6 @@ def test_what_a_trace_lacks_is_listed() -> None:
 def test_a_trace_without_a_whole_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="no whole step"):
         job_profile([write(tmp_path, [operator("aten::mm", 0.0, 5.0)])])
-
-
-@pytest.mark.parametrize(
-    ("name", "bound"),
-    [
-        ("ampere_sgemm_128x64_tn", FP32),
-        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16", TF32),
-        ("cutlass_80_tensorop_s1688gemm_128x128_16x5_tn_align4", TF32),
-        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", HALF),
-        ("volta_fp16_s884cudnn_fp16_256x64_ldg8_relu_f2f_exp_small_nhwc_tn_v1", HALF),
-        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", HALF),
-        ("volta_scudnn_128x64_relu_interior_nn_v1", FP32),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float>", MEMORY),
-        ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float>", MEMORY),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>", MEMORY),
-        ("Memcpy HtoD (Pinned -> Device)", HOST_LINK),
-        ("Memcpy DtoD (Device -> Device)", MEMORY),
-    ],
-)
-def test_names_of_kernels(name: str, bound: int) -> None:
-    assert kernel_bounds([name]).tolist() == [bound]
 
 
 FIRST, LAST = (100.0, 150.0), (500.0, 600.0)  # when the nodes of two tensors begin, in the two backward passes

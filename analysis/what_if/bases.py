@@ -20,18 +20,17 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.stats.samples import pooled_median
-from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, analyze_traces, as_paths, find_traces
+from dpscope.analysis.what_if.collective_costs import Costs
+from dpscope.analysis.what_if.inputs import ASSUMED_ERROR
+from dpscope.analysis.what_if.job_profile import JobProfile, buckets_overlap, job_profile, run_profile, slowdown_of
+from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
-from dpscope.analysis.what_if.profiles.job import JobProfile, buckets_overlap, job_profile, run_profile, slowdown_of
-from dpscope.analysis.what_if.replay.replay import Compute
-from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs
-from dpscope.analysis.what_if.scenarios.inputs import ASSUMED_ERROR
-from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Interference, Scenario, lateness
+from dpscope.analysis.what_if.replay import Compute
+from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Interference, Scenario, lateness
+from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -171,10 +170,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
         hook=cell.options.comm_hook,
         accumulate=cell.options.accumulate,
         kinds=job.kinds,
-        device_name=job.device_name,
         lateness=lateness(job.profiles),
         largest=max(one.cell.devices for one in alike_cells),
-        dp_chunks=dp_chunks(sizes) if tensors else None,
         interference=interference,
         lacks=(*job.lacks, *assumed(interference, job.profiles)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
@@ -222,7 +219,6 @@ def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:
         batch_size=stated.batch_size,
         bucketing=Bucketing(stated.bucket_mb),
         kinds=job.kinds,
-        device_name=job.device_name,
         lateness=lateness(job.profiles),
         interference=interference,
         lacks=(*lacks, *assumed(interference, job.profiles)),

@@ -6,16 +6,15 @@ from functools import partial
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
-from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links
-from dpscope.analysis.what_if.scenarios.predict import (
+from dpscope.analysis.what_if.collective_costs import Costs, Links
+from dpscope.analysis.what_if.predict import (
     NOT_SPLIT,
     ONE_DEVICE,
-    ONE_PROCESS_COPIES,
     detail_sentences,
     predict,
 )
-from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, Lateness, Scenario
+from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
+from dpscope.analysis.what_if.scenario import Base, Interference, Lateness, Scenario
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
@@ -72,9 +71,6 @@ def test_parts_that_cannot_be_predicted_have_a_reason() -> None:
     assert missing == dict.fromkeys(("exposed_wait", "exposed_transfer"), NOT_SPLIT)
     assert parts(devices=1) == [pytest.approx(210), None, None, None, pytest.approx(0)]
     assert set(predict(BASE, Scenario(devices=1), COSTS).missing.values()) == {ONE_DEVICE}
-    copies = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
-    assert parts(costs=copies, strategy="dp") == [pytest.approx(210), None, None, pytest.approx(40), pytest.approx(0)]
-    assert set(predict(BASE, Scenario(strategy="dp"), copies).missing.values()) == {ONE_PROCESS_COPIES}
     unknown = predict(replace(BASE, ledger=None), Scenario(devices=4), COSTS)
     assert (unknown.ledger, unknown.bound_by, set(unknown.missing)) == (None, None, set(STEP_PARTS))
 

@@ -8,15 +8,14 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
+from dpscope.analysis.what_if.collective_costs import Links
+from dpscope.analysis.what_if.inputs import place_of
 from dpscope.analysis.what_if.prediction import check_reach
-from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS
-from dpscope.analysis.what_if.scenarios.collective_costs import Links
-from dpscope.analysis.what_if.scenarios.inputs import place_of
-from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
-from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed, like_names
+from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.analysis.what_if.step_profile import HOOK_FACTORS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
-from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
+from dpscope.profiling.records.typed_text import MIB, choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError, read_option
 
 _MOST = 10_000_000
@@ -52,8 +51,6 @@ def scenarios_of(options: Options) -> list[NamedScenario]:
         values: dict[str, Any] = {name: value for name, _, value in chosen}
         link = values.pop("link", None)
         links = Links(intra=values.pop("intra", link), inter=values.pop("inter", link))
-        if isinstance(values.get("faster"), GpuSpeed):
-            values["gpu"] = values.pop("faster")
         if "comm_hook" in values:
             values["hook"] = values.pop("comm_hook")
         found.append(({name: word for name, word, _ in chosen}, Scenario(links=links, **values)))
@@ -73,16 +70,11 @@ def placed(base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario
         raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
     if "link" not in stated:
         return list(scenarios)
-    unused = {"inter": "intra", "intra": "inter"}
+    unused = ["intra" if one.nodes > 1 else "inter" for one in places]
     return [
-        (words, replace(one, links=replace(one.links, **{unused[level_that_limits(base, one)]: None})))
-        for words, one in scenarios
+        (words, replace(one, links=replace(one.links, **{level: None})))
+        for (words, one), level in zip(scenarios, unused, strict=True)
     ]
-
-
-def level_that_limits(base: Base, scenario: Scenario) -> str:
-    """The option that states the link between the slowest neighbours of a ring over all devices."""
-    return "inter" if place_of(base, scenario).nodes > 1 else "intra"
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
@@ -112,16 +104,6 @@ def _positive(word: str, example: str) -> float:
     return value
 
 
-def _device(word: str) -> float | GpuSpeed:
-    """A factor, or the name of a GPU."""
-    if not any(letter.isalpha() for letter in word.lower().replace("e", "").replace("nan", "").replace("inf", "")):
-        return _positive(word, '1.7, or a GPU\'s name such as "H100 SXM5"')
-    if (found := gpu_speed(word)) is not None:
-        return found
-    problem = "no GPU of that name is known here; give a factor such as 1.7, or one of"
-    raise ValueError(f"{word!r}: {problem} {', '.join(like_names(word))}")
-
-
 def _share(word: str) -> float:
     """A percentage, with its sign: 3 may be 3% or 300%."""
     if not word.endswith("%"):
@@ -148,25 +130,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "batch_size": _whole,
     "accumulate": _whole,
     "overlap": lambda word: _one_of(("on", "off"), word) == "on",
-    "strategy": partial(_one_of, ("ddp", "dp")),
-    "faster": _device,
+    "faster": partial(_positive, example="1.7"),
     "jitter": _share,
 }
 SCENARIO_OPTIONS = tuple(_READERS)
-
-
-_NEEDS = ("efficiency", "step-ms")
-
-
-def need_of(text: str) -> tuple[str, float]:
-    """Such as ``efficiency=0.95`` or ``step-ms=100``. Raises DpscopeError for another."""
-    name, _, value = text.partition("=")
-    if name not in _NEEDS:
-        meant = nearest(name, _NEEDS)
-        hint = f"did you mean {meant[0]}? Give" if meant else "give"
-        raise DpscopeError(f"--need {text!r}: {hint} efficiency=0.95 or step-ms=100")
-    example = "0.95" if name == "efficiency" else "100"
-    number = read_option("--need " + name, value, partial(_positive, example=example))
-    if name == "efficiency" and number > 1:
-        raise DpscopeError(f"--need {text!r}: an efficiency is at most 1, such as efficiency=0.95")
-    return name, number

@@ -10,9 +10,7 @@ import pytest
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.traces.ranks.ledger import BUFFER_BROADCASTS, TRANSFER, UNSPLIT, WAITING, Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answers.bases import CellErrors, Question, base_of_loaded, base_of_traces
-from dpscope.analysis.what_if.answers.options import scenarios_of
-from dpscope.analysis.what_if.answers.output import (
+from dpscope.analysis.what_if.answer import (
     INFINITE_BANDWIDTH,
     TWICE_AS_FAST,
     Saving,
@@ -23,8 +21,10 @@ from dpscope.analysis.what_if.answers.output import (
     savings,
     savings_sentences,
 )
-from dpscope.analysis.what_if.replay.step_profile import OtherCollective
-from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.analysis.what_if.bases import CellErrors, Question, base_of_loaded, base_of_traces
+from dpscope.analysis.what_if.options import scenarios_of
+from dpscope.analysis.what_if.scenario import Scenario
+from dpscope.analysis.what_if.step_profile import OtherCollective
 from dpscope.profiling.records.links import REACHED_RATE
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.nccl_logs import log_text

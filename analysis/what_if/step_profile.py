@@ -49,7 +49,6 @@ class Works:
     sync_us: Floats  # NaN where the host does not wait
     needs: Floats
     by_samples: Bools  # whether a larger batch makes the work longer: not the optimizer, nor copies of gradients
-    bounds: Ints | None = None  # what bounds each on another GPU (profiling/machine/gpu_speed.py); None of a CPU's
 
     def __len__(self) -> int:
         return len(self.device_us)

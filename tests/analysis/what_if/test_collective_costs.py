@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.costs.sources import contention_of, rate_between, rate_within
-from dpscope.analysis.what_if.scenarios.collective_costs import (
+from dpscope.analysis.what_if.collective_costs import (
     Cost,
     Costs,
     Links,

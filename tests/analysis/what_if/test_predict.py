@@ -1,30 +1,27 @@
 """Predictions from a base made by hand: values by pocket calculation, each source of costs, each refusal."""
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.what_if.collective_costs import Costs, Links, Place
+from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.prediction import Prediction
-from dpscope.analysis.what_if.replay.step_profile import (
+from dpscope.analysis.what_if.scenario import Base, Interference, Lateness, Scenario
+from dpscope.analysis.what_if.step_profile import (
     Bucketing,
     Gradients,
     MeasuredBucket,
     OtherCollective,
     StepProfile,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Costs, Links, Place
-from dpscope.analysis.what_if.scenarios.predict import predict
-from dpscope.analysis.what_if.scenarios.scenario import Base, Interference, Lateness, Scenario
-from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, BUCKETS, CAP, COSTS, PROFILE, profile, works
-from tests.helpers.run_cells import calibration
 
 
 def prediction(base: Base = BASE, costs: Costs = COSTS, **question: object) -> tuple[float, float, float]:
@@ -121,29 +118,6 @@ def test_steps_by_pocket_calculation(
     assert scenario != {"accumulate": 4} or found.batch_size == 16
 
 
-A100 = "NVIDIA A100-SXM4-40GB"
-ON_DEVICE = replace(
-    profile(
-        replace(works([100.0, 50.0, 50.0, 10.0], [1.0] * 4), bounds=np.array([TF32, HALF, MEMORY, HOST_LINK])),
-        after=[2, 3],
-        ends=(0, 1),
-        first_host_us=0.0,
-    ),
-    buckets=BUCKETS,
-    step_us=230.0,
-)
-
-
-def test_another_gpu_scales_each_kernel_by_what_bounds_it() -> None:
-    # A100 to H100: TF32 156 / 495 TFLOP/s, half 312 / 989, memory 1555 / 3350 GB/s; a copy from the host takes as long as before:
-    # 31.5, 15.8, 23.2 and 10 us. Buckets are ready at 47.3 and 70.5 us and take 20: 90.5, and the last 10.
-    base = replace(BASE, profiles=(ON_DEVICE,), device_name=A100)
-    found = predict(base, Scenario(gpu=gpu_speed("H100 SXM")), COSTS)
-    assert found.step_us == pytest.approx(100.5, abs=0.2)
-    assert known(found.low_us) < 100.5 * 0.89  # published predictors err by 12%
-    assert predict(base, Scenario(gpu=gpu_speed(A100)), COSTS).step_us == pytest.approx(230.0)
-
-
 def test_lateness_grows_with_the_ranks() -> None:
     late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
     # from 2 to 8 ranks: (1.424 - 0.589) x 10 us later, by Blom's approximation
@@ -225,14 +199,9 @@ def test_refusals_say_why() -> None:
     cheaper = replace(HEAVY, single_us={4: 210.0, 8: 55.0})
     assert "0.06 ms: what a sample costs is not known" in reason(cheaper, batch_size=8)
     assert "powersgd is not modelled" in reason(replace(BASE, hook="powersgd"))
-    assert "no broadcast was measured" in reason(strategy="dp")
     unknown = replace(PROFILE, buckets=tuple(replace(one, bytes=float("nan")) for one in BUCKETS))
     unknown = replace(unknown, gradients=Gradients(np.ones(2), np.array([2, 3]), "unknown"))
     assert "record_shapes" in reason(replace(BASE, profiles=(unknown,)), devices=4)
-    h100, unnamed = gpu_speed("H100 SXM5"), replace(BASE, profiles=(ON_DEVICE,))
-    assert "computed on a CPU" in reason(gpu=h100)
-    assert "do not name the base's GPU" in reason(unnamed, gpu=h100)
-    assert "no specification of the base's GTX 970" in reason(replace(unnamed, device_name="GTX 970"), gpu=h100)
 
 
 def test_a_host_bound_step_tells_nothing_of_links() -> None:
@@ -320,7 +289,6 @@ def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None
         {"bucket_mb": CAP.cap_mib},
         {"overlap": True},
         {"hook": "none"},
-        {"strategy": "ddp"},
     ],
 )
 def test_what_is_stated_as_the_base_has_it_changes_nothing(stated: dict[str, object]) -> None:
@@ -328,33 +296,6 @@ def test_what_is_stated_as_the_base_has_it_changes_nothing(stated: dict[str, obj
     base = replace(BASE, interference=replace(BASE.interference, gamma_band=(0.0, 0.3)))
     assert question(base, **stated) == question(base)
     assert question(base, overlap=False) != question(base)
-
-
-def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
-    costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
-    assert predict(BASE, Scenario(strategy="dp"), costs).step_us == pytest.approx(
-        210 + 40
-    )  # 2 MB each way at 10 us a MB
-    # 40 in each of four; forward and backward 200 each, the optimizer 10 once
-    found = predict(BASE, Scenario(strategy="dp", accumulate=4), costs)
-    assert (found.step_us, found.exposed_us) == pytest.approx((4 * 240 + 10, 160))
-    assert found.efficiency == pytest.approx(810 / 970)
-    # a base of two micro-batches moves both times: 210 + 80
-    assert predict(TWO, Scenario(strategy="dp"), costs).step_us == pytest.approx(290)
-    # tensors whose sizes are known by their own chunks: 3 and 1 MB sent, 3 MB back
-    sized = replace(BASE, dp_chunks=((3_000_000, 1_000_000), (3_000_000,)))
-    assert predict(sized, Scenario(strategy="dp"), costs).step_us == pytest.approx(210 + 70)
-    several = predict(BASE, Scenario(strategy="dp", devices=4, per_node=2), costs)
-    assert "it cannot drive 4 devices of several" in (several.reason or "")
-
-
-def test_data_parallel_states_what_its_reduce_rests_on_where_only_broadcasts_were_calibrated() -> None:
-    links = Links(intra=parse_link("10GB/s"))
-    costs = replace(COSTS, calibration=calibration({"broadcast": (50.0, 1.0)}))
-    basis = predict(BASE, Scenario(strategy="dp", links=links), costs).rests_on or ""
-    assert re.search(r"broadcast: 10GB/s.*50 us a hop as calibrated.*; reduce: 10GB/s.*no latency known", basis)
-    alike = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
-    assert "reduce" not in (predict(BASE, Scenario(strategy="dp"), alike).rests_on or "")
 
 
 def test_one_device_waits_for_nothing() -> None:

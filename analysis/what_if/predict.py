@@ -12,23 +12,9 @@ from statistics import fmean
 import numpy as np
 
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.data_parallel.phases import even_chunks
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
-from dpscope.analysis.what_if.prediction import UNKNOWABLE, Prediction, beyond_reach, bound_by, show_ms
-from dpscope.analysis.what_if.replay.replay import (
-    AS_IT_WAS,
-    MOST_OFF,
-    Compute,
-    Prepared,
-    Replayed,
-    StepParts,
-    base_error,
-    replay,
-    silent,
-)
-from dpscope.analysis.what_if.replay.step_profile import HOOK_FACTORS, INTERPOLATED, StepProfile, not_reproduced
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
-from dpscope.analysis.what_if.scenarios.inputs import (
+from dpscope.analysis.what_if.collective_costs import Costs, NotKnown, Place
+from dpscope.analysis.what_if.inputs import (
     ASSUMED_ERROR,
     Inputs,
     Parts,
@@ -42,14 +28,25 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     step_batch,
     uneven,
 )
-from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
-from dpscope.profiling.records.strategies import traits_of
+from dpscope.analysis.what_if.prediction import UNKNOWABLE, Prediction, beyond_reach, bound_by, show_ms
+from dpscope.analysis.what_if.replay import (
+    AS_IT_WAS,
+    MOST_OFF,
+    Compute,
+    Prepared,
+    Replayed,
+    StepParts,
+    base_error,
+    replay,
+    silent,
+)
+from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Scenario
+from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
 _NAMED = 0.05  # of the exposed time, from which on a part of it is named
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
-_ONE_HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one interpreter take N times as long
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,11 @@ class Answered:
 
     step_us: float
     exposed_us: float
-    changes: StepParts  # scenario less base; of DataParallel the compute alone
+    changes: StepParts  # scenario less base
     parts: Parts
     basis: tuple[str, ...]
+    replayed: StepParts  # of the replayed step
     remains_us: Mapping[str, float] = field(default_factory=dict)  # on a stated link: what of exposed no rate removes
-    replayed: StepParts | None = None  # of the replayed step; None of DataParallel
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
@@ -150,8 +147,6 @@ def _alone(profile: StepProfile, compute: Compute, passes: int = 1) -> Replayed:
 
 def _answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
     """The scenario replayed on one profile; raises NotKnown."""
-    if traits_of(scenario.strategy or "").peer_copies:
-        return _data_parallel(base, profile, scenario, costs)
     inputs = inputs_of(base, profile, scenario, costs)
     then = replay(inputs.prepared, inputs.conditions)
     now = base.replayed(profile)
@@ -162,7 +157,7 @@ def _answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     changes = StepParts(*(after - before for after, before in zip(then.parts, now.parts, strict=True)))
     parts = replay_parts(base, profile, inputs, then, step)
     remains = {} if scenario.links == AS_MEASURED else _remains_us(inputs, then.exposed_us)
-    return Answered(step, exposed, changes, parts, inputs.basis, remains, then.parts)
+    return Answered(step, exposed, changes, parts, inputs.basis, then.parts, remains)
 
 
 def _remains_us(inputs: Inputs, exposed_us: float) -> dict[str, float]:
@@ -178,56 +173,6 @@ def _remains_us(inputs: Inputs, exposed_us: float) -> dict[str, float]:
     return {name: us for name, us in saved.items() if us > _NAMED * exposed_us}
 
 
-def _data_parallel(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered:
-    """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device, and copies are by their formula.
-
-    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks (`dp_chunks`), in every
-    micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
-    `dp_transfer_us`.
-    """
-    place, passes = place_of(base, scenario), passes_of(base, scenario)
-    if place.nodes > 1:
-        raise NotKnown(f"DataParallel is one process, on one node: it cannot drive {place.devices} devices of several")
-    compute = compute_of(base, scenario)
-    sent, returned = base.dp_chunks or (_gradient_chunks(base, profile),) * 2
-    try:
-        broadcast = _moved("broadcast", sent, place, costs, scenario)
-        reduced = _moved("reduce", returned, place, costs, scenario)
-    except NotKnown as unknown:
-        raise NotKnown(f"DataParallel: {unknown}") from None
-    total = (broadcast.total_us + reduced.total_us) * passes * base.accumulate
-    now = base.replayed(profile)
-    then = _alone(profile, compute, passes)
-    free = _alone(profile, replace(compute, host=0.0), passes)
-    if then.step_us - free.step_us > _ONE_HOST_BOUND * then.step_us:
-        then = _alone(profile, replace(compute, host=compute.host * place.devices), passes)
-    step = base.step_us + then.step_us - now.step_us + total
-    spread = max(broadcast.spread, reduced.spread) * total / step + 0.1
-    alike = broadcast.basis == reduced.basis
-    basis = broadcast.basis if alike else f"broadcast: {broadcast.basis}; reduce: {reduced.basis}"
-    return Answered(
-        step_us=step,
-        exposed_us=total,
-        changes=StepParts(compute=then.parts.compute - now.parts.compute),
-        parts={"costs": (spread, spread)},
-        basis=(f"DataParallel by its formula; {basis}",),
-    )
-
-
-def _gradient_chunks(base: Base, profile: StepProfile) -> list[float]:
-    """The chunks of parameters whose tensors are not known: as many bytes as their gradients."""
-    size = profile.gradients.total_bytes
-    return even_chunks(size / HOOK_FACTORS.get(base.hook, 1.0) if profile.gradients.known == INTERPOLATED else size)
-
-
-def _moved(kind: str, chunks: Sequence[float], place: Place, costs: Costs, scenario: Scenario) -> Cost:
-    """All chunks of one kind, one after another; described by the first."""
-    each = [costs.cost(kind, float(size), place, scenario.links) for size in chunks]
-    return replace(
-        each[0], latency_us=sum(one.latency_us for one in each), transfer_us=sum(one.transfer_us for one in each)
-    )
-
-
 def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[Answered], place: Place) -> Prediction:
     """The mean over the profiles, with its band; beyond the reach a range and no number."""
     step = float(np.mean([one.step_us for one in found]))
@@ -237,10 +182,7 @@ def _joined(base: Base, scenario: Scenario, unanswered: Prediction, found: list[
         step = base.step_us
     elif place.devices == 1 and alone is not None:
         step, exposed = alone, 0.0
-    if traits_of(scenario.strategy or "").peer_copies:
-        ledger, missing = data_parallel_ledger(base.ledger, [one.changes.compute for one in found], step, exposed)
-    else:
-        ledger, missing = predicted_ledger(base.ledger, [one.changes for one in found], step, place.devices)
+    ledger, missing = predicted_ledger(base.ledger, [one.changes for one in found], step, place.devices)
     if scenario == Scenario() and base.ledger is not None:
         ledger = base.ledger
     if ledger is not None and ledger.exposed_us is not None:
@@ -329,7 +271,6 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
 NO_LEDGER = "the traces of the base do not show where its step goes"
 NOT_SPLIT = "the traces of the base do not separate waiting from transfer"
 ONE_DEVICE = "one device: nothing to communicate"
-ONE_PROCESS_COPIES = "DataParallel copies within one process: no collective to wait for"
 
 PART_LABELS = {
     "compute": "compute",
@@ -367,18 +308,6 @@ def predicted_ledger(
         reasons |= dict.fromkeys(("exposed_wait", "exposed_transfer"), NOT_SPLIT)
     changed = {part: value + moved[part] for part, value in values.items() if value is not None}
     return _added_up(base, changed, step_us), reasons
-
-
-def data_parallel_ledger(
-    base: Ledger | None, compute_changes_us: Sequence[float], step_us: float, communication_us: float
-) -> PredictedLedger:
-    """Of `nn.DataParallel` in DDP's place: all its communication is exposed, and idle is what the other parts leave."""
-    if base is None or base.compute_us is None or base.idle_us is None:
-        return None, dict.fromkeys(STEP_PARTS, NO_LEDGER)
-    compute_us = base.compute_us + float(np.mean(compute_changes_us))
-    idle_us = step_us - (base.tracer_us or 0.0) - compute_us - communication_us
-    values = {"compute": compute_us, "exposed_other": communication_us, "idle": idle_us}
-    return _added_up(base, values, step_us), dict.fromkeys(("exposed_wait", "exposed_transfer"), ONE_PROCESS_COPIES)
 
 
 def _added_up(base: Ledger, values_us: Mapping[str, float], step_us: float) -> Ledger | None:

@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dpscope.analysis.what_if.collective_costs import Cost, Costs, NotKnown, Place
 from dpscope.analysis.what_if.prediction import distance_error
-from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Prepared, Replayed, late_us, replayed_from
-from dpscope.analysis.what_if.replay.step_profile import (
+from dpscope.analysis.what_if.replay import Compute, Conditions, Prepared, Replayed, late_us, replayed_from
+from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Lateness, Scenario
+from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
+from dpscope.analysis.what_if.step_profile import (
     HOOK_FACTORS,
     INTERPOLATED,
     SHARES_THE_LINK,
@@ -24,10 +27,6 @@ from dpscope.analysis.what_if.replay.step_profile import (
     bucket_bytes,
     bucket_ends,
 )
-from dpscope.analysis.what_if.scenarios.collective_costs import Cost, Costs, NotKnown, Place
-from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Lateness, Scenario
-from dpscope.analysis.what_if.step_model import BATCH_REACH, SingleDevice
-from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 from dpscope.profiling.records.finding import counted
 
 _MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their calibration, to be carried on
@@ -65,7 +64,6 @@ def changed(base: Base, scenario: Scenario) -> Scenario:
         overlap=_unless(base.bucketing.overlap, scenario.overlap),
         hook=_unless(base.hook, scenario.hook),
         accumulate=_unless(base.accumulate, scenario.accumulate),
-        strategy=_unless("ddp", scenario.strategy),
     )
     if scenario.accumulate is None:  # else the batch is cut into other micro-batches
         scenario = replace(scenario, batch_size=_unless(base.batch_size, scenario.batch_size))
@@ -216,34 +214,14 @@ def step_batch(base: Base, scenario: Scenario) -> int | None:
 
 def compute_of(base: Base, scenario: Scenario) -> Compute:
     """How compute changes with the batch and the device; raises NotKnown."""
-    by_bound, factor = _by_bound(base, scenario), 1.0
+    factor = 1.0
     if scenario.batch_size is not None:
         if not base.batch_size:
             raise NotKnown("the base's batch is not known: give --base-batch-size")
         wanted = scenario.batch_size // (scenario.accumulate or base.accumulate)
         factor = _samples_factor(base, wanted, base.batch_size // base.accumulate)
     device, host = base.traced.device / scenario.faster, scenario.host_factor * base.traced.host
-    return Compute(factor, device, host, by_bound)
-
-
-def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...]:
-    """What kernels take on the requested GPU over what they take on the base's, by what bounds them."""
-    requested = scenario.gpu
-    if requested is None:
-        return ()
-    what = requested.title
-    if not all(profile.on_device for profile in base.profiles):
-        raise NotKnown(f"the base computed on a CPU, so its times are no evidence for {what}: trace it on a GPU")
-    if base.device_name is None:
-        raise NotKnown(
-            f"the traces do not name the base's GPU, so what {what} changes is not known: give --faster a factor"
-        )
-    measured = gpu_speed(base.device_name)
-    if measured is None:
-        raise NotKnown(
-            f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
-        )
-    return tuple(measured.rate(bound) / requested.rate(bound) for bound in BOUNDS)
+    return Compute(factor, device, host)
 
 
 def _samples_factor(base: Base, wanted: int, measured: int) -> float:
@@ -279,7 +257,7 @@ Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
 
 ASSUMED_ERROR = 0.04  # of the method where no other cell measures it: the error of cells in the live experiments
-GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
+GPU_ERROR = 0.12  # of times on a faster device by its speed alone, as published for such predictors (Habitat, ATC 2021)
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
 _NO_JITTER = 0.03
 
@@ -325,7 +303,7 @@ def half_band(
         spread, method = (spread, 0.0) if alike or spread > base.method_error else (0.0, base.method_error)
     distance = distance_error(times) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
     both = [spread, 0.0 if alike else method, distance]
-    if scenario.faster != 1.0 or scenario.gpu is not None:
+    if scenario.faster != 1.0:
         both.append(GPU_ERROR)
     if scenario.batch_size is not None and len(base.single_us) < 2 and scenario.batch_size != base.batch_size:
         both.append(_ONE_BATCH)

@@ -1,8 +1,6 @@
-"""What `dpscope whatif` writes: its figure, the replayed step as a Chrome trace, and the report's chapter."""
+"""The figure of `dpscope whatif`, and the report's chapter."""
 
-import gzip
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,18 +9,15 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show, show_time
-from dpscope.analysis.what_if.answers import output
-from dpscope.analysis.what_if.answers.bases import CellError, base_of_loaded, with_cell_errors
-from dpscope.analysis.what_if.answers.output import RunAnswer
-from dpscope.analysis.what_if.replay.replay import CollectiveSpan, Replayed, replay
-from dpscope.analysis.what_if.scenarios.inputs import inputs_of
-from dpscope.analysis.what_if.scenarios.predict import refusal
-from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.analysis.what_if import answer as output
+from dpscope.analysis.what_if.answer import RunAnswer
+from dpscope.analysis.what_if.bases import CellError, base_of_loaded, with_cell_errors
+from dpscope.analysis.what_if.predict import refusal
+from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes
-from dpscope.profiling.store.ownership import check_overwritable, is_dpscope_trace
+from dpscope.profiling.store.ownership import check_overwritable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +34,8 @@ def check_figure_name(path: Path) -> None:
     """Raise DpscopeError for a name of another kind, a folder that is not there and a file that is not dpscope's."""
     if path.suffix not in _KINDS:
         raise DpscopeError(f"{path} must end in {', '.join(_KINDS)}")
-    _check_folder(path)
+    if not path.parent.is_dir():
+        raise DpscopeError(f"{path.parent} does not exist; make it first")
     check_overwritable(path)
 
 
@@ -114,79 +110,6 @@ def _measured(answer: RunAnswer) -> list[tuple[int, float]]:
 
 
 _COMPUTE, _COLLECTIVES = 1, 2  # tracks
-
-
-def check_trace_name(path: Path) -> None:
-    """Raise DpscopeError for a name that Perfetto does not read, a folder that is not there and a file that is not dpscope's."""
-    if not path.name.endswith((".json", ".json.gz")):
-        raise DpscopeError(f"{path} must end in .json or .json.gz, which Perfetto reads")
-    _check_folder(path)
-    check_overwritable(path, is_dpscope_trace)
-
-
-def _check_folder(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise DpscopeError(f"{path.parent} does not exist; make it first")
-
-
-def write_replayed(answer: RunAnswer, path: Path) -> None:
-    """Two processes: the measured step and the first scenario's, each with compute and collectives; *.json or *.json.gz.
-
-    Raises DpscopeError for a scenario that has no replay.
-    """
-    base, (words, scenario, prediction) = answer.question.base, answer.predictions[0]
-    profile = base.profiles[0]
-    if prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
-        why = prediction.reason or "DataParallel is predicted by its formula"
-        raise DpscopeError(f"no replay to write: {why}")
-    inputs = inputs_of(base, profile, scenario, answer.question.costs)
-    measured = base.replayed(profile, with_spans=True)
-    predicted = replay(inputs.prepared, inputs.conditions, with_spans=True)
-    label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
-    events = [
-        *_events(1, f"measured: {base.name}", measured, len(profile.works)),
-        *_events(2, f"predicted: {label}", predicted, len(profile.works)),
-    ]
-    trace = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events, "dpscope": {"whatif": label}}
-    text = json.dumps(trace, allow_nan=False, indent=2).encode()
-    check_overwritable(path, is_dpscope_trace)
-    write_bytes(path, gzip.compress(text) if path.suffix == ".gz" else text)
-
-
-def _events(process: int, name: str, step: Replayed, works: int) -> Iterator[dict[str, object]]:
-    """Names, compute up to the last gradient and after the last wait, every collective; microseconds from the step's start.
-
-    Collectives in flight together are on separate tracks: spans of one track may not overlap.
-    """
-
-    def span(thread: int, name: str, start: float, end: float, arguments: Mapping[str, object]) -> dict[str, object]:
-        times = {"ts": start, "dur": max(0.0, end - start)}
-        return {"ph": "X", "pid": process, "tid": thread, "name": name, **times, "args": arguments}
-
-    tracks = _tracks(step.collectives)
-    more_tracks = {track: f"collectives {track - _COLLECTIVES + 1}" for track in sorted({*tracks} - {_COLLECTIVES})}
-    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
-    for thread, label in {_COMPUTE: "compute", _COLLECTIVES: "collectives", **more_tracks}.items():
-        yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": label}}
-    yield span(_COMPUTE, "forward and backward", 0.0, step.backward_us, {})
-    last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
-    yield span(_COMPUTE, "optimizer and the rest", last, step.step_us, {"works": works})
-    for one, track in zip(step.collectives, tracks, strict=True):
-        size = None if one.bytes is None else round(one.bytes)
-        arguments = {"bytes": size, "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
-        yield span(track, one.kind, one.start_us, one.end_us, arguments)
-
-
-def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
-    """For each the first track that is free when it starts."""
-    free: list[float] = []
-    found = [0] * len(collectives)
-    for index in sorted(range(len(collectives)), key=lambda place: collectives[place].start_us):
-        one = collectives[index]
-        track = next((place for place, until in enumerate(free) if until <= one.start_us), len(free))
-        free[track : track + 1] = [one.end_us]
-        found[index] = _COLLECTIVES + track
-    return found
 
 
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, measured_conditions, replay
-from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
-from dpscope.analysis.what_if.scenarios.collective_costs import Links, Place
+from dpscope.analysis.what_if.collective_costs import Links, Place
+from dpscope.analysis.what_if.replay import AS_IT_WAS, Compute, Prepared, Replayed, measured_conditions, replay
 from dpscope.analysis.what_if.step_model import expected_maximum
-from dpscope.profiling.machine.gpu_speed import GpuSpeed
+from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.short_repr import short_repr
 
@@ -153,9 +152,7 @@ class Scenario:
     overlap: bool | None = None
     hook: str | None = None
     accumulate: int | None = None
-    strategy: str | None = None  # ddp, dp
     faster: float = 1.0
-    gpu: GpuSpeed | None = None  # on which it computes in the base's place
     links: Links = AS_MEASURED
     jitter: float | None = None
     transfer_factor: float = 1.0
@@ -193,12 +190,10 @@ class Base:
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
     method_error: float | None = None
-    dp_chunks: tuple[Sequence[int], Sequence[int]] | None = None  # `phases.dp_chunks`; None without the tensors' sizes
     interference: Interference = NO_INTERFERENCE
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
     traced: Compute = AS_IT_WAS
     lacks: tuple[str, ...] = ()
-    device_name: str | None = None  # of the GPU that computed; None where the traces name none
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -216,15 +211,15 @@ class Base:
         """One of the profiles under a compute scale."""
         return self.once((id(profile), compute), lambda: Prepared(profile, compute))
 
-    def replayed(self, profile: StepProfile, gamma: float | None = None, with_spans: bool = False) -> Replayed:
+    def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
         """One of the profiles replayed as it was measured, untraced; under another `gamma` where it is given."""
         by = self.interference.gamma if gamma is None else gamma
 
         def as_measured() -> Replayed:  # contention cancels
             alike = replace(measured_conditions(profile), gamma=by, slowdown=self.interference.slowdown)
-            return replay(self.prepared(profile, self.traced), alike, with_spans=with_spans)
+            return replay(self.prepared(profile, self.traced), alike)
 
-        return self.once((id(profile), by, with_spans), as_measured)
+        return self.once((id(profile), by), as_measured)
 
     @property
     def place(self) -> Place:
