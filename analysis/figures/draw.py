@@ -17,28 +17,30 @@ from dpscope.analysis.runs.run_data import RunData
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
 CAPTIONS = {
-    "batch": "Median untraced step and throughput over the batch per device. A cross marks a batch at which memory ran out and "
-    "nothing was measured.",
-    "waterfall": "The differences between DDP's step and the other strategy's. The parts are means of traced steps, the ends "
-    "medians of untraced ones; tracer is the difference between the two.",
+    "batch": "Median untraced step and the throughput that follows from it, over the batch per device. A cross marks a batch at "
+    "which memory ran out and nothing was measured.",
+    "waterfall": "From DDP's median untraced step to the other strategy's, for up to three pairs of cells. Each part is the "
+    "difference of the means of traced steps; tracer is what these differences leave of the untraced one.",
     "step_split": "Mean traced step of each cell. Exposed: communication while nothing computes. Wait: a collective waits for a "
-    "late rank. Idle: neither compute nor communication.",
-    "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
+    "late rank. Other: neither wait nor transfer, or not separated. Idle: neither compute nor communication.",
+    "phases": "Means of traced steps: compute time of the forward pass, the backward pass and the optimizer, exposed "
+    "communication and copies of the batch to the device. Idle time is not drawn, nor a phase that the trace does not show.",
     "device_use": "The traced step as 100 points: the time that its FLOPs would take at the peak, and the loss in the parts of "
     "the ledger. Compute below the peak holds parts that are not known.",
-    "waits": "Mean exposed waiting per traced step: the rank of the row waits in collectives for the column's, which comes "
-    "last. Waiting behind compute is not in it.",
-    "wait_strip": "Left: how long each rank waits, exposed, in each traced step. Right: how long the others do for it. A "
-    "dark row on the right is a rank that makes all others wait.",
+    "waits": "Mean exposed waiting per traced step, of up to four cells, the longest waits first: the rank of the row waits in "
+    "collectives for the column's, which comes last. Waiting behind compute is not in it.",
+    "wait_strip": "Left: how long each rank waits, exposed, in each traced step. Right: how long the others wait for it, on "
+    "average. A row that is dark throughout on the right is a rank that makes the others wait. Each panel has its own scale.",
     "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
     "negative; the ring formula, where a rate is known, uses the link's, else the calibration's bus bandwidth.",
-    "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, next to the calibration, the ring "
-    "formula at the link's rate and the link's specification, where they are known.",
+    "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, of the up to four collectives that "
+    "moved most bytes, next to the calibration's fit, the ring formula at the link's rate and the link's specification, where "
+    "they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands, if any, are 95% intervals. Weak: same batch "
     "per device; strong: same global batch. Thin lines, if any: fitted laws, up to twice the largest count.",
-    "what_if": "Predicted efficiency on more devices, replayed from the cell named in the chapter, with its 90% band. Points are "
-    "measured cells of the same batch.",
-    "study": "Speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
+    "what_if": "Predicted efficiency on as many devices and more, replayed from the cell named in the chapter, with its 90% "
+    "band. Circles: that cell and others of its batch and options, as measured.",
+    "study": "Speedup, efficiency and test accuracy, whose axis does not begin at 0. Whiskers of speedup and efficiency are 95% "
     "intervals, those of accuracy the range over seeds. Thin lines, if any: Amdahl's law through the strong point of most "
     "devices.",
     **training.TRAINING_CAPTIONS,

@@ -85,6 +85,7 @@ def phase_split(run: RunData) -> Figure | None:
     parts = {
         label: ([row[name] / unit.divisor for row in means.values()], colour)
         for name, (label, colour) in _PHASES.items()
+        if any(row[name] for row in means.values())
     }
     title = "Phases of a traced step, 1 against N devices"
     return _stacked(title, list(means), parts, f"time per step [{unit.label}]")

@@ -16,11 +16,11 @@ from dpscope.analysis.figures.style import COLOURS, STYLE, headline, shared_lege
 from dpscope.analysis.training.data import Epoch, TrainedCell, TrainingData
 
 TRAINING_CAPTIONS = {
-    "training_accuracy": "Accuracy by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their "
-    "median, in different widths so that coinciding lines are all visible. A faster strategy is as good only if its line "
+    "training_accuracy": "Accuracy by epoch and by training time (evaluation apart). Thin: one line per seed, of several; thick: "
+    "their median, in different widths so that coinciding lines are all visible. A faster strategy is as good only if its line "
     "also ends as high.",
-    "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their median. "
-    "The training loss is the one minimised, the test loss plain cross-entropy.",
+    "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed, of several; thick: their "
+    "median. The training loss is the one minimised, the test loss the same without label smoothing.",
 }
 _LINES = ("-", "--", "-.", ":")  # a strategy's cells, in order
 _WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3  # points; how much wider a line is than the next, and how often

@@ -7,7 +7,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.figures.scaling import draw_scaling
-from dpscope.analysis.figures.step import _stacked, wait_strips
+from dpscope.analysis.figures.step import _stacked, phase_split, wait_strips
 from dpscope.analysis.figures.style import NARROW, with_intervals
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
@@ -46,6 +46,16 @@ def test_an_unknown_wait_is_no_wait_of_zero() -> None:
 def test_a_figure_without_a_value_is_not_drawn() -> None:
     assert _stacked("Where a traced step goes", NAMES, {}, "time per step [ms]") is None
     assert _stacked("Phases", NAMES, {"forward": ([0.0, 0.0], "#0072B2")}, "time per step [ms]") is None
+
+
+def test_a_phase_that_takes_no_time_is_not_in_the_legend() -> None:
+    """A CPU copies no batch to a device."""
+    cell = Cell("single", 1, 8)
+    traced = windows(cell, 2, step_us=9.0, forward_us=3.0, backward_us=4.0, optimizer_us=1.0, host_to_device_us=0.0)
+    figure = phase_split(run_of(cell_data(cell, [[9.0] * 5], traced)))
+    assert figure is not None
+    (legend,) = figure.legends
+    assert [one.get_text() for one in legend.get_texts()] == ["forward", "backward", "optimizer"]
 
 
 def test_a_title_promises_intervals_only_where_there_are_some() -> None:
