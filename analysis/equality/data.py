@@ -1,6 +1,7 @@
 """The recorded trainings of `dpscope equal` as arrays and tables, and mistakes in the samples that they trained on."""
 
 import math
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpscope.profiling.records.equality import (
 )
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.quantities import MOST_COUNT
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json
@@ -99,7 +101,7 @@ def load_equality(out: Path) -> EqualityData:
         for kind in (training.kind for training in job.trainings):
             if (folder := job.folder(out) / kind).exists():
                 paths = [rank_paths(folder, rank) for rank in range(job.cell.processes)]
-                ranks = tuple(ProcessData(read_json(record, RankRecord), np.load(arrays)) for record, arrays in paths)
+                ranks = tuple(read_process(record, arrays) for record, arrays in paths)
                 found[kind].append(RecordedTraining(job.cell, kind, ranks))
     if len(found["compared"]) < len(settings.jobs) or not found["rounding"]:
         raise DpscopeError(f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again")
@@ -110,6 +112,20 @@ def load_equality(out: Path) -> EqualityData:
         in_shares=next(iter(found["in_shares"]), None),
         rounding_in_shares=next(iter(found["rounding_in_shares"]), None),
     )
+
+
+def read_process(record: Path, arrays: Path) -> ProcessData:
+    """What one process saved; raises DpscopeError for missing or damaged files and for samples that cannot be."""
+    described = read_json(record, RankRecord)
+    try:
+        stored = np.load(arrays)
+        for name in ("sample_step", "sample_epoch", "sample_index"):
+            numbers = stored[name]
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= MOST_COUNT:
+                raise DpscopeError(f"{arrays}: {name} is {numbers.min()} to {numbers.max()}; compare again")
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DpscopeError(f"{arrays} is missing or damaged; compare again") from error
+    return ProcessData(described, stored)
 
 
 def sample_mistakes(name: str, samples: SampleTables, shuffled: bool) -> Iterator[Finding]:

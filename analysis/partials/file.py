@@ -117,7 +117,22 @@ def read_partial(path: Path, columns: Sequence[str] = tuple(PARTIAL_SCHEMA.names
         raise DpscopeError(damaged) from error
     if not rows.schema.equals(pa.schema([PARTIAL_SCHEMA.field(name) for name in columns])):
         raise DpscopeError(f"{path} was written by another dpscope: its columns differ; reduce its traces again")
+    try:
+        _decode(rows)
+    except (ArithmeticError, TypeError, ValueError) as error:  # msgspec's are ValueErrors
+        raise DpscopeError(damaged) from error
+    if reason := rank_rows.unsound(rows):
+        raise DpscopeError(f"{path}: {reason}, which no trace gives; reduce its traces again, or omit it")
     return Partial(rows, tuple(head.unread))
+
+
+def _decode(rows: pa.Table) -> None:
+    """Raise an exception for a part of these rows that is no longer what was written."""
+    if "evidence" in rows.column_names:
+        rank_rows.summaries_of(rows)
+        rank_rows.findings_of(rows)
+    if TIMELINE in rows.column_names:
+        rank_rows.timelines_of(rows)
 
 
 def analyze_partials(paths: Paths) -> TraceAnalysis:

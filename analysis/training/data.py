@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.profiling.records.finding import Finding, grouped
+from dpscope.profiling.records.quantities import Amount, Count, Duration, Percent, Positive, Stamp
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.training import TrainManifest, TrainResult
@@ -26,21 +27,21 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch of one training. Accuracies are percent; a loss that is not finite is None."""
 
     strategy: CellStrategy
-    devices: int
-    seed: int
-    epoch: int
+    devices: Positive
+    seed: Stamp
+    epoch: Count
     train_loss: float | None
-    train_accuracy: float
+    train_accuracy: Percent
     test_loss: float | None
-    test_accuracy: float
-    learning_rate: float
-    train_s: float  # without evaluation
-    evaluation_s: float
+    test_accuracy: Percent
+    learning_rate: Amount
+    train_s: Duration  # without evaluation
+    evaluation_s: Amount
     variant: str = ""
-    batch_size: int | None = None  # per device
-    global_batch_size: int | None = None
+    batch_size: Positive | None = None  # per device
+    global_batch_size: Positive | None = None
     cell: str = ""
-    ended_at_s: float | None = None  # Unix time
+    ended_at_s: Amount | None = None  # Unix time
 
     @property
     def cell_name(self) -> str:
@@ -138,9 +139,6 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
         for one in failed_trainings(folder)[:1]:
             why = f": {one.cell.name}, seed {one.seed}: {failure(one)}"
         raise NoEpochError(f"{path} holds no epoch{why}")
-    for index, epoch in enumerate(stored.epochs):
-        if wrong := _wrong(epoch):
-            raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")
     manifest = TrainFolder(folder).manifest() if is_train_folder(folder) else None
     counts = Counter((one.cell_name, one.seed) for one in stored.epochs)
     planned = manifest.config.epochs if manifest else max(counts.values())
@@ -149,20 +147,6 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     untrained = _untrained(folder, manifest, by_cell) if manifest else []
     findings = tuple(dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings)))
     return TrainingData(folder, (*cells, *untrained), planned, manifest, findings, target_accuracy)
-
-
-def _wrong(epoch: Epoch) -> str | None:
-    """The reason why an epoch is invalid, None if it is valid."""
-    if epoch.devices < 1:
-        return f"devices {epoch.devices}: must be 1 or more"
-    for name in ("train_accuracy", "test_accuracy"):
-        if not 0 <= (value := getattr(epoch, name)) <= 100:
-            return f"{name} {value:g}: accuracies are percent, 0 to 100"
-    if epoch.train_s <= 0:
-        return f"train_s {epoch.train_s:g}: an epoch takes more than 0 seconds"
-    if epoch.evaluation_s < 0:
-        return f"evaluation_s {epoch.evaluation_s:g}: a time cannot be negative"
-    return None
 
 
 def _cell(path: Path, name: str, epochs: Sequence[Epoch], planned: int) -> TrainedCell:

@@ -24,6 +24,7 @@ from typing import Literal
 
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.quantities import Amount, Count, Positive
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.stored import Stored
 
@@ -47,7 +48,7 @@ class EqualityTraining(Stored, frozen=True):
     """
 
     kind: TrainingKind
-    shares: int = 1  # forward passes a step's batch is cut into
+    shares: Positive = 1  # forward passes a step's batch is cut into
 
 
 class EqualityJob(Stored, frozen=True):
@@ -66,8 +67,8 @@ class EqualityConfig(Stored, frozen=True):
     workload: Workload
     optimizer: Optimizer
     matrix: ResolvedMatrix
-    steps: int
-    timeout_s: float  # of one strategy's job
+    steps: Positive
+    timeout_s: Amount  # of one strategy's job
 
 
 class EqualitySettings(Stored, frozen=True):
@@ -75,7 +76,7 @@ class EqualitySettings(Stored, frozen=True):
 
     config: EqualityConfig
     device: Literal["cuda", "cpu"]
-    threads_per_process: int
+    threads_per_process: Positive
     precision: Precision
     freeze_batch_norm: bool
     sync_batch_norm: bool  # DistributedDataParallel's
@@ -99,15 +100,15 @@ class ParameterRecord(Stored, frozen=True):
     """A trained parameter, with its name in the unwrapped model."""
 
     name: str
-    elements: int
-    stored: int  # elements stored at every step
+    elements: Count
+    stored: Count  # elements stored at every step
 
 
 class RankRecord(Stored, frozen=True):
     """`rank_<r>.json`: describes the arrays in `rank_<r>.npz`."""
 
-    rank: int
-    steps: int
+    rank: Count
+    steps: Positive
     parameters: tuple[ParameterRecord, ...]
     module_calls: tuple[str, ...]  # of the first step's forward, in order; `relu#2` is a module's second call
     batch_norms: tuple[str, ...]  # modules that normalise by statistics of their batch

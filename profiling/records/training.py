@@ -26,6 +26,7 @@ from dpscope.profiling.records.config import (
 )
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
+from dpscope.profiling.records.quantities import Amount, Count, Duration, Percent, Positive, Stamp
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
 from dpscope.profiling.records.settings import AMOUNT, DATA, Config, at_least, setting
 from dpscope.profiling.records.stored import Stored
@@ -119,9 +120,9 @@ class PlannedTraining(Stored, frozen=True):
     """A cell to be trained with each seed, or why it is left out, and what follows from its batch."""
 
     planned: PlannedCell
-    learning_rate: float  # after scaling, before milestones
-    train_samples: int  # of the data set
-    repeated_samples: int  # an epoch trains on these twice, to fill the shares of all devices
+    learning_rate: Amount  # after scaling, before milestones
+    train_samples: Count  # of the data set
+    repeated_samples: Count  # an epoch trains on these twice, to fill the shares of all devices
 
     @property
     def cell(self) -> Cell:
@@ -136,7 +137,7 @@ class TrainManifest(Stored, frozen=True):
     created_at: str  # ISO 8601, UTC
     config: ResolvedTrainConfig
     device_type: Literal["cuda", "cpu"]
-    threads_per_process: int
+    threads_per_process: Positive
     environment: Environment
     plan: tuple[PlannedTraining, ...]
     findings: tuple[Finding, ...] = ()
@@ -148,34 +149,34 @@ class EpochRecord(Stored, frozen=True):
 
     cell: str  # its name, such as ddp-d2-b32
     strategy: CellStrategy
-    devices: int
+    devices: Positive
     variant: str
-    batch_size: int  # per device
-    global_batch_size: int
-    seed: int
-    epoch: int  # epochs trained so far, this one included: the first is 1
+    batch_size: Positive  # per device
+    global_batch_size: Positive
+    seed: Stamp
+    epoch: Count  # epochs trained so far, this one included: the first is 1
     train_loss: float | None  # the loss that was minimised: mean over the epoch's samples, each before its step
-    train_accuracy: float  # percent, of the same forward passes
-    test_loss: float | None  # plain cross-entropy, after the epoch
-    test_accuracy: float  # percent
-    learning_rate: float  # of the epoch's last step
-    train_s: float  # wall time of the epoch's steps, loading included, evaluation not
-    evaluation_s: float
-    trained_s: float  # sum of train_s so far
-    ended_at_s: float  # Unix time
-    train_samples: int  # trained on, repeated ones included
-    test_samples: int
+    train_accuracy: Percent  # percent, of the same forward passes
+    test_loss: float | None  # the same without label smoothing, after the epoch
+    test_accuracy: Percent  # percent
+    learning_rate: Amount  # of the epoch's last step
+    train_s: Duration  # wall time of the epoch's steps, loading included, evaluation not
+    evaluation_s: Amount
+    trained_s: Amount  # sum of train_s so far
+    ended_at_s: Amount  # Unix time
+    train_samples: Count  # trained on, repeated ones included
+    test_samples: Count
 
 
 class TrainResult(Stored, frozen=True):
     """`result.json` of a training, renamed into place last."""
 
     cell: Cell
-    seed: int
+    seed: Stamp
     status: CellStatus
-    epochs: int  # trained
-    duration_s: float  # of the job that ended it, start of torchrun to its end
-    parameter_count: int | None = None
+    epochs: Count  # trained
+    duration_s: Amount  # of the job that ended it, start of torchrun to its end
+    parameter_count: Count | None = None
     findings: tuple[Finding, ...] = ()  # such as what differs since it was resumed under other conditions
     message: str = ""  # why it is not ok, in one line
     log_tail: tuple[str, ...] = ()
@@ -202,14 +203,14 @@ class CheckpointDescription(Stored, frozen=True, kw_only=True):
     created_at: str  # ISO 8601, UTC
     config: ResolvedTrainConfig
     cell: Cell
-    seed: int
+    seed: Stamp
     device_type: Literal["cuda", "cpu"]
-    threads_per_process: int
-    train_samples: int  # of the data set, repeated ones not counted
-    steps_per_epoch: int
-    epochs: int
-    step: int
-    test_accuracy: float | None  # percent, after the last finished epoch
+    threads_per_process: Positive
+    train_samples: Count  # of the data set, repeated ones not counted
+    steps_per_epoch: Count
+    epochs: Count
+    step: Count
+    test_accuracy: Percent | None  # percent, after the last finished epoch
     findings: tuple[Finding, ...] = ()  # what differs because the training was begun by another cell
 
     @property

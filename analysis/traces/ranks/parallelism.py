@@ -15,6 +15,7 @@ from dpscope.analysis.traces.steps.attribution import Attribution, StepRanges
 from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind, collective_kind, named_annotations
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.quantities import Count
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _NODE = re.compile(r"^autograd::engine::evaluate_function: ")
@@ -39,10 +40,10 @@ class Requests(msgspec.Struct, frozen=True, rename={"undetermined": "untold"}):
     undetermined. What like gradients comes right after the backward pass is of gradients: its last bucket.
     """
 
-    gradients: int = 0
-    activations: int = 0
-    undetermined: int = 0
-    forward: int = 0
+    gradients: Count = 0
+    activations: Count = 0
+    undetermined: Count = 0
+    forward: Count = 0
     after: int = 0  # and unlike gradients
     large_after: int = 0  # of these, of more elements than metrics have
     seen: int = 0  # in all
@@ -119,8 +120,8 @@ _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (se
 class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds": "asked_kinds"}):
     """What one process's trace shows."""
 
-    devices: int  # that worked in its steps
-    world_size: int | None
+    devices: Count  # that worked in its steps
+    world_size: Count | None
     data_parallel: bool  # DataParallel's operators or ranges, on several devices
     stand_in: bool  # dp-host's ranges
     ddp_forward: bool  # the range of DistributedDataParallel's forward call

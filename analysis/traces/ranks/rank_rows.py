@@ -4,6 +4,7 @@ A row is one process's trace: what it shows of itself, its small tables as lists
 another, so that rows of any number of files are joined by putting them together, in whatever order and tree.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
@@ -26,6 +28,7 @@ from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, Words, is_known, kind_of
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.quantities import MOST_COUNT, Count
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": breakdown.COLUMNS,
@@ -76,7 +79,7 @@ SCHEMA = pa.schema(
 class _Evidence:
     """The parts of a summary without a column."""
 
-    range_counts: dict[str, dict[int | None, int]]
+    range_counts: dict[str, dict[Count | None, Count]]
     parallelism: ParallelismEvidence
     reduction_ends_us: dict[int | None, list[float]]
     identity: TraceIdentity  # source, rank and host are columns
@@ -117,13 +120,34 @@ def _row(one: RankTables) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
+_MOMENTS = ("start_us", "end_us", "ready_us", "queue_us")  # on a trace's clock, or a distance between two clocks
+_DIGESTS = ("kernel_class",)
+_ROUNDING_US = 1.0
+
+
+def unsound(rows: pa.Table) -> str:
+    """A number of these rows that cannot have been measured, in words; empty without any."""
+    columns = {name: rows.column(name) for name in ("rank", "world_size") if name in rows.column_names}
+    for table, schema in _TABLE_SCHEMAS.items():
+        if table in rows.column_names:
+            cells = _one_array(rows.column(table)).flatten().flatten()
+            numbers = {own.name: values for own, values in zip(schema, cells, strict=True) if own.name not in _DIGESTS}
+            columns |= {f"{table}.{name}": one for name, one in numbers.items() if kind_of(name) in ("real", "whole")}
+    for name, values in columns.items():
+        least = -MOST_COUNT if name.endswith(_MOMENTS) else -_ROUNDING_US if name.endswith("_us") else 0
+        for end in pc.min_max(values).as_py().values():
+            if end is not None and not math.isnan(end) and not least <= end <= MOST_COUNT:
+                return f"{name} is {end:g}"
+    return ""
+
+
 def join_rows(rows: pa.Table) -> RankTables:
     """The ranks of these rows, which are in order; without timelines where the rows have none."""
     tables = {name: _table_of(rows, name) for name in TABLES}
     return RankTables(
         **{name: table for name, (table, _) in tables.items()},
         summaries=summaries_of(rows),
-        findings=tuple(msgspec.convert(one, Finding) for found in rows["findings"].to_pylist() for one in found),
+        findings=findings_of(rows),
         collective_owner=tables["collectives"][1],
         timelines=tuple(timelines_of(rows)) if TIMELINE in rows.column_names else (),
     )
@@ -158,6 +182,11 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
         evidence, read_on = vars(decode(own.pop("evidence"))), own.pop(READ_ON, None)
         found.append(TraceSummary(**vars(evidence.pop("identity")) | evidence | own, read_on=read_on))
     return tuple(found)
+
+
+def findings_of(rows: pa.Table) -> tuple[Finding, ...]:
+    """The findings of all rows' traces."""
+    return tuple(msgspec.convert(one, Finding) for found in rows["findings"].to_pylist() for one in found)
 
 
 def timelines_of(rows: pa.Table) -> list[StepTimeline | None]:

@@ -22,6 +22,7 @@ from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
 from dpscope.analysis.traces.steps.kernel_times import kernel_times
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.quantities import Count, Stamp
 
 _KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
 _SINCE_1970_NS = 10**18  # smaller times count from another moment, such as the host's start, and are not compared
@@ -36,14 +37,14 @@ class TraceIdentity:
 
     source: str
     rank: int | None = None
-    world_size: int | None = None
+    world_size: Count | None = None
     host: str | None = None
-    process_id: int | None = None
+    process_id: Count | None = None
     groups: tuple[Group, ...] = ()
-    start_ns: int | None = None
-    end_ns: int | None = None
-    first_step: int | None = None
-    last_step: int | None = None
+    start_ns: Stamp | None = None
+    end_ns: Stamp | None = None
+    first_step: Count | None = None
+    last_step: Count | None = None
     content: str | None = None  # digest of its events; None without events
 
 

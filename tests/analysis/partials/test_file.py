@@ -179,6 +179,56 @@ def test_bad_partials_are_reported_in_a_line(traces: Path, rows: pa.Table, tmp_p
         analyze_partials([tmp_path / "jobs" / "four.dpscope", traces])
 
 
+def changed(rows: pa.Table, name: str, value: float | bytes) -> pa.Table:
+    """With another value in the first row: of a column, or of the first struct of a list where the name has a point."""
+    column, _, field = name.partition(".")
+    values = rows.column(column).to_pylist()
+    if field:
+        values[0][0][field] = value
+    else:
+        values[0] = value
+    kind = rows.schema.field(column)
+    return rows.set_column(rows.column_names.index(column), kind, pa.array(values, kind.type))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("rank", -1, "rank is -1"),
+        ("world_size", 2**62, "world_size is 4.6"),
+        ("steps.step_us", -5.0, "steps.step_us is -5"),
+        ("steps.compute_us", float("inf"), "steps.compute_us is inf"),
+        ("steps.collective_count", -1, "steps.collective_count is -1"),
+        ("collectives.bytes", 2**63 - 1, "collectives.bytes is 9.2"),
+        ("collectives.start_us", 1e300, r"collectives.start_us is 1e\+300"),
+        ("exposed.end_us", float("-inf"), "exposed.end_us is -inf"),
+        ("kernels.pace", -1.0, "kernels.pace is -1"),
+        ("findings.severity", "grave", "is not a complete partial"),
+        ("evidence", b"\xc1", "is not a complete partial"),
+        ("timeline", b"\x01", "is not a complete partial"),
+    ],
+)
+def test_a_number_that_no_trace_gives_is_refused(
+    name: str, value: float | bytes, told: str, rows: pa.Table, tmp_path: Path
+) -> None:
+    if name.startswith("findings"):
+        finding = {"severity": "info", "code": "a", "message": "b", "next_step": "c"}
+        kind = rows.schema.field("findings")
+        found = pa.array([[finding]] + [[]] * (rows.num_rows - 1), kind.type)
+        rows = rows.set_column(rows.column_names.index("findings"), kind, found)
+    path = tmp_path / "a.dpscope"
+    write_partial(Partial(changed(rows, name, value)), path)
+    with pytest.raises(DpscopeError, match=told) as raised:
+        read_partial(path)
+    assert str(path) in str(raised.value)
+
+
+def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(rows: pa.Table, tmp_path: Path) -> None:
+    for name, value in (("steps.step_us", float("nan")), ("collectives.queue_us", -3.0), ("steps.idle_us", -1e-9)):
+        write_partial(Partial(changed(rows, name, value)), tmp_path / "a.dpscope")
+        assert read_partial(tmp_path / "a.dpscope").rows.num_rows == RANKS
+
+
 def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
