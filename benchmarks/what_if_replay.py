@@ -16,15 +16,8 @@ from band_tally import Tally
 from dpscope.analysis import attribute, collectives, read_trace
 from dpscope.analysis.costs.collective_forecast import CollectiveLevel
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.what_if.bases import (
-    CellError,
-    CellErrors,
-    Question,
-    base_of_run,
-    base_of_traces,
-    errors_of_cells,
-    repeats_band,
-)
+from dpscope.analysis.what_if.bases import Question, base_of_run, base_of_traces, repeats_band
+from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells
 from dpscope.analysis.what_if.collective_costs import Links
 from dpscope.analysis.what_if.job_profile import job_profile
 from dpscope.analysis.what_if.predict import predict

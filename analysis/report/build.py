@@ -40,7 +40,7 @@ from dpscope.profiling.records.strategies import traits_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpscope.analysis.what_if.chapter import WhatIfChapter
+    from dpscope.analysis.what_if.answer import RunAnswer
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Report:
     tables: Mapping[str, TextTable]
     formulas: TextTable
     missing: tuple[str, ...]
-    what_if: "WhatIfChapter | None"
+    what_if: "RunAnswer | None"
     nccl: NcclChapter
 
     @cached_property
@@ -127,11 +127,11 @@ def make_report(
     )
 
 
-def _what_if(run: RunData, sources: CostSources) -> "WhatIfChapter | None":
+def _what_if(run: RunData, sources: CostSources) -> "RunAnswer | None":
     """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
     if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
         return None
-    from dpscope.analysis.what_if.chapter import chapter_of
+    from dpscope.analysis.what_if.answer import chapter_of
 
     return chapter_of(run, sources)
 
@@ -198,7 +198,7 @@ _COMPARED = (
 
 
 def report_tables(
-    run: RunData, comparison: Comparison, nccl: NcclChapter, what_if: "WhatIfChapter | None"
+    run: RunData, comparison: Comparison, nccl: NcclChapter, what_if: "RunAnswer | None"
 ) -> dict[str, TextTable]:
     """All tables by name, in the order of the page's sections.
 

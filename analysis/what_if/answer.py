@@ -1,212 +1,102 @@
-"""The answer of `dpscope whatif` for a run or a trace (tables, JSON, CSV, sentences), and what removing a part would save."""
+"""The answer of `dpscope whatif` as tables, facts and JSON; the same tables are the report's chapter."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from dpscope.analysis.costs.sources import wrong_results
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.ranks.ledger import (
-    BUFFER_BROADCASTS,
-    IDLE,
-    STEP_PARTS,
-    TRANSFER,
-    UNSPLIT,
-    WAITING,
-    Ledger,
-    other_part,
-)
-from dpscope.analysis.what_if.bases import CellErrors, Question
-from dpscope.analysis.what_if.collective_costs import Costs
-from dpscope.analysis.what_if.inputs import ASSUMED_ERROR, GPU_ERROR
-from dpscope.analysis.what_if.predict import Answered, detail_sentences, ledger_values, predict, predicted
-from dpscope.analysis.what_if.prediction import Prediction, answer_sentences, distance_error, grounds, prediction_fields
+from dpscope.analysis.costs.sources import CostSources, wrong_results
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit, show, show_time
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+from dpscope.analysis.what_if.bases import Question, base_of_loaded
+from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
+from dpscope.analysis.what_if.predict import predict, refusal
+from dpscope.analysis.what_if.predicted_ledger import ledger_values
+from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.replay import AS_IT_WAS, base_error
+from dpscope.analysis.what_if.savings import Saving, savings
 from dpscope.analysis.what_if.scenario import Base, Scenario
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.store.errors import DpscopeError
 
-TWICE_AS_FAST = "a device twice as fast"
-INFINITE_BANDWIDTH, ZERO_LATENCY = "infinite bandwidth", "zero latency"
-_LEAST_SHOWN_US = 50.0  # 0.1 ms, rounded
-_IDLE_STATED = 0.1  # of the step
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What one change alone takes off the step, in microseconds, with its 90% band.
-
-    The band is that of the saving alone, in which errors that both steps share cancel. `step_error_us` is the method's error on
-    the whole step; `is_significant`: the band's low end exceeds it. `is_part`: the change removes a part of the step, and is
-    named as that part.
-    """
-
-    change: str
-    saved_us: float
-    low_us: float
-    high_us: float
-    step_error_us: float
-    is_part: bool
-
-    @property
-    def is_significant(self) -> bool:
-        return self.low_us > self.step_error_us
-
-
-def savings(base: Base, scenario: Scenario, costs: Costs) -> list[Saving]:
-    """Of each part of the step that can be removed, the largest saving first, then of other changes for comparison.
-
-    Empty if the scenario itself has no number.
-    """
-    before = predicted(base, scenario, costs)
-    now = before[0]
-    if now.step_us is None:
-        return []
-    parts = _removals(base, scenario) if now.devices > 1 else {}
-    if any(one.on_device for one in base.profiles):
-        parts[IDLE] = replace(scenario, host_factor=0.0)
-    others = {TWICE_AS_FAST: replace(scenario, faster=2 * scenario.faster)}
-    if now.devices > 1:
-        others[INFINITE_BANDWIDTH] = replace(scenario, transfer_factor=0.0)
-        others[ZERO_LATENCY] = replace(scenario, latency_factor=0.0)
-    found = [
-        _saving(base, name, name in parts, before, then)
-        for name, changed in (parts | others).items()
-        if (then := predicted(base, changed, costs))[0].step_us is not None
-    ]
-    return sorted(found, key=lambda one: (not one.is_part, -one.saved_us))
-
-
-def _removals(base: Base, scenario: Scenario) -> dict[str, Scenario]:
-    """The scenario without each part of its exposed communication, by the part's name."""
-    kinds = frozenset(one.kind for profile in base.profiles for one in profile.others)
-    if base.ledger is not None and not base.ledger.is_split:
-        return {UNSPLIT: replace(scenario, buckets_factor=0.0, lateness_factor=0.0, free_kinds=kinds)}
-    return {
-        WAITING: replace(scenario, lateness_factor=0.0),
-        TRANSFER: replace(scenario, buckets_factor=0.0),
-        **{other_part(kind): replace(scenario, free_kinds=frozenset({kind})) for kind in sorted(kinds)},
-    }
-
-
-_WithReplays = tuple[Prediction, Sequence[Answered]]
-
-
-def _saving(base: Base, name: str, is_part: bool, before: _WithReplays, after: _WithReplays) -> Saving:
-    """What the second prediction, and its replays, take off the first; both have numbers."""
-    (now, replays), (then, changed_replays) = before, after
-    step_us, then_us = now.step_us or 0.0, then.step_us or 0.0
-    saved = step_us - then_us
-    part_us = now.ledger.by_name_us.get(name) if is_part and now.ledger is not None else None
-    if part_us is not None:  # the typical steps that are replayed may have more or less of it than the mean step
-        replayed_us = _replayed_us(base, replays, name)
-        saved = part_us * max(0.0, min(1.0, saved / replayed_us)) if replayed_us else min(saved, part_us)
-    error = base.method_error if base.method_error is not None else ASSUMED_ERROR
-    share = math.hypot(error, base.spread, distance_error(now.devices / base.largest))  # of what is saved
-    unsure, unsure_then = _unsure_us(replays), _unsure_us(changed_replays)  # what both steps share cancels
-    device = GPU_ERROR * then_us if name == TWICE_AS_FAST else 0.0
-    below, above = (
-        math.hypot(share * saved, device, *(ends[side] - unsure_then[part][side] for part, ends in unsure.items()))
-        for side in (0, 1)
-    )
-    return Saving(name, saved, saved - below, saved + above, error * step_us, is_part)
-
-
-def _replayed_us(base: Base, replays: Sequence[Answered], name: str) -> float | None:
-    """How long a part is in the replayed steps; None of a kind that the replay does not separate."""
-    parts = [one.replayed for one in replays]
-    ledgers = [Ledger(sum(one), *one) for one in parts]
-    if name == UNSPLIT:
-        return fmean(one.exposed_us or 0.0 for one in ledgers)
-    kinds = {one.kind for profile in base.profiles for one in profile.others}
-    if len(kinds) == 1 and name == other_part(*kinds):
-        return fmean(one.exposed_other for one in parts)
-    return fmean(one.by_name_us[name] for one in ledgers) if name in (WAITING, TRANSFER, IDLE) else None
-
-
-def _unsure_us(replays: Sequence[Answered]) -> dict[str, tuple[float, float]]:
-    """By what a replay rests on, half a 90% band of the step below and above, microseconds: mean of the profiles."""
-    return {
-        name: (
-            fmean(-one.step_us * math.expm1(-one.parts[name][0]) for one in replays),
-            fmean(one.step_us * math.expm1(one.parts[name][1]) for one in replays),
-        )
-        for name in replays[0].parts
-    }
-
-
-def savings_sentences(found: Sequence[Saving], devices: int, ledger: Ledger | None) -> list[str]:
-    """What is saved by removing one part, and by other changes; `ledger` is that of the step from which they are removed.
-
-    If the largest part is not the one whose removal saves most, a sentence states it: an action would remove that one first.
-    """
-    parts, others = ([one for one in found if one.is_part is of_part] for of_part in (True, False))
-    sentences = []
-    if parts:
-        listed = _listed(parts)
-        sentences.append(f"Largest saving on {counted(devices, 'device')}, one part removed at a time: {listed}.")
-        sizes = ledger.by_name_us if ledger is not None else {}
-        largest = max(parts, key=lambda one: sizes.get(one.change, -math.inf))
-        if largest is not parts[0] and largest.change in sizes:
-            sentences.append(
-                f"The largest of these parts is {largest.change} ({show_time(sizes[largest.change])} of the step), but its "
-                f"removal alone saves only {show_time(max(0.0, largest.saved_us))}: other parts take its place."
-            )
-    if others:
-        sentences.append(f"For comparison: {_listed(sorted(others, key=lambda one: -one.saved_us))}.")
-    if any(_WITHIN in one for one in sentences):
-        error = show_time(found[0].step_error_us)
-        sentences.append(f"Within the error: a band that reaches below the method's error on the whole step, {error}.")
-    return sentences
-
-
-_WITHIN = " (within the error)"
-
-
-def _listed(found: Sequence[Saving]) -> str:
-    """Savings that show in their digits, then the names of the others."""
-
-    def saves(*changes: str) -> str:
-        several = len(changes) > 1 or changes == (BUFFER_BROADCASTS,)
-        return f"{', '.join(changes)} {'save' if several else 'saves'}"
-
-    visible = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
-    nothing = [one.change for one in found if abs(one.saved_us) < _LEAST_SHOWN_US]
-    listed = [
-        f"{saves(one.change)} {one.saved_us / 1e3:.1f} ms{'' if one.is_significant else _WITHIN}" for one in visible
-    ]
-    return "; ".join([*listed, *([f"{saves(*nothing)} nothing"] if nothing else [])])
-
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Predicted = tuple[dict[str, str], Scenario, Prediction]
 """The options that make a scenario, the scenario and its prediction."""
 
+_MS = Unit("ms", 1e3, 1)
+_SHORT_MS = Unit("ms", 1e3, 2)
+
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """`predictions` in the requested order."""
+    """`predictions` in the requested order; `cut` is the one that savings are of."""
 
     question: Question
     own: CellErrors
     predictions: tuple[Predicted, ...]
-
-    @cached_property
-    def largest(self) -> tuple[Scenario, Prediction]:
-        """Of the predictions with a number, else of all, the one on the most devices."""
-        known = [one for one in self.predictions if one[2].step_us is not None] or self.predictions
-        _, scenario, prediction = max(known, key=lambda one: one[2].devices)
-        return scenario, prediction
+    cut: Predicted
 
     @cached_property
     def savings(self) -> list[Saving]:
-        """What removing a part saves on the most devices."""
-        return savings(self.question.base, self.largest[0], self.question.costs)
+        """What removing a part of the step saves."""
+        return savings(self.question.base, self.cut[1], self.question.costs)
+
+    @cached_property
+    def tables(self) -> dict[str, TextTable]:
+        """By name, those that have rows."""
+        tables = {
+            "what_if": prediction_table(self),
+            "what_if_ledger": ledger_table(self),
+            "what_if_savings": savings_table(self),
+            "what_if_own_error": error_table(self.own.cells),
+        }
+        return {name: one for name, one in tables.items() if one.rows}
+
+    def figure(self) -> "Figure | None":
+        """Efficiency over devices, with band and measured points; None where there is none to draw."""
+        from dpscope.analysis.figures.efficiency import efficiency_figure
+
+        return efficiency_figure(self.efficiencies, self.measured_efficiencies)
+
+    def drawn(self, suffix: str) -> bytes:
+        """The figure as a file with this suffix, such as ``.svg``. Raises DpscopeError where there is none to draw."""
+        from dpscope.analysis.figures.draw import saved
+
+        if (figure := self.figure()) is None:
+            raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table gives the reasons")
+        return saved(figure, suffix.removeprefix("."))
+
+    @property
+    def efficiencies(self) -> dict[str, list[tuple[int, float, float, float]]]:
+        """Devices, efficiency and the ends of its band, by what differs in addition to the devices."""
+        lines: dict[str, list[tuple[int, float, float, float]]] = {}
+        for words, _, one in self.predictions:
+            if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
+                continue
+            alone_us = one.efficiency * one.step_us
+            point = (one.devices, one.efficiency, alone_us / one.high_us, alone_us / one.low_us)
+            lines.setdefault(options_text(words), []).append(point)
+        return {label: sorted(points) for label, points in lines.items()}
+
+    @property
+    def measured_efficiencies(self) -> list[tuple[int, float]]:
+        """Devices and efficiency of the base and of the run's other cells with its batch and options."""
+        base, cell = self.question.base, self.question.cell
+        alone_us = base.single_us.get(base.batch_size or 0)
+        if alone_us is None:
+            return []
+        alike = (base.batch_size, cell.planned.variant if cell is not None else "")
+        steps_us = {one.devices: one.measured_us for one in self.own.cells if (one.batch_size, one.variant) == alike}
+        return sorted((devices, alone_us / us) for devices, us in (steps_us | {base.devices: base.step_us}).items())
 
     def as_json(self) -> str:
         """One entry per scenario, the base, what removing a part saves, and the method's errors on the run's own cells."""
@@ -224,24 +114,39 @@ class RunAnswer:
                 "lacks": list(base.lacks),
             },
             "savings": {
-                "devices": self.largest[1].devices,
+                "devices": self.cut[2].devices,
                 "changes": [asdict(one) | {"is_significant": one.is_significant} for one in self.savings],
             },
-            "layout": layout_sentence(self),
+            "layout": layout(self),
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.every)),
             "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
         }
         return json.dumps(content, indent=1, allow_nan=False)
 
 
-def run_answer(
-    question: Question,
-    own: CellErrors,
-    requested: Sequence[tuple[dict[str, str], Scenario]],
-) -> RunAnswer:
-    """Every scenario predicted."""
+def run_answer(question: Question, own: CellErrors, requested: Sequence[tuple[dict[str, str], Scenario]]) -> RunAnswer:
+    """Every scenario predicted; savings are of the one on the most devices, of those with a number if there are any."""
     predictions = tuple((words, one, predict(question.base, one, question.costs)) for words, one in requested)
-    return RunAnswer(question, own, predictions)
+    known = [one for one in predictions if one[2].step_us is not None] or predictions
+    return RunAnswer(question, own, predictions, max(known, key=lambda one: one[2].devices))
+
+
+_TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
+
+
+def chapter_of(run: RunData, sources: CostSources | None = None) -> RunAnswer | None:
+    """A run's largest DDP cell on more devices; None where it cannot be a base. `sources` as of `base_of_loaded`."""
+    if run.recorded is None:
+        return None
+    try:
+        question, own = with_cell_errors(base_of_loaded(run, sources=sources))
+    except DpscopeError:
+        return None
+    if refusal(question.base, Scenario()) is not None:
+        return None
+    counts = [times * question.base.devices for times in _TIMES_AS_MANY]
+    answer = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
+    return replace(answer, cut=answer.predictions[0])  # the base's own step, of which the report gives advice
 
 
 def replay_error(base: Base) -> float:
@@ -249,20 +154,46 @@ def replay_error(base: Base) -> float:
     return float(max((base_error(base.prepared(one, AS_IT_WAS)) for one in base.profiles), key=abs))
 
 
-def run_table(answer: RunAnswer) -> TextTable:
-    """The predictions as a table, with a column for each option that varies."""
-    fields = prediction_fields(itemgetter(2))
+_BAND = "Expected to contain the true value in nine cases out of ten"
+_EFFICIENCY = "The step on one device divided by the predicted one, at the same batch per device"
+
+
+def prediction_table(answer: RunAnswer) -> TextTable:
+    """The predictions, with a column for each option that varies; notes hold their basis, or why there is no number."""
     options = dict.fromkeys(name for words, _, _ in answer.predictions for name in words)
-    fields[3:3] = [
-        Field(name.replace("_", " "), partial(_word, name)) for name in options if name not in ("devices", "batch_size")
+    varied = [name for name in options if name not in ("devices", "batch_size")]
+    fields = [
+        Field("devices", lambda row: row[2].devices, meaning="Devices of the predicted step, with unchanged links"),
+        Field("nodes", lambda row: row[2].nodes, meaning="Nodes that this many devices are assumed to span"),
+        Field("batch", lambda row: row[2].batch_size, meaning="Batch per device"),
+        *(Field(name.replace("_", " "), partial(_word, name)) for name in varied),
+        Field("step", lambda row: row[2].step_us, _MS, "Predicted: the measured step plus what the replay adds to it"),
+        Field("90% band [ms]", lambda row: _range(row[2].low_us, row[2].high_us, _MS), meaning=_BAND),
+        Field("exposed", lambda row: row[2].exposed_us, _MS, "Predicted communication that compute does not hide"),
+        Field("efficiency", lambda row: row[2].efficiency, "share", _EFFICIENCY),
+        Field("bound by", lambda row: row[2].bound_by, meaning="The largest part of the predicted step"),
     ]
-    fields.append(Field("bound by", lambda row: row[2].bound_by, meaning="The largest part of the predicted step"))
-    notes = grounds(one for _, _, one in answer.predictions)
+    notes = [layout(answer), *facts(answer), *_grounds(one for _, _, one in answer.predictions)]
     return table_of("Steps that were not measured, replayed from one that was", fields, answer.predictions, notes)
 
 
 def _word(name: str, row: Predicted) -> str:
     return row[0].get(name, "as measured")
+
+
+def _range(low_us: float | None, high_us: float | None, unit: Unit) -> str | None:
+    return None if low_us is None else f"{show(low_us, unit)} to {show(high_us, unit)}"
+
+
+def _grounds(predictions: Iterable[Prediction]) -> list[str]:
+    """What numbers rest on, or why there is none: each clause once, with the device counts that it holds for."""
+    counts: dict[str, dict[int, None]] = {}
+    for one in predictions:
+        for clause in [one.reason] if one.reason is not None else str(one.rests_on).split("; "):
+            counts.setdefault(f"{'no number: ' if one.step_us is None else ''}{clause}", {})[one.devices] = None
+    return [
+        f"{', '.join(map(str, sorted(of)))} device{'' if [*of] == [1] else 's'}: {one}" for one, of in counts.items()
+    ]
 
 
 def csv_table(answer: RunAnswer) -> TextTable:
@@ -271,11 +202,14 @@ def csv_table(answer: RunAnswer) -> TextTable:
     measured = Prediction(base.devices, base.place.nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
     known = [(f"base: {base.name}", {}, measured), *((_label(row), row[0], row[2]) for row in answer.predictions)]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
-    cells = [
-        [f"{one:.9g}" if isinstance(one, float) else "" if one is None else str(one) for one in map(row.get, rows[-1])]
-        for row in rows
-    ]
+    cells = [[_csv_value(row.get(name)) for name in rows[-1]] for row in rows]
     return TextTable("What if", tuple(rows[-1]), tuple(map(tuple, cells)))
+
+
+def _csv_value(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 _PARTS = {
@@ -291,53 +225,73 @@ _PARTS = {
 def ledger_table(answer: RunAnswer) -> TextTable:
     """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of either."""
     base = answer.question.base
-    name = "base" if answer.question.cell is None else f"base: {base.name}"
-    known: list[tuple[str, float, Ledger | None]] = (
-        [(name, base.step_us, base.ledger)] if base.ledger is not None else []
-    )
     numbers = [row for row in answer.predictions if row[2].step_us is not None]
-    known += [(_label(row), row[2].step_us or 0.0, row[2].ledger) for row in numbers]
-    names, notes = list(STEP_PARTS), ["wait, transfer and other: exposed communication"]
+    name = "base" if answer.question.cell is None else f"base: {base.name}"
+    rows: list[tuple[str, float | None, Ledger | None]] = [(name, base.step_us, base.ledger)]
+    rows += [(_label(row), row[2].step_us, row[2].ledger) for row in numbers]
+    notes = dict.fromkeys(["wait, transfer and other: exposed communication"])
+    for _, _, one in numbers:
+        notes |= dict.fromkeys(f"NA of {part.removeprefix('exposed_')}: {why}" for part, why in one.missing.items())
+    names = list(STEP_PARTS)
     if base.ledger is not None and base.ledger.tracer_us is not None:
         names.append("tracer")
-        notes.append("tracer: untraced less traced step, taken to be the base's")
-    parts: dict[str, dict[str, None]] = {}  # each reason for an unknown part once, with the parts that it is of
-    for _, _, one in numbers:
-        for part, reason in one.missing.items():
-            parts.setdefault(reason, {})[part.removeprefix("exposed_")] = None
-    notes += [f"NA of {', '.join(named)}: {reason}" for reason, named in parts.items()]
+        notes["tracer: untraced less traced step, taken to be the base's"] = None
     fields = [
         Field("configuration", itemgetter(0), meaning="The measured base, or what differs from it"),
         Field("step", itemgetter(1), "time", "Untraced: the base's as measured, the others as predicted"),
+        *(Field(one.removeprefix("exposed_"), partial(_part_us, one), "time", _PARTS[one]) for one in names),
     ]
-    fields += [Field(name.removeprefix("exposed_"), partial(_part_us, name), "time", _PARTS[name]) for name in names]
     title = "Where the step goes [{unit}]: the parts add up to the step"
-    return table_of(title, fields, known if base.ledger is not None else (), notes)
+    return table_of(title, fields, rows if base.ledger is not None else (), notes)
 
 
 def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
     return getattr(row[2], f"{name}_us", None)
 
 
-def run_answer_sentences(answer: RunAnswer) -> list[str]:
-    """The answer in words: the layout that it is for, then a sentence per scenario where there are few."""
-    predictions = [one for _, _, one in answer.predictions]
-    layout = layout_sentence(answer)
-    ledger = answer.question.base.ledger
-    sentences = answer_sentences(
-        [_label(row) for row in answer.predictions], predictions, partial(detail_sentences, ledger)
+_SAVING_BAND = "90% band of the saving alone: errors that the step with and without the change share cancel"
+_ABOVE = "Whether the band's low end exceeds the method's error on the whole step"
+
+
+def savings_table(answer: RunAnswer) -> TextTable:
+    """What one change alone saves on the most devices: parts of the step first, then changes for comparison."""
+    fields = (
+        Field("change", "change", meaning="The only thing changed in the replay"),
+        Field("saves", "saved_us", _SHORT_MS, "How much shorter the step would be"),
+        Field("band [ms]", lambda one: _range(one.low_us, one.high_us, _SHORT_MS), meaning=_SAVING_BAND),
+        Field("above step error", lambda one: "yes" if one.is_significant else "no", meaning=_ABOVE),
     )
-    idle_us = ledger.idle_us if ledger is not None else None
-    idles = idle_us is not None and ledger is not None and idle_us >= _IDLE_STATED * ledger.traced_step_us
-    if idles and ledger is not None and any(one.efficiency is not None for one in predictions):
-        share = (idle_us or 0.0) / ledger.traced_step_us
-        sentences.append(
-            f"Perfect scaling is not full use: the base idles {share:.0%} of its step, on any number of devices."
-        )
-    return [layout, *sentences]
+    notes = ["Parts of the step that can be removed come first, then changes for comparison"]
+    if answer.savings:
+        error = show_time(answer.savings[0].step_error_us)
+        notes.append(f"step error: the method's error on the whole step, {error}; no: the band reaches below it")
+    where = counted(answer.cut[2].devices, "device")
+    return table_of(f"What one change alone would take off the step on {where}", fields, answer.savings, notes)
 
 
-def layout_sentence(answer: RunAnswer) -> str:
+_PERFECT = "The error of assuming that the step takes as long as on one device"
+_SAME = "The error of assuming that the step takes as long as in the other cell"
+
+
+def error_table(cells: Sequence[CellError]) -> TextTable:
+    """The method's error on the run's other cells, next to that of simple rules."""
+    fields = (
+        CELL,
+        Field("measured", "measured_us", _SHORT_MS, "Median untraced step of the cell"),
+        Field("predicted", "predicted_us", _SHORT_MS, "By replaying the other cell, without using this one's time"),
+        Field("error [%]", lambda one: _off(one.predicted_us, one), meaning="Predicted over measured, minus 1"),
+        Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one), meaning=_PERFECT),
+        Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
+    )
+    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in cells if one.reason is not None)
+    return table_of("The same method on cells that were measured", fields, cells, reasons)
+
+
+def _off(value_us: float | None, cell: CellError) -> str | None:
+    return None if value_us is None else f"{100 * (value_us / cell.measured_us - 1):+.1f}"
+
+
+def layout(answer: RunAnswer) -> str:
     """On which nodes the devices are, and whether that is measured, stated or assumed."""
     base, most = answer.question.base, max(one.devices for _, _, one in answer.predictions)
     if any(scenario.per_node is not None for _, scenario, _ in answer.predictions):
@@ -361,24 +315,20 @@ def _label(row: Predicted) -> str:
     return ", ".join(filter(None, (counted(row[2].devices, "device"), options_text(row[0]))))
 
 
-def base_sentences(answer: RunAnswer) -> list[str]:
-    """Of the base, what it lacks, and how wrong the method is on the run's own cells."""
+def facts(answer: RunAnswer) -> list[str]:
+    """Of the base, how far it was measured and replayed, what it lacks, and how wrong the method is on the run's own cells."""
     base = answer.question.base
-    replayed = fmean(base.prepared(one, AS_IT_WAS).profile.step_us for one in base.profiles)
-    step = f"{base.step_us / 1e3:.1f} ms per traced step (mean)"
-    if answer.question.cell is not None:
-        step = f"{base.step_us / 1e3:.1f} ms per untraced step (median over all repeats)"
-        step += f", {base.ledger.traced_step_us / 1e3:.1f} ms per traced step (mean)" if base.ledger is not None else ""
-    first = (
-        f"Base: {base.name} on {counted(base.devices, 'device')}, {step}. "
-        f"The replay reproduces {counted(len(base.profiles), 'typical traced step')} ({replayed / 1e3:.1f} ms on average) "
-        f"within {max(100 * abs(replay_error(base)), 0.01):.2f}%."
-    )
-    refused = {one.reason for _, _, one in answer.predictions if one.step_us is None}
-    own = answer.own.sentence
-    if answer.own.cells and not answer.own.known and refused.issuperset(one.reason for one in answer.own.cells):
-        own = f"None of this run's {counted(len(answer.own.cells), 'other cell')} could be predicted, for the same reason."
-    on_cpu = "The devices are processes on a CPU: none of this applies to GPUs." if base.host_cores is not None else ""
-    lacks = f"Not known of {base.name}: {'; '.join(base.lacks)}." if base.lacks else ""
-    wrong = [f"{one.message}." for one in wrong_results(answer.question.costs.every)]
-    return [one for one in (first, *wrong, own, lacks, on_cpu) if one]
+    replayed_us = fmean(one.step_us for one in base.profiles)
+    kind = "traced step (mean)" if answer.question.cell is None else "untraced step (median over all repeats)"
+    lines = [
+        f"Base: {base.name} on {counted(base.devices, 'device')}, {show(base.step_us, _MS)} ms per {kind}.",
+        f"Replay: {counted(len(base.profiles), 'typical traced step')} ({show(replayed_us, _MS)} ms on average) within "
+        f"{max(100 * abs(replay_error(base)), 0.01):.2f}%.",
+        *(f"{one.message}." for one in wrong_results(answer.question.costs.every)),
+        answer.own.sentence,
+    ]
+    if base.lacks:
+        lines.append(f"Not known of {base.name}: {'; '.join(base.lacks)}.")
+    if base.host_cores is not None:
+        lines.append("The devices are processes on a CPU: none of this applies to GPUs.")
+    return lines

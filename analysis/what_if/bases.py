@@ -1,14 +1,12 @@
-"""From a run folder or from traces to a base and the costs of its collectives; the method's errors on the run's other cells.
+"""From a run folder or from traces to a base and the costs of its collectives.
 
-How much computing and collectives slow each other in the base is measured in its traces, calibrated, or assumed. Each other cell
-is predicted from the base and compared with its measured time.
+How much computing and collectives slow each other in the base is measured in its traces, calibrated, or assumed.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import msgspec
 import numpy as np
@@ -23,17 +21,16 @@ from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, analyze_traces, as_paths, find_traces
+from dpscope.analysis.what_if.band import NINE_OF_TEN
 from dpscope.analysis.what_if.collective_costs import Costs
-from dpscope.analysis.what_if.inputs import ASSUMED_ERROR
 from dpscope.analysis.what_if.job_profile import JobProfile, buckets_overlap, job_profile, run_profile, slowdown_of
-from dpscope.analysis.what_if.predict import predict
-from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
+from dpscope.analysis.what_if.lateness import lateness
+from dpscope.analysis.what_if.prediction import BAND
 from dpscope.analysis.what_if.replay import Compute
-from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Interference, Scenario, lateness
-from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
+from dpscope.analysis.what_if.scenario import Base, Interference
+from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile, typical
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
@@ -44,7 +41,6 @@ NO_CONTENTION = (
 )
 _UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
 _NOT_TWO = "how much two collectives in flight slow each other: they are assumed to share the link"
-TYPICAL = 3  # profiles that a prediction is the mean of
 _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
 
@@ -158,7 +154,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
     assert step_us is not None  # `_chosen` takes measured cells
     base = Base(
         name=cell.name,
-        profiles=job.typical(TYPICAL),
+        profiles=typical(job.profiles),
+        every=job.profiles,
         devices=cell.devices,
         per_node=devices_per_node(data),
         step_us=step_us,
@@ -206,10 +203,11 @@ def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:
     steps = [one.step_us for one in job.profiles]
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
-    profiles = job.typical(TYPICAL)
+    profiles = typical(job.profiles)
     base = Base(
         name=name,
         profiles=profiles,
+        every=job.profiles,
         devices=devices,
         per_node=devices,
         step_us=float(np.mean(steps)) if ledger is None else ledger.traced_step_us,  # as `dpscope analyze` reports it
@@ -329,113 +327,3 @@ def _as_untraced(base: Base) -> Base:
         f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
     )
     return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
-
-
-_MANY = 10  # cells from which the band is their quantile
-_ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
-
-
-@dataclass(frozen=True)
-class CellError:
-    """A measured cell predicted without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
-
-    cell: str
-    devices: int
-    batch_size: int
-    variant: str
-    measured_us: float
-    predicted_us: float | None
-    low_us: float | None
-    high_us: float | None
-    perfect_us: float | None  # t_1 of the same batch
-    same_us: float  # the base's own step
-    reason: str | None
-
-    @property
-    def error(self) -> float | None:
-        return None if self.predicted_us is None else self.predicted_us / self.measured_us - 1
-
-
-@dataclass(frozen=True)
-class CellErrors:
-    """Of every other cell of a run that a scenario describes."""
-
-    cells: tuple[CellError, ...]
-
-    @property
-    def known(self) -> list[CellError]:
-        return [one for one in self.cells if one.error is not None]
-
-    @property
-    def half_band(self) -> float | None:
-        """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
-        errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
-        if not (count := len(errors)):
-            return None
-        if count >= _MANY:  # conformal: the next cell counts as one of them
-            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))
-        squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2 + sum(one**2 for one in errors)
-        return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + count))
-
-    @property
-    def sentence(self) -> str:
-        """The errors in one or two sentences."""
-        if not self.cells:
-            return f"No other cell measures the method's error here: it is assumed ({ASSUMED_ERROR:.0%})."
-        if not (known := self.known):
-            others = counted(len(self.cells), "other cell")
-            return f"None of this run's {others} could be predicted: {self.cells[0].reason}."
-        worst, cell = max(((abs(one.error or 0.0), one.cell) for one in known), key=lambda one: one[0])
-        middle = median(abs(one.error or 0.0) for one in known)
-        text = (
-            f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
-            f"{100 * worst:.1f}% ({cell}); the bands include it."
-        )
-        same = [abs(one.same_us / one.measured_us - 1) for one in known]
-        perfect = [abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None]
-        medians = {"nothing changes": median(same)} | ({"perfect scaling": median(perfect)} if perfect else {})
-        listed = ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in medians.items())
-        text += f" Simple rules on the same cells: {listed}."
-        better = [name for name, off in medians.items() if off < middle]
-        return text + (f" '{better[0]}' does better here than this prediction." if better else "")
-
-
-def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
-    """The question with the band that its run's own cells give, and their errors."""
-    if question.run is None or question.cell is None:
-        return question, CellErrors(())
-    found = errors_of_cells(question, question.run)
-    return replace(question, base=replace(question.base, method_error=found.half_band)), found
-
-
-def errors_of_cells(question: Question, run: RunData) -> CellErrors:
-    """Every other measured cell of the base's strategy on several devices that a scenario of it describes, predicted."""
-    assert question.cell is not None
-    options, strategy = _unvaried(question.cell.cell.options), question.cell.cell.strategy
-    alike = [one for one in run.measured if one.cell.strategy == strategy and not one.no_scaling]
-    several = [one for one in alike if one.cell.devices > 1]
-    others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
-    return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
-
-
-def _unvaried(options: CellOptions) -> CellOptions:
-    """A cell's options without those that a scenario sets: cells that differ in what is left are other programs."""
-    return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
-
-
-def _cell_error(question: Question, data: CellData) -> CellError:
-    base, cell = question.base, data.cell
-    scenario = Scenario(
-        devices=cell.devices,
-        per_node=devices_per_node(data),
-        batch_size=cell.batch_size,
-        bucket_mb=DEFAULT_BUCKET if cell.options.bucket_mb is None else cell.options.bucket_mb,
-        overlap=cell.options.overlap == "on",
-        hook=cell.options.comm_hook,
-        accumulate=cell.options.accumulate,
-    )
-    found = predict(base, scenario, question.costs)
-    measured_us = float(np.median(np.concatenate(data.step_samples())))
-    perfect_us = base.single_us.get(cell.batch_size)
-    times = (measured_us, found.step_us, found.low_us, found.high_us, perfect_us, base.step_us)
-    return CellError(cell.name, cell.devices, cell.batch_size, cell.variant, *times, found.reason)

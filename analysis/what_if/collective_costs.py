@@ -78,6 +78,10 @@ class Cost:
     def total_us(self) -> float:
         return self.latency_us + self.transfer_us
 
+    def times(self, factor: float) -> "Cost":
+        """So many times as long."""
+        return replace(self, latency_us=self.latency_us * factor, transfer_us=self.transfer_us * factor)
+
 
 @dataclass(frozen=True)
 class Links:
@@ -86,6 +90,10 @@ class Links:
     intra: LinkRate | None = None
     inter: LinkRate | None = None
     latency_us: float | None = None  # of one hop on the stated link
+
+    def on(self, place: "Place") -> LinkRate | None:
+        """The stated link between the slowest neighbours of a ring over all devices."""
+        return self.inter if place.nodes > 1 else self.intra
 
 
 class Place(NamedTuple):
@@ -139,8 +147,7 @@ class Costs:
         devices, per_node, nodes, measured = *place, place.nodes, self.place
         if devices == 1:
             return Cost(0.0, 0.0, "one device", 0.0)
-        stated = links.inter if nodes > 1 else links.intra
-        if stated is not None:
+        if (stated := links.on(place)) is not None:
             return self._on_stated(one, stated)
         several_inside = nodes > 1 and min(per_node, devices) > 1
         if links.intra is not None and several_inside:

@@ -118,11 +118,6 @@ class JobProfile:
     kinds: frozenset[str]
     lacks: tuple[str, ...]
 
-    def typical(self, count: int) -> tuple[StepProfile, ...]:
-        """The profiles whose steps are nearest to the median."""
-        middle = float(np.median([one.step_us for one in self.profiles]))
-        return tuple(sorted(self.profiles, key=lambda one: abs(one.step_us - middle))[:count])
-
     def at_slowdown(self, slowdown: float) -> "JobProfile":
         """With costs alone, if each of two collectives in flight takes so many times as long."""
         return replace(self, profiles=tuple(at_slowdown(one, slowdown) for one in self.profiles))

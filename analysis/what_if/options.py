@@ -88,6 +88,12 @@ def _whole(word: str) -> int:
     return int(word)
 
 
+def _rank(word: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", word):
+        raise ValueError(f"{word!r}: give a rank, such as 7")
+    return int(word)
+
+
 def _link(word: str) -> LinkRate:
     """By specification, or with the word ``reached`` before it as measured."""
     link = parse_link(word.removeprefix(_REACHED))
@@ -131,6 +137,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "accumulate": _whole,
     "overlap": lambda word: _one_of(("on", "off"), word) == "on",
     "faster": partial(_positive, example="1.7"),
+    "on_time": _rank,
     "jitter": _share,
 }
 SCENARIO_OPTIONS = tuple(_READERS)

@@ -125,6 +125,15 @@ class StepProfile:
         return bool(np.isfinite(self.first_host_us))
 
 
+TYPICAL = 3  # profiles that a prediction is the mean of
+
+
+def typical(profiles: Sequence[StepProfile]) -> tuple[StepProfile, ...]:
+    """The profiles whose steps are nearest to the median."""
+    middle = float(np.median([one.step_us for one in profiles]))
+    return tuple(sorted(profiles, key=lambda one: abs(one.step_us - middle))[:TYPICAL])
+
+
 Stretch = tuple[float, float, float, float]
 """hh, dh, hd, dd: host' = max(host + hh, device + dh), device' = max(host + hd, device + dd)."""
 

@@ -11,6 +11,8 @@ from dpscope.launch.commands.command import Idle, OptionValues, Request, argumen
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_bytes
+from dpscope.profiling.store.ownership import check_overwritable
 from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def _reads_run(values: OptionValues) -> bool:
 IDLE = (
     Idle("per_node batch_size", "measured", "the rows of --measured contain it"),
     Idle(
-        "cell link inter intra bucket_mb comm_hook accumulate overlap faster jitter figure base_devices "
+        "cell link inter intra bucket_mb comm_hook accumulate overlap faster on_time jitter figure base_devices "
         "base_batch_size base_bucket_mb",
         _reads_table,
         "a table of step times does not show its effect; give a run or a trace",
@@ -66,6 +68,7 @@ class WhatIfRequest(Request):
     accumulate: str | None = option("micro-batches of a step, of the measured size")
     overlap: str | None = option("off: one bucket, reduced after backward")
     faster: str | None = option("how much faster the device computes, such as 1.7")
+    on_time: str | None = option("a rank that is no longer late, such as 7")
     jitter: str | None = option("how late a rank is, of the step, such as 3%")
     measured: Path | None = option("of a table: CSV of measured steps to predict and be scored on")
     base_devices: int | None = option("of a trace: devices of its job", min=1)
@@ -129,58 +132,64 @@ def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradie
 
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
+    if request.figure is not None:
+        _check_figure(request.figure)
     from dpscope.analysis.output.analyze import load
     from dpscope.analysis.text.terminal import progress
-    from dpscope.analysis.what_if import answer as output
-    from dpscope.analysis.what_if import bases, chapter
-
-    if request.figure is not None:
-        chapter.check_figure_name(request.figure)
+    from dpscope.analysis.what_if import answer, bases, cell_errors
 
     if options.holds_run(request.paths[0]):
         if len(request.paths) > 1:
             raise DpscopeError(f"{request.paths[0]} is a run folder: give it alone")
         run = load(request.paths[0])
         with progress("Replaying the base"):
-            found = bases.base_of_loaded(run, request.cell)
+            question = bases.base_of_loaded(run, request.cell)
     else:
         bucket_mb = None if bucket_bytes is None else bucket_bytes / MIB
         stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
         with progress():
-            found = bases.base_of_traces(request.paths, stated)
-    scenarios = scenario_options.placed(found.base, scenarios)
+            question = bases.base_of_traces(request.paths, stated)
+    scenarios = scenario_options.placed(question.base, scenarios)
     with progress("Predicting") as update:
         update("the run's other cells")
-        found, own = bases.with_cell_errors(found)
+        question, own = cell_errors.with_cell_errors(question)
         update(counted(len(scenarios), "scenario"))
-        answer = output.run_answer(found, own, scenarios)
-    _print_run_answer(answer, request.output_format)
+        answered = answer.run_answer(question, own, scenarios)
+    _print_answer(answered, request.output_format)
     if request.figure is not None:
-        chapter.write_figure(answer, request.figure)
-    if found.cut_short:
+        drawn = answered.drawn(request.figure.suffix)
+        check_overwritable(request.figure)
+        write_bytes(request.figure, drawn)
+    if question.cut_short:
         from dpscope.analysis.output.traces import trace_status
 
-        raise typer.Exit(trace_status((), found.cut_short))
+        raise typer.Exit(trace_status((), question.cut_short))
 
 
-def _print_run_answer(answer: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:
-    from dpscope.analysis.text.terminal import print_sentences, print_table, progress
+def _print_answer(answered: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:
+    from dpscope.analysis.text.terminal import print_table, progress
     from dpscope.analysis.text.text_table import render
-    from dpscope.analysis.what_if import answer as output
+    from dpscope.analysis.what_if.answer import csv_table
 
     if output_format == "json":
-        write_out(answer.as_json() + "\n")
+        write_out(answered.as_json() + "\n")
     elif output_format == "csv":
-        write_out(render(output.csv_table(answer), "csv"))
+        write_out(render(csv_table(answered), "csv"))
     else:
         console = open_console()
         with progress("Removing one part at a time"):
-            most = answer.largest[1]
-            saved = output.savings_sentences(answer.savings, most.devices, most.ledger)
-        print_sentences(console, output.run_answer_sentences(answer))
-        tables = (output.run_table(answer), output.ledger_table(answer))
-        for table in tables if any(one.low_us is not None for _, _, one in answer.predictions) else ():
-            if table.rows:
-                print_table(console, table)
-        console.print()
-        print_sentences(console, saved + output.base_sentences(answer))
+            tables = answered.tables
+        for table in tables.values():
+            print_table(console, table)
+
+
+_FIGURES = (".png", ".svg", ".pdf")
+
+
+def _check_figure(path: Path) -> None:
+    """Raise DpscopeError for a name of another kind, a folder that is not there and a file that is not dpscope's."""
+    if path.suffix not in _FIGURES:
+        raise DpscopeError(f"{path} must end in {', '.join(_FIGURES)}")
+    if not path.parent.is_dir():
+        raise DpscopeError(f"{path.parent} does not exist; make it first")
+    check_overwritable(path)

@@ -6,8 +6,9 @@ import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.collective_costs import Costs, Place
+from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import Conditions
-from dpscope.analysis.what_if.scenario import Base, Lateness
+from dpscope.analysis.what_if.scenario import Base
 from dpscope.analysis.what_if.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
 
 

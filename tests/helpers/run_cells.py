@@ -17,7 +17,7 @@ from dpscope.profiling.records.calibration import (
     CollectiveFit,
     FitPiece,
 )
-from dpscope.profiling.records.run import Cell, ParameterSizes, RankResult, TensorSize
+from dpscope.profiling.records.run import Cell, CellOptions, ParameterSizes, RankResult, TensorSize
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -163,3 +163,10 @@ def with_ranks(data: CellData, **changes: object) -> CellData:
 def run_of(*cells: CellData) -> RunData:
     """A run of these cells, in the example's folder and with its manifest."""
     return RunData(EXAMPLE_RUN, RunFolder(EXAMPLE_RUN).manifest(), {data.cell.name: data for data in cells})
+
+
+def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
+    """The cell under other options, each of its steps as many times as long."""
+    cell = msgspec.structs.replace(data.planned, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
+    samples = data.tables.samples
+    return with_tables(replace(data, cell=cell), samples=samples.assign(step_us=samples["step_us"] * times))

@@ -142,6 +142,7 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("whatif RUN --link 1GB/s --inter 1GB/s", "--link and --inter state the same link"),
         ("whatif RUN --overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
         ("whatif RUN --overlap maybe", "--overlap 'maybe': choose from on, off"),
+        ("whatif RUN --on-time x", "--on-time 'x': give a rank, such as 7"),
         ("whatif RUN --jitter 3", "--jitter '3' has no unit: write 3%"),
         (f"whatif RUN --devices {'9' * 5000}", "9': give whole numbers of 1 or more"),  # int() refuses so many digits
         ("whatif RUN --devices 4,9999999", "beyond 64 times the largest measured count (2); give 128 or fewer"),

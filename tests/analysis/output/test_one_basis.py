@@ -152,7 +152,7 @@ def test_python_compares_with_the_calibration_in_the_folder_as_the_command_does(
     run = report.run
     assert comparison_csv(compare(run)) == comparison_csv(report.comparison)
     stated = make_report(run, calibration=fitted(timed(2, 50.0, 1.0, [1 << power for power in range(14, 22)])))
-    costs = known(stated.what_if).answer.question.costs
+    costs = known(stated.what_if).question.costs
     assert costs.cost("all_reduce", 248_024.0, Place(2, 2)).total_us == pytest.approx(298.0, rel=0.001)
     (one,) = (one for one in stated.comparison.predictions if one.kind == "all_reduce")
     assert one.predicted_us == pytest.approx(298.0, rel=0.001)

@@ -15,29 +15,26 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.what_if.bases import (
     NO_CONTENTION,
-    CellError,
-    CellErrors,
     Question,
     assumed,
     base_of_loaded,
     base_of_run,
     base_of_traces,
-    errors_of_cells,
     gamma_of,
     interference_of_traces,
     repeats_band,
     single_steps_us,
-    with_cell_errors,
 )
+from dpscope.analysis.what_if.cell_errors import errors_of_cells
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
-from dpscope.profiling.records.run import Cell, CellOptions
-from dpscope.profiling.records.strategies import STRATEGIES, CellStrategy
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
-from tests.helpers.run_cells import traced_table, with_tables
+from tests.helpers.run_cells import optioned, traced_table
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -54,14 +51,6 @@ def question() -> Question:
 @pytest.fixture(scope="module")
 def cell(question: Question) -> CellData:
     return known(question.cell)
-
-
-@pytest.mark.long
-def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
-    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=4)
-    (prediction,) = errors_of_cells(question, run_of(four)).cells
-    assert prediction.reason is None  # not two nodes of two, between which nothing was measured
-    assert prediction.predicted_us is not None
 
 
 def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question, cell: CellData) -> None:
@@ -130,30 +119,6 @@ def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
     assert float(np.mean(removed)) == pytest.approx(known(base.ledger).contention_us, rel=0.5)
 
 
-def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
-    """The cell under other options, each of its steps as many times as long."""
-    cell = msgspec.structs.replace(data.planned, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
-    samples = data.tables.samples
-    return with_tables(replace(data, cell=cell), samples=samples.assign(step_us=samples["step_us"] * times))
-
-
-@pytest.mark.long
-def test_only_cells_that_a_scenario_describes_show_the_error(
-    question: Question, cell: CellData, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another precision, a compiled model, buckets as views or another strategy are other programs; buckets and hooks are
-    scenarios."""
-    monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
-    other = [optioned(cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})]
-    other.append(replace(cell, cell=msgspec.structs.replace(cell.planned, strategy="ddp-hooked")))
-    alike = [optioned(cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
-    found = errors_of_cells(question, run_of(*other, *alike))
-    assert [one.cell for one in found.cells] == [one.cell.name for one in alike]
-    measured = run_of(cell, *alike, optioned(cell, 1, amp="bf16", bucket_mb=5.0))
-    found = errors_of_cells(replace(question, cell=other[0]), measured)
-    assert [one.cell for one in found.cells] == [f"{cell.cell.name}-bucket-5mb-amp-bf16"]
-
-
 @pytest.mark.long
 def test_one_device_has_the_precision_and_micro_batches_of_the_base(question: Question, cell: CellData) -> None:
     batch = cell.planned.batch_size
@@ -182,28 +147,3 @@ def test_a_band_of_repeats_holds_one_more_of_them() -> None:
     assumed = (0.03 / 1.645) ** 2 / 2
     expected = 2.353 * ((assumed + 2 * 0.01) / 3 * 4 / 3) ** 0.5
     assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("errors", "expected"), [([], None), ([0.0], 0.04 * (4 / 5) ** 0.5), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)]
-)
-def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
-    """4% weighs as much as four cells."""
-    cells = tuple(
-        CellError("one", 4, 8, "", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors
-    )
-    assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
-
-
-@pytest.mark.long
-def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell: CellData) -> None:
-    """The error is not called assumed where a cell measures it."""
-    other = optioned(cell, 1.2, bucket_mb=5.0)
-    run = replace(known(question.run), cells={**known(question.run).cells, other.cell.name: other})
-    measured, errors = with_cell_errors(replace(question, run=run))
-    assert measured.base.method_error is not None
-    assert "The same method on 1 other cell of this run: median error" in errors.sentence
-    assert "method's error" not in str(predict(measured.base, Scenario(devices=4), measured.costs).rests_on)
-    alone, none = with_cell_errors(question)
-    assert none.sentence == "No other cell measures the method's error here: it is assumed (4%)."
-    assert "no other cell measures it" in str(predict(alone.base, Scenario(devices=4), alone.costs).rests_on)

@@ -8,9 +8,10 @@ import pytest
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.collective_costs import Costs, Links, Place
+from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.prediction import Prediction
-from dpscope.analysis.what_if.scenario import Base, Interference, Lateness, Scenario
+from dpscope.analysis.what_if.scenario import Base, Interference, Scenario
 from dpscope.analysis.what_if.step_profile import (
     Bucketing,
     Gradients,
@@ -227,17 +228,11 @@ def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
     assert "in all" not in str(spread.rests_on)
 
 
-def test_what_an_infinite_link_leaves_exposed_is_named() -> None:
+def test_what_an_infinite_link_leaves_exposed_stays_as_measured() -> None:
     """Where the cost of a broadcast there is unknown, it stays as measured: 30 us, and the answer states it."""
     left = predict(WITH_BROADCAST, Scenario(links=INFINITE), COSTS)
     assert left.exposed_us == pytest.approx(30.0, abs=0.01)
     assert "broadcast as measured: what they cost there is not known" in (left.rests_on or "")
-    assert "no rate removes, of what is exposed: 30.0 µs broadcast" in (left.rests_on or "")
-    late = replace(PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in BUCKETS), step_us=235.0)
-    base = replace(BASE, profiles=(late,), step_us=235.0, ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0))
-    waiting = predict(base, Scenario(links=INFINITE), COSTS)
-    assert "5.00 µs waiting for late ranks" in (waiting.rests_on or "")
-    assert "no rate removes" not in (predict(BASE, Scenario(), COSTS).rests_on or "")
 
 
 def test_a_collective_of_unknown_size_stays_as_measured() -> None:
@@ -308,6 +303,17 @@ def test_one_device_waits_for_nothing() -> None:
     assert "the base's replay without its other devices" in str(
         question(replace(BASE, single_us={}), devices=1).rests_on
     )
+
+
+def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> None:
+    """Ranks 0 and 1 are ready at 150 and 200, rank 2 30 us later: 180-200, 230-250, the optimizer 10. Without: 230."""
+    late = tuple(replace(one, late_us=30.0, end_us=one.end_us + 30) for one in BUCKETS)
+    waiting = [replace(PROFILE, rank=rank, buckets=late, step_us=260.0) for rank in (0, 1)]
+    every = (*waiting, replace(PROFILE, rank=2, buckets=tuple(replace(one, late_us=0.0) for one in BUCKETS)))
+    base = replace(BASE, profiles=tuple(waiting), every=every, step_us=260.0, ledger=None)
+    assert prediction(base, on_time=2)[:2] == pytest.approx((230, 20))
+    assert prediction(base, on_time=1)[0] == pytest.approx(260)
+    assert "rank 7 is compared with no other: traces of 0, 1, 2 were read" in reason(base, on_time=7)
 
 
 def test_what_bounds_a_step_is_the_largest_part_of_its_ledger() -> None:

@@ -1,20 +1,15 @@
 """Ledgers of predicted steps, on the base of test_predict.py: by pocket calculation, and that they always add up."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.collective_costs import Costs, Links
-from dpscope.analysis.what_if.predict import (
-    NOT_SPLIT,
-    ONE_DEVICE,
-    detail_sentences,
-    predict,
-)
-from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
-from dpscope.analysis.what_if.scenario import Base, Interference, Lateness, Scenario
+from dpscope.analysis.what_if.lateness import Lateness
+from dpscope.analysis.what_if.predict import predict
+from dpscope.analysis.what_if.predicted_ledger import NOT_SPLIT, ONE_DEVICE
+from dpscope.analysis.what_if.scenario import Base, Interference, Scenario
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
@@ -105,14 +100,3 @@ def test_the_parts_add_up_and_none_is_negative(
     assert min(values) >= 0
     assert sum(values) + (tracer_us or 0.0) == pytest.approx(known(found.step_us))
     assert found.exposed_us == pytest.approx(known(found.ledger).exposed_us or 0.0)
-
-
-def test_only_the_largest_part_holds_a_step_up() -> None:
-    """63 of 612 ms are exposed: compute, and not communication, holds this step up."""
-    base = Ledger(580e3, 520e3, 10e3, 20e3, 0.0, 30e3)
-    then = Ledger(612e3, 519e3, 13e3, 50e3, 0.0, 30e3)
-    prediction = Prediction(8, 1, 4, 612e3, 600e3, 630e3, 63e3, 0.9, "compute", ledger=then)
-    assert answer_sentences(["8 devices"], [prediction], partial(detail_sentences, base)) == [
-        "8 devices: 612.0 ms a step (90% band 600.0 to 630.0), 90% of perfect scaling. Held up most by compute (519.0 ms). "
-        "Against the base, exposed transfer grows by 30.0 ms."
-    ]

@@ -32,7 +32,7 @@ OF_DDP = (
 )
 OF_TRACES = (
     "--cell ddp-d2-b8 --link 1Gb/s --inter 1Gb/s --intra 1Gb/s --bucket-mb 5 --comm-hook fp16 --accumulate 2 --overlap off "
-    "--faster 2 --jitter 3% --figure x.png --base-devices 2 --base-batch-size 8 --base-bucket-mb 5"
+    "--faster 2 --on-time 1 --jitter 3% --figure x.png --base-devices 2 --base-batch-size 8 --base-bucket-mb 5"
 )
 LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"

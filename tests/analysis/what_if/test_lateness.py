@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.scenario import Lateness, expected_latest, lateness
+from dpscope.analysis.what_if.lateness import Lateness, expected_latest, lateness, normal_maximum, on_time
 from dpscope.analysis.what_if.step_profile import MeasuredBucket
 from tests.helpers.replayed_steps import SIMPLE
 
@@ -17,6 +17,11 @@ def test_the_latest_of_n_normal_draws() -> None:
         assert expected_latest(samples, ranks, fit_tail=False) == pytest.approx(expected, rel=0.05)
     assert expected_latest(samples, 1, fit_tail=False) == 0
     assert expected_latest([5.0], 8, fit_tail=False) == 0
+
+
+def test_the_maximum_of_normal_draws_stays_finite() -> None:
+    assert [normal_maximum(count) for count in (1, 2, 8)] == pytest.approx([0.0, 0.564, 1.424], abs=0.03)
+    assert np.isfinite(normal_maximum(2**53))
 
 
 def test_many_samples_tell_their_own_tail() -> None:
@@ -83,3 +88,14 @@ def test_one_rank_tells_nothing() -> None:
     assert not lateness([SIMPLE]).known
     assert lateness([SIMPLE]).latest_us(64) == 0
     assert "--jitter" in Lateness().basis
+
+
+def test_without_the_lateness_of_one_rank_the_others_wait_for_the_last_of_the_rest() -> None:
+    """Of ranks that are ready at 0, 10, 30 and 100 us the last is on time: the others wait until 30; in a second step, 5."""
+    profiles = []
+    for step, ready in enumerate(([0.0, 10.0, 30.0, 100.0], [0.0, 5.0, 2.0, 1.0])):
+        for rank, when in enumerate(ready):
+            bucket = MeasuredBucket(1e6, when, 0, 0, max(ready) - when, 0)
+            profiles.append(replace(SIMPLE, rank=rank, step=step, buckets=(bucket,)))
+    waits = {(one.step, one.rank): one.buckets[0].late_us for one in on_time(profiles, 3)}
+    assert waits == {(0, 0): 30, (0, 1): 20, (0, 2): 0, (1, 0): 5, (1, 1): 0, (1, 2): 3}

@@ -1,0 +1,127 @@
+"""How wrong the method is on the run's other cells: each is predicted from the base and compared with its measured time."""
+
+import math
+from dataclasses import dataclass, replace
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.what_if.band import ASSUMED_ERROR, NINE_OF_TEN
+from dpscope.analysis.what_if.bases import Question, devices_per_node
+from dpscope.analysis.what_if.predict import predict
+from dpscope.analysis.what_if.prediction import BAND
+from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Scenario
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.run import CellOptions
+
+_MANY = 10  # cells from which the band is their quantile
+_ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
+
+
+@dataclass(frozen=True)
+class CellError:
+    """A measured cell predicted without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
+
+    cell: str
+    devices: int
+    batch_size: int
+    variant: str
+    measured_us: float
+    predicted_us: float | None
+    low_us: float | None
+    high_us: float | None
+    perfect_us: float | None  # t_1 of the same batch
+    same_us: float  # the base's own step
+    reason: str | None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.predicted_us is None else self.predicted_us / self.measured_us - 1
+
+
+@dataclass(frozen=True)
+class CellErrors:
+    """Of every other cell of a run that a scenario describes."""
+
+    cells: tuple[CellError, ...]
+
+    @property
+    def known(self) -> list[CellError]:
+        return [one for one in self.cells if one.error is not None]
+
+    @property
+    def half_band(self) -> float | None:
+        """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
+        errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
+        if not (count := len(errors)):
+            return None
+        if count >= _MANY:  # conformal: the next cell counts as one of them
+            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))
+        squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2 + sum(one**2 for one in errors)
+        return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + count))
+
+    @property
+    def sentence(self) -> str:
+        """The method's error, next to that of assuming that nothing changes."""
+        if not self.cells:
+            return f"Error: assumed ({ASSUMED_ERROR:.0%}), as no other cell of a run measures it."
+        if not (errors := [abs(one.error or 0.0) for one in self.known]):
+            return f"Error: assumed, as none of {counted(len(self.cells), 'other cell')} could be predicted."
+        same = [abs(one.same_us / one.measured_us - 1) for one in self.known]
+        return (
+            f"Error on {counted(len(errors), 'other cell')} of this run: median {median(errors):.1%}, worst {max(errors):.1%}; "
+            f"the bands include it. Assuming that nothing changes: median {median(same):.1%}."
+        )
+
+
+def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
+    """The question with the band that its run's own cells give, and their errors."""
+    if question.run is None or question.cell is None:
+        return question, CellErrors(())
+    errors = errors_of_cells(question, question.run)
+    return replace(question, base=replace(question.base, method_error=errors.half_band)), errors
+
+
+def errors_of_cells(question: Question, run: RunData) -> CellErrors:
+    """Every other measured cell of the base's strategy on several devices that a scenario of it describes, predicted."""
+    assert question.cell is not None
+    options, strategy = _unvaried(question.cell.cell.options), question.cell.cell.strategy
+    alike = [one for one in run.measured if one.cell.strategy == strategy and not one.no_scaling]
+    several = [one for one in alike if one.cell.devices > 1]
+    others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
+    return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
+
+
+def _unvaried(options: CellOptions) -> CellOptions:
+    """A cell's options without those that a scenario sets: cells that differ in what is left are other programs."""
+    return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
+
+
+def _cell_error(question: Question, data: CellData) -> CellError:
+    base, cell = question.base, data.cell
+    scenario = Scenario(
+        devices=cell.devices,
+        per_node=devices_per_node(data),
+        batch_size=cell.batch_size,
+        bucket_mb=DEFAULT_BUCKET if cell.options.bucket_mb is None else cell.options.bucket_mb,
+        overlap=cell.options.overlap == "on",
+        hook=cell.options.comm_hook,
+        accumulate=cell.options.accumulate,
+    )
+    prediction = predict(base, scenario, question.costs)
+    return CellError(
+        cell=cell.name,
+        devices=cell.devices,
+        batch_size=cell.batch_size,
+        variant=cell.variant,
+        measured_us=float(np.median(np.concatenate(data.step_samples()))),
+        predicted_us=prediction.step_us,
+        low_us=prediction.low_us,
+        high_us=prediction.high_us,
+        perfect_us=base.single_us.get(cell.batch_size),
+        same_us=base.step_us,
+        reason=prediction.reason,
+    )

@@ -1,0 +1,127 @@
+"""How late the last of several ranks is, from the arrivals at matched collectives: no clock is compared. Microseconds.
+
+Lateness is split into what is steady, what all ranks share (which cancels) and what is random. The latest of N is the expected
+maximum of N draws: from the quantiles of what was seen, E max = integral of x dF(x)^N, with a generalised Pareto tail above the
+90% quantile where 200 independent samples or more show one (Pickands, Annals of Statistics 3(1), 1975), else that of a normal
+distribution, which is then an assumption.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpscope.analysis.what_if.step_profile import StepProfile
+from dpscope.profiling.records.finding import counted
+
+FEWEST_FOR_TAIL = 200
+_TAIL_FROM = 0.9
+_GRID = 4000
+_HEAVIEST = 0.3  # shape of a tail; the maximum of a heavier one cannot be used
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """`steady_us`: of each measured rank, its own mean lateness against the mean of ranks; `random_us`: what is left, a value a
+    rank and step, with the standard deviation of one rank's randomness. Empty where one rank alone was read: nothing is known."""
+
+    steady_us: tuple[float, ...] = ()
+    random_us: tuple[float, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        return len(self.steady_us) > 1
+
+    @property
+    def independent(self) -> int:
+        """Random samples that do not follow from the others: (R - 1)(S - 1) of R ranks and S steps, as the means of both are
+        taken off; R - 1 of one step."""
+        ranks = len(self.steady_us)
+        steps = len(self.random_us) // max(ranks, 1)
+        return max(0, ranks - 1) * max(1, steps - 1)
+
+    @property
+    def basis(self) -> str:
+        """What the latest of N rests on, in words."""
+        if not self.known:
+            return "lateness of ranks unknown: one rank was read; give --jitter"
+        text = f"lateness from {counted(self.independent, 'independent sample')} of {len(self.steady_us)} ranks"
+        return text if self.independent >= FEWEST_FOR_TAIL else f"{text}, normal tail assumed"
+
+    def latest_us(self, ranks: int) -> float:
+        """How much later than the mean rank the last of so many is, on average."""
+        if not self.known or ranks < 2:
+            return 0.0
+        return max(self.steady_us) + expected_latest(self.random_us, ranks, self.independent >= FEWEST_FOR_TAIL)
+
+
+def stated_lateness(deviation_us: float) -> Lateness:
+    """Of ranks that are late at random, by a normal distribution with this standard deviation."""
+    return Lateness((0.0, 0.0), (-deviation_us, deviation_us))
+
+
+def lateness(profiles: Sequence[StepProfile]) -> Lateness:
+    """Of a job's profiles: the arrival at the first bucket, by rank and step; steps that not every rank shows are left out."""
+    ranks = sorted({one.rank for one in profiles if one.rank is not None})
+    arrivals: dict[object, dict[int, float]] = {}
+    for one in profiles:
+        if one.buckets and one.rank is not None and not one.buckets[0].bounded:
+            arrivals.setdefault(one.step, {})[one.rank] = -one.buckets[0].late_us
+    whole = [of_step for of_step in arrivals.values() if len(of_step) == len(ranks)]
+    if len(ranks) < 2 or not whole:
+        return Lateness()
+    table = np.array([[of_step[rank] for rank in ranks] for of_step in whole])
+    table -= table.mean(axis=1, keepdims=True)  # what all share
+    steady = table.mean(axis=0) if len(table) > 1 else np.zeros(len(ranks))
+    # Both means took part of the randomness with them: what is left has (1 - 1/R)(1 - 1/S) of its variance.
+    left = math.prod(1 - 1 / count for count in table.shape if count > 1)
+    rest = (table - steady) / math.sqrt(left)
+    return Lateness(tuple(steady.tolist()), tuple(rest.ravel().tolist()))
+
+
+def normal_maximum(ranks: int) -> float:
+    """The expected maximum of that many standard normal numbers, by Blom's approximation; 0 for one."""
+    from scipy.special import ndtri  # imported here because a replay fits nothing
+
+    return float(-ndtri(0.625 / (ranks + 0.25))) if ranks > 1 else 0.0
+
+
+def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> float:
+    """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
+
+    >>> round(expected_latest([-1.0, 1.0], 2, fit_tail=False), 3)  # a standard deviation of 1, normal: two draws, 0.59
+    0.589
+    """
+    values = np.asarray(samples_us, dtype=float)
+    if len(values) < 2:
+        return 0.0
+    if not fit_tail:
+        return float(values.std()) * normal_maximum(ranks)
+    # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
+    levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
+    quantiles = np.quantile(values, levels)
+    threshold = float(np.quantile(values, _TAIL_FROM))
+    excess = values[values > threshold] - threshold
+    if not len(excess) or np.ptp(excess) == 0:  # the largest are all the same: no tail to fit
+        return float(quantiles.mean())
+    mean, variance = float(excess.mean()), float(excess.var())  # the tail by the method of moments
+    shape = min(_HEAVIEST, 0.5 * (1 - mean**2 / variance))
+    scale = mean * (1 - shape)
+    beyond = np.maximum((1 - levels) / (1 - _TAIL_FROM), 1e-12)
+    tail = -np.log(beyond) * scale if abs(shape) < 1e-6 else scale / shape * (beyond**-shape - 1)
+    return float(np.where(levels > _TAIL_FROM, threshold + tail, quantiles).mean())
+
+
+def on_time(profiles: Sequence[StepProfile], rank: int) -> tuple[StepProfile, ...]:
+    """The profiles of the other ranks, as if `rank` had never arrived after the last of them."""
+    others = [one for one in profiles if one.rank != rank]
+    return tuple(_waiting_for(one, [other for other in others if other.step == one.step]) for one in others)
+
+
+def _waiting_for(profile: StepProfile, ranks: Sequence[StepProfile]) -> StepProfile:
+    """A profile whose buckets wait for the last of these ranks alone, all of one step; itself among them."""
+    alike = [one for one in ranks if len(one.buckets) == len(profile.buckets)]
+    spared = [min(one.buckets[place].late_us for one in alike) for place in range(len(profile.buckets))]
+    buckets = (replace(one, late_us=one.late_us - us) for one, us in zip(profile.buckets, spared, strict=True))
+    return replace(profile, buckets=tuple(buckets))

@@ -1,0 +1,84 @@
+"""Each other cell of a run predicted from the base: which cells, and the band that their errors give."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import msgspec
+import pytest
+
+from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.what_if.bases import Question, base_of_run
+from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
+from dpscope.analysis.what_if.predict import predict
+from dpscope.analysis.what_if.scenario import Scenario
+from dpscope.profiling.records.strategies import STRATEGIES
+from tests.helpers.known import known
+from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import optioned
+
+
+def run_of(*measured: CellData) -> RunData:
+    return cast(RunData, SimpleNamespace(measured=[*measured]))
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    return base_of_run(EXAMPLE_RUN, None)
+
+
+@pytest.fixture(scope="module")
+def cell(question: Question) -> CellData:
+    return known(question.cell)
+
+
+@pytest.mark.long
+def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
+    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=4)
+    (prediction,) = errors_of_cells(question, run_of(four)).cells
+    assert prediction.reason is None  # not two nodes of two, between which nothing was measured
+    assert prediction.predicted_us is not None
+
+
+@pytest.mark.long
+def test_only_cells_that_a_scenario_describes_show_the_error(
+    question: Question, cell: CellData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another precision, a compiled model, buckets as views or another strategy are other programs; buckets and hooks are
+    scenarios."""
+    monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
+    other = [optioned(cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})]
+    other.append(replace(cell, cell=msgspec.structs.replace(cell.planned, strategy="ddp-hooked")))
+    alike = [optioned(cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
+    found = errors_of_cells(question, run_of(*other, *alike))
+    assert [one.cell for one in found.cells] == [one.cell.name for one in alike]
+    measured = run_of(cell, *alike, optioned(cell, 1, amp="bf16", bucket_mb=5.0))
+    found = errors_of_cells(replace(question, cell=other[0]), measured)
+    assert [one.cell for one in found.cells] == [f"{cell.cell.name}-bucket-5mb-amp-bf16"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"), [([], None), ([0.0], 0.04 * (4 / 5) ** 0.5), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)]
+)
+def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
+    """4% weighs as much as four cells."""
+    cells = tuple(
+        CellError("one", 4, 8, "", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors
+    )
+    assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.long
+def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell: CellData) -> None:
+    """The error is not called assumed where a cell measures it."""
+    other = optioned(cell, 1.2, bucket_mb=5.0)
+    run = replace(known(question.run), cells={**known(question.run).cells, other.cell.name: other})
+    measured, errors = with_cell_errors(replace(question, run=run))
+    assert measured.base.method_error is not None
+    assert "Error on 1 other cell of this run: median " in errors.sentence
+    assert "method's error" not in str(predict(measured.base, Scenario(devices=4), measured.costs).rests_on)
+    alone, none = with_cell_errors(question)
+    assert none.sentence == "Error: assumed (4%), as no other cell of a run measures it."
+    assert "no other cell measures it" in str(predict(alone.base, Scenario(devices=4), alone.costs).rests_on)
