@@ -60,11 +60,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-# dpscope itself checked on this machine's GPUs, in ten minutes, in twenty on several; without a GPU every test reports why it is
-# skipped. Verdicts, JUnit, runs and the support bundle go to GPU_OUT.
+# dpscope itself checked on this machine's GPUs, in ten minutes, in 35 on several; without a GPU every test reports why it is
+# skipped. Verdicts, JUnit, runs and the support bundle go to GPU_OUT. VIRTUAL=4 runs the checks on four virtual GPUs instead, to
+# test the checks (tests/virtual_gpu): no time is a GPU's then, and limits are longer, since kernels are launched by few cores.
+ifdef VIRTUAL
+gpu: export DPSCOPE_GPU_PATIENCE ?= 8
+gpu: ON_NODE := $(BIN)/python -m tests.virtual_gpu $(VIRTUAL)
+endif
 gpu: $(VENV)/.installed-dev
 	@mkdir -p $(GPU_OUT)
-	DPSCOPE_GPU_OUT=$(GPU_OUT) $(BIN)/python -m pytest tests/gpu -vv --junit-xml=$(GPU_OUT)/junit.xml; \
+	DPSCOPE_GPU_OUT=$(GPU_OUT) $(ON_NODE) $(BIN)/python -m pytest tests/gpu -vv --junit-xml=$(GPU_OUT)/junit.xml; \
 	status=$$?; $(BIN)/python -m tests.gpu.support $(GPU_OUT) && exit $$status
 
 # Nine trainings on real digits, five minutes on two quiet cores: every strategy learns, and the same.

@@ -27,6 +27,8 @@ from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.job_outcome import read_failures
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.instruments.step_timer import BatchArrived
+from dpscope.profiling.records.calibration import CalibratedChoices, Calibration, CalibrationPoint, Choice, NcclLog
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, DdpCounters
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import JobFolder, RunFolder
@@ -106,6 +108,67 @@ def two_ranks(**first: Any) -> dict[str, Any]:
         {**STEP, "rank": rank, "step": number, "partial_window": number == 2} for rank in (0, 1) for number in (2, 3)
     ]
     return {"steps": steps, "collectives": rows}
+
+
+def rates(cell: str, kind: str, busbw: float, **others: Any) -> dict[str, Any]:
+    row = {"bytes": 1 << 20, "group_size": 8, "busbw_gb_per_s": busbw}
+    return {"cell": cell, "kind": kind, **row, **others}
+
+
+def test_rates_that_no_machine_has() -> None:
+    """Links of 100 GB/s; a switch's all-reduce of 8 ranks may be 2 x 7 / 9 = 1.56 times as fast."""
+    cells = [
+        {"cell": "a", "mfu": 0.99, "link_gb_per_s": 100.0},
+        {"cell": "b", "mfu": 1.2, "link_gb_per_s": 100.0},
+        {"cell": "c", "mfu": None, "link_gb_per_s": None},
+    ]
+    possible = [
+        rates("a", "all_gather", 104.0), rates("a", "all_reduce", 155.0), rates("b", "all_gather", 300.0, bytes=4096),
+        *(rates("b", "reduce_scatter", rate) for rate in (90.0, 95.0, 300.0)), rates("c", "all_gather", 1e6),
+        rates("a", "all_reduce", None),
+    ]  # fmt: skip
+    only_flops = ["b: an MFU of 1.20"]
+    assert gpu_checks.impossible_rates({"cells": cells, "collectives": possible}) == only_flops
+    too_fast = [rates("a", "reduce_scatter", 120.0), rates("b", "all_reduce", 170.0)]
+    assert gpu_checks.impossible_rates({"cells": cells, "collectives": too_fast}) == [
+        *only_flops,
+        "a: reduce_scatter at 120 GB/s, over a link of 100 GB/s",
+        "b: all_reduce at 170 GB/s, over a link of 100 GB/s",
+    ]
+
+
+def test_calibrated_rates_and_choices() -> None:
+    """On two devices, over a link of 1 GB/s: 4 MB all-gathered in 2 ms carry 2 MB; the log has half of another's size."""
+    link = LinkRate(1.0, "a link", "here")
+    points = [
+        CalibrationPoint("all_gather", 2, 4_000_000, 500_000, "float32", (2000.0,)),
+        CalibrationPoint("all_reduce", 2, 4_000_000, 1_000_000, "float32", (2000.0,)),
+    ]
+    choices = [Choice("all_gather", 2_000_000, "ring", "simple", 2, None, 1)]
+    choices.append(Choice("all_reduce", 4_000_000, "ring", "simple", 2, None, 1))
+    log = CalibratedChoices(2, 1, NcclLog("NCCL 2.30.7", ("a",), (), tuple(choices)))
+    calibration = Calibration(1, "", "", "measured", None, None, None, (), tuple(points), links={2: link}, nccl=(log,))
+    assert gpu_checks.calibration_problems(calibration) == [
+        "all_reduce of 4000000 bytes at 2 GB/s, over a link",
+        "NCCL's log has no all_gather of 4000000 bytes",
+    ]
+
+
+def test_collectives_that_are_not_matched() -> None:
+    """Of whole steps, those between all ranks; a broadcast waits for its root alone."""
+    analysis = two_ranks(transfer_us=None)
+    analysis["collectives"] += [{**analysis["collectives"][0], "kind": "broadcast"}]
+    analysis["collectives"] += [{**analysis["collectives"][0], "step": 2}]
+    assert gpu_checks.unmatched(analysis) == {"c": 1}
+    assert gpu_checks.unmatched(two_ranks()) == {}
+
+
+def test_warnings_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("x.py:3: UserWarning: a\nx.py:4: UserWarning: b\nhost:1:1 [0] NCCL WARN c\nWARNING: no class\n")
+    found = [finding("drift"), finding("drift"), finding("cell_crashed", "error")]
+    counted = gpu_checks.counted_warnings({"findings": found}, [log])
+    assert counted == {"drift": 2, "UserWarning": 2, "WARN": 1}
 
 
 @pytest.mark.parametrize(
@@ -200,8 +263,8 @@ def test_every_run_and_calibration_is_planned_on_two_gpus(tmp_path: Path, monkey
 
 def marks() -> list[dict[str, Any]]:
     """Of every test in order, with what parameters multiply."""
-    module = importlib.import_module("tests.gpu.test_on_gpus")
-    functions = [one for name, one in vars(module).items() if name.startswith("test_")]
+    modules = [importlib.import_module(f"tests.gpu.{name}") for name in ("test_on_gpus", "test_on_several_gpus")]
+    functions = [one for module in modules for name, one in vars(module).items() if name.startswith("test_")]
     found = []
     for function in functions:
         (needed,) = (one.kwargs for one in function.pytestmark if one.name == "gpu")

@@ -27,13 +27,12 @@ from dpscope.profiling.instruments.step_timer import BatchArrived
 from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import NvmlRecorder, bare_uuid, open_nvml
-from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import JobFolder, RepeatFolder, RunFolder
 from tests.gpu import ranks
 from tests.helpers import gpu_checks
-from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, OPTIONS, Bench, late_ranks
+from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, OPTIONS, PATIENCE, Bench, late_ranks
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 
@@ -128,7 +127,7 @@ def test_what_the_tracer_records_and_costs(bench: Bench, single_run: Path, recor
     assert launched >= 0.999
     assert busy <= 0.01
     assert known(gpu_checks.step_difference(analysis, single(512).name)) <= 0.001
-    assert costs[512] <= 1.5  # at batch 32 the host launches, and the tracer slows the host
+    assert costs[512] <= 1.5 * PATIENCE  # at batch 32 the host launches, and the tracer slows the host
 
 
 @pytest.mark.gpu(least=2, expected_s=90, limit_s=300)
@@ -146,9 +145,9 @@ def test_ddp_on_two_gpus(bench: Bench, ddp_run: Path, record_property: Record) -
 
 
 @pytest.mark.gpu(least=2, expected_s=120, limit_s=300)
-def test_overlap_by_nccl_engine(bench: Bench, record_property: Record) -> None:
+def test_overlap_by_nccl_engine(bench: Bench, overlap_run: Path, record_property: Record) -> None:
     """What each of torch's engines hides is recorded; with `--overlap off` nothing is hidden."""
-    analysis = bench.analysis(bench.run("overlap"))
+    analysis = bench.analysis(overlap_run)
     shares = gpu_checks.hidden_shares(analysis)
     record_property("hidden_shares", shares)
     assert gpu_checks.problems(analysis) == []
@@ -178,11 +177,8 @@ def test_data_parallel_on_two_gpus(bench: Bench, record_property: Record) -> Non
 def test_a_calibrated_all_reduce_against_device_events(bench: Bench, record_property: Record) -> None:
     """64 MiB over two GPUs: the calibration's median against the mean of 50 calls, within 10%."""
     size = 64 * MIB
-    out = bench.folder / "calibration.json"
-    flags = [part for name, value in CALIBRATION.items() for part in (f"--{name.replace('_', '-')}", value)]
-    ended = bench.dpscope("calibrate", "--device", "cuda", *flags, "--out", out, limit_s=150)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    (point,) = [one for one in read_json(out, Calibration).points if one.size_bytes == size]
+    calibration = bench.calibration("calibration", CALIBRATION, limit_s=150)
+    (point,) = [one for one in calibration.points if one.size_bytes == size]
     outcome = torchrun(bench.folder / "all_reduce", 2, "all_reduce", "cuda", size)
     assert outcome.status == "ok", outcome.message
     timed = read_json(JobFolder(bench.folder / "all_reduce").result_path, ranks.Timed)
@@ -201,9 +197,11 @@ def torchrun(folder: Path, processes: int, what: str, kind: str, size_bytes: int
 
 
 @pytest.mark.gpu(expected_s=10, limit_s=60)
-def test_nvml_under_load_against_idle(record_property: Record) -> None:
+def test_nvml_under_load_against_idle(bench: Bench, record_property: Record) -> None:
     """Two seconds of matmuls: the GPU draws more power and its clock is no lower than when idle."""
     device, nvml = torch.device("cuda", 0), open_nvml()
+    if bench.virtual:
+        pytest.skip("the power and clock of a virtual GPU are constant")
     look = partial(torch_device_states, nvml, None, {0: str(torch.cuda.get_device_properties(0).uuid)})
     torch.cuda.synchronize(device)
     time.sleep(2.0)
@@ -236,7 +234,7 @@ def test_out_of_memory_on_one_rank(bench: Bench, record_property: Record) -> Non
     record_property("over_after_s", round(took_s, 1))
     record_property("lost_mib", lost_bytes / MIB)
     assert outcome.status == "out_of_memory", outcome.message
-    assert took_s <= 60.0
+    assert took_s <= 60.0 * PATIENCE
     assert lost_bytes <= 64 * MIB
 
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.store.files import read_json
 from tests.helpers.gpu_checks import Analysis
 from tests.helpers.paths import ROOT
 
 _SHORT = ("--steps", "15", "--traced-steps", "2", "--repeats", "1")
 _BUSY = ("--batch-size", "512")
 _OPTION = ("--devices", "1", "--batch-size", "128", *_SHORT)
+_ON_ALL = ("--batch-size", "128", *_SHORT, "--no-calibrate")
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "amp": ("--strategy", "single", "--amp", "bf16,fp16"),
@@ -25,6 +28,16 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "compile": ("--strategy", "single,ddp", "--compile", "default"),
 }
 """Of a short run on one device each."""
+ALL = "all"  # the machine's GPUs, as a device count of a run
+OPTIONS_ON_ALL: dict[str, tuple[str, ...]] = {
+    "amp": ("--strategy", "ddp,fsdp", "--amp", "bf16"),
+    "loader": ("--strategy", "ddp", "--data", "fake", "--samples", "4096", "--workers", "2", "--pin-memory"),
+    "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
+    "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
+    "buckets": ("--strategy", "ddp", "--bucket-mb", "1,25", "--gradient-as-bucket-view", "--static-graph"),
+    "compile": ("--strategy", "ddp", "--compile", "default"),
+}
+"""Of a short run on all devices each."""
 
 # At batch 32 the host's launches bound many GPUs, at 512 the GPU is busy. A late rank takes eight traced steps: in two a rank may
 # be last by chance.
@@ -39,10 +52,18 @@ RUNS: dict[str, tuple[str, ...]] = {
              "--samples", "1024", "--no-calibrate"),
     "last_device": ("--strategy", "single", "--devices", "1", "--batch-size", "128", *_SHORT),
     **{f"option_{name}": (*flags, *_OPTION) for name, flags in OPTIONS.items()},
+    "all": ("--strategy", "single,dp,ddp,replicate,fsdp,hsdp", "--devices", f"1,{ALL}", *_ON_ALL),
+    **{f"all_{name}": (*flags, "--devices", ALL, *_ON_ALL) for name, flags in OPTIONS_ON_ALL.items()},
 }  # fmt: skip
 """Options of each run, by the name of its folder."""
 LATE_RANK = ("--model", "tests.gpu.models:late_on_rank_1", "--batch-size", "32")
 CALIBRATION = {"devices": "2", "collectives": "all_reduce", "min_bytes": "64MiB", "max_bytes": "64MiB"}
+CALIBRATION_OF_ALL = {
+    "devices": ALL, "collectives": "all_reduce,reduce_scatter,all_gather", "min_bytes": "64KiB", "max_bytes": "16MiB",
+    "iterations": "5",
+}  # fmt: skip
+PATIENCE = float(os.environ.get("DPSCOPE_GPU_PATIENCE", "1"))
+"""A factor of all time limits, for GPUs whose host is slow or shared."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,7 @@ class Bench:
     folder: Path
     gpus: int
     kind: DeviceType = "cuda"
+    virtual: bool = False  # whether the devices are those of tests/virtual_gpu
 
     def dpscope(
         self, *arguments: object, limit_s: float = 300.0, variables: Mapping[str, str] | None = None
@@ -60,14 +82,17 @@ class Bench:
         command = [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)]
         return subprocess.run(
             command, cwd=ROOT, env={**os.environ, **(variables or {})}, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=limit_s, check=False,
+            text=True, timeout=limit_s * PATIENCE, check=False,
         )  # fmt: skip
 
     def run_command(self, name: str, *more: str) -> list[str]:
         """The run of RUNS, and `more` options; ResNet-18 for CIFAR unless they name another model."""
-        options = [*RUNS[name], *more]
+        options = [self._counted(option) for option in (*RUNS[name], *more)]
         model = [] if "--model" in options else ["--model", "resnet18_cifar"]
         return ["run", "--device", self.kind, *model, *options, "--out", str(self.folder / name)]
+
+    def _counted(self, option: str) -> str:
+        return option.replace(ALL, str(self.gpus)) if option in (ALL, f"1,{ALL}") else option
 
     def run(self, name: str, *more: str, variables: Mapping[str, str] | None = None) -> Path:
         """The folder of that run, once it is measured."""
@@ -76,6 +101,16 @@ class Bench:
         assert ended.returncode in (0, 1), ended.stderr[-2000:]
         assert out.exists(), ended.stderr[-2000:]
         return out
+
+    def calibration(self, name: str, settings: Mapping[str, str], limit_s: float) -> Calibration:
+        """What `dpscope calibrate` measures with these settings."""
+        out = self.folder / f"{name}.json"
+        flags = [
+            part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", self._counted(value))
+        ]
+        ended = self.dpscope("calibrate", "--device", self.kind, *flags, "--out", out, limit_s=limit_s)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        return read_json(out, Calibration)
 
     def analysis(self, run: Path) -> Analysis:
         """The analysis of a run by `dpscope analyze`."""

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,14 +13,18 @@ from typing import Any
 
 import torch
 
+from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.profiling.instruments.step_timer import RunStep, time_block
 from dpscope.profiling.machine.environment import states_under_load
 from dpscope.profiling.machine.nvml import bare_uuid
+from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import DdpCounters, DeviceState, RankResult
 
 Analysis = Mapping[str, Any]
 TraceEvents = Sequence[Mapping[str, Any]]
 
+MATCHED = ("all_reduce", "all_gather", "reduce_scatter")  # every rank waits for every other
+_WARNING = re.compile(r"\b\w+Warning(?=:)|(?<=NCCL )WARN\b")
 _WRONG = ("trace_incomplete", "no_kernels", "events_of_no_step", "variant_not_kept")
 _WRONG_PREFIXES = ("span_", "bucket_")
 
@@ -133,6 +139,75 @@ def ddp_problems(
     if any((row["device"] is not None) != on_device for row in reduced):
         wrong.append(f"not all all-reduces are {'on a device' if on_device else 'on the host'}")
     return wrong
+
+
+_LARGE_BYTES = 1 << 20  # of smaller messages the latency, not the link, decides
+_TOLERANCE = 1.05
+
+
+def impossible_rates(analysis: Analysis) -> list[str]:
+    """Rates that no machine has: FLOPs above the device's specified peak, a bus bandwidth above the link's.
+
+    A switch that reduces (NVLS) sends every byte once, where a ring sends 2 (n-1)/n: the bus bandwidth of an all-reduce may be
+    up to 2 (n-1)/(n+1) of the link's.
+    """
+    found = [f"{row['cell']}: an MFU of {row['mfu']:.2f}" for row in analysis["cells"] if (row["mfu"] or 0.0) >= 1.0]
+    links = {row["cell"]: row["link_gb_per_s"] for row in analysis["cells"] if row["link_gb_per_s"] is not None}
+    rates: dict[tuple[str, str], list[float]] = {}
+    most: dict[tuple[str, str], float] = {}
+    for row in analysis["collectives"]:
+        if row["cell"] not in links or row["busbw_gb_per_s"] is None or row["bytes"] < _LARGE_BYTES:
+            continue
+        key = row["cell"], row["kind"]
+        most[key] = _TOLERANCE * links[row["cell"]] * _in_switch(row["kind"], row["group_size"])
+        rates.setdefault(key, []).append(row["busbw_gb_per_s"])
+    medians = {key: statistics.median(of_kind) for key, of_kind in rates.items()}
+    return found + [
+        f"{cell}: {kind} at {rate:.4g} GB/s, over a link of {links[cell]:.4g} GB/s"
+        for (cell, kind), rate in medians.items()
+        if rate > most[cell, kind]
+    ]
+
+
+def _in_switch(kind: str, ranks: int) -> float:
+    return max(1.0, 2 * (ranks - 1) / (ranks + 1)) if kind == "all_reduce" else 1.0
+
+
+def calibration_problems(calibration: Calibration) -> list[str]:
+    """Bus bandwidths above the link's, and collectives at whose size NCCL's own log has no choice."""
+    found = []
+    for point in calibration.points:
+        link, factor = calibration.links.get(point.devices), bus_factor(point.collective, point.devices) or 0.0
+        rate = point.size_bytes * factor / statistics.median(point.times_us) / 1e3
+        if link is not None and rate > _TOLERANCE * link.gb_per_s * _in_switch(point.collective, point.devices):
+            found.append(f"{point.collective} of {point.size_bytes} bytes at {rate:.4g} GB/s, over {link.name}")
+    for choices in calibration.nccl:
+        logged = {(choice.kind, choice.size_bytes) for choice in choices.log.choices}
+        timed = {
+            (point.collective, point.size_bytes) for point in calibration.points if point.devices == choices.devices
+        }
+        found += [f"NCCL's log has no {kind} of {size} bytes" for kind, size in sorted(timed - logged)]
+    return found
+
+
+def unmatched(analysis: Analysis) -> dict[str, int]:
+    """The collectives of each cell's whole steps that are not matched across all ranks of their group, where there are any."""
+    whole = {
+        (row["cell"], row["repeat"], row["rank"], row["step"]) for row in analysis["steps"] if not row["partial_window"]
+    }
+    found: Counter[str] = Counter()
+    for row in analysis["collectives"]:
+        in_whole = (row["cell"], row["repeat"], row["rank"], row["step"]) in whole
+        found[row["cell"]] += in_whole and row["kind"] in MATCHED and row["transfer_us"] is None
+    return dict(+found)
+
+
+def counted_warnings(analysis: Analysis, logs: Iterable[Path]) -> dict[str, int]:
+    """How often each warning was given: by dpscope, by its code, and by Python and NCCL in the logs of jobs, by its class."""
+    found = Counter(one["code"] for one in analysis["findings"] if one["severity"] == "warning")
+    for path in logs:
+        found.update(_WARNING.findall(path.read_text(errors="replace")))
+    return dict(found)
 
 
 def hidden_shares(analysis: Analysis) -> dict[str, float]:

@@ -26,7 +26,7 @@ from tests.virtual_gpu.stubs import LIBRARIES, NVML
 
 _DESCRIPTION = "VGPU_NODE"  # the environment variable that names the file
 NOTHING: Mapping[str, str] = MappingProxyType({})
-_LIGHT = MappingProxyType({"DPSCOPE_TEST_LIGHT_TORCHRUN": "1"})
+LIGHT_TORCHRUN = MappingProxyType({"DPSCOPE_TEST_LIGHT_TORCHRUN": "1"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,10 @@ class Fault:
     - lost: as sticky, and NVML has lost the device.
     - never_arrives: the rank does not arrive at its collectives.
     - async_error: neither does it then, and NCCL reports the error asynchronously.
+    - corrupts: all-reduces give the rank a wrong last element.
     """
 
-    kind: Literal["launch", "sticky", "lost", "never_arrives", "async_error"]
+    kind: Literal["launch", "sticky", "lost", "never_arrives", "async_error", "corrupts"]
     rank: int | None = None  # None: any
     device: int | None = None
     after: int = 0
@@ -192,16 +193,23 @@ class PlantedNode:
             text=True,
         )
 
-    def dpscope(self, *arguments: str, timeout_s: float = 280, status: int = 0, torchrun: bool = False) -> str:
+    def dpscope(
+        self,
+        *arguments: str,
+        timeout_s: float = 280,
+        variables: Mapping[str, str] = NOTHING,
+        status: int = 0,
+        torchrun: bool = False,
+    ) -> str:
         """A command of dpscope, whose jobs run by torchrun or without (tests/helpers/light_torchrun.py)."""
-        variables = NOTHING if torchrun else _LIGHT
         command = ("-m", "dpscope.launch.cli", *arguments)
-        return self.run(*command, timeout_s=timeout_s, variables=variables, status=status)
+        started_by = NOTHING if torchrun else LIGHT_TORCHRUN
+        return self.run(*command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status)
 
     def ranks(self, count: int, module: str, *arguments: str) -> str:
         """torchrun with ranks of a module."""
         job = ("--nnodes=1", "--max-restarts=0", f"--nproc-per-node={count}", "-m", module, *arguments)
-        return self.run("-m", "dpscope.launch.torchrun", *job, variables=_LIGHT)
+        return self.run("-m", "dpscope.launch.torchrun", *job, variables=LIGHT_TORCHRUN)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import sys
 
 _HELPERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FORKED_RANKS, _LIGHT_TORCHRUN = (os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py"))
-_COMMANDS = ("attach", "calibrate", "detect", "equal", "run", "train")
+_COMMANDS = ("attach", "calibrate", "detect", "doctor", "equal", "run", "train")
 _MODULES = (
     *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
     *("tests.helpers.data_parallel_scenario", "tests.helpers.device_scenarios"),

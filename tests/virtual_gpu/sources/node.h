@@ -48,7 +48,7 @@ struct HostDelay {
 };
 
 struct Fault {
-    std::string kind;  // launch, sticky, lost, never_arrives, async_error
+    std::string kind;  // launch, sticky, lost, never_arrives, async_error, corrupts
     int rank, device;  // ANY
     int64_t after;     // launches or collectives that still succeed
     int error;

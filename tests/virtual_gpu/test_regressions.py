@@ -1,0 +1,116 @@
+"""What once failed on nodes with GPUs: the real command on such a virtual node. The README lists what cannot be shown."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dpscope.profiling.records.run import Cell, Manifest
+from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers import fork_server, gpu_checks
+from tests.virtual_gpu.conftest import Plant
+from tests.virtual_gpu.node import Device, Fault, Node, Nvml, PlantedNode, Truth
+from tests.virtual_gpu.programs import noted_limits
+
+NO_KERNEL_IMAGE, UNAVAILABLE = 209, 46  # of CUDA
+SLOW, FAST = "dpscope virtual GPU slow", "dpscope virtual GPU fast"
+
+
+def doctor(node: PlantedNode) -> dict[str, str]:
+    """Its checks by name, each with status and answer."""
+    server = fork_server.server(*node.changes.items())
+    printed = node.run(
+        "-m", "dpscope.launch.cli", "doctor", variables={"COLUMNS": "400", fork_server.VARIABLE: server}, status=1
+    )
+    rows = (line.split("│")[1:4] for line in printed.splitlines() if line.startswith("│"))
+    return {name.strip(): f"{status.strip()}: {found.strip()}" for name, status, found in rows}
+
+
+def test_doctor_with_parts_of_gpus_an_older_nvml_and_a_wrong_sum(plant: Plant) -> None:
+    """CUDA uses one part of a GPU where NVML has four GPUs; the bindings know functions that the driver's NVML has not."""
+    older = Nvml(devices=4, missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
+    node = plant(Node(cuda_devices=1, nvml=older, faults=(Fault(kind="corrupts"),)))
+    found = doctor(node)
+    assert found["devices"] == "ok: 1 GPU: dpscope virtual GPU"
+    assert found["device state"] == "ok: not throttled, not shared, uniform"
+    # 1.0 is 3f800000, and its last byte's lowest bit makes it 3e800000.
+    wrong = "an all-reduce over 1 process gave 0.25, not 1, in 1 of 1048576 elements"
+    assert wrong in found["all-reduce"]
+    assert [name for name, answer in found.items() if answer.startswith("failed")] == ["all-reduce"]
+
+
+def test_doctor_with_gpus_that_torch_lists_and_cannot_use(plant: Plant) -> None:
+    """Without code for the first, the second in exclusive use, the third full: every check still answers, by what CUDA says."""
+    devices = (Device(name="Tesla V100", capability=(7, 0)), Device(), Device(memory_mib=300))
+    old = Fault(kind="launch", device=0, error=NO_KERNEL_IMAGE)
+    used = Fault(kind="sticky", device=1, after=-1, error=UNAVAILABLE)
+    found = doctor(plant(Node(devices=devices, faults=(old, used))))
+    assert "has no kernels for GPU 0 (dpscope virtual GPU Tesla V100, 7.0)" in found["devices"]
+    assert "no kernel image is available" in found["tracer"]
+    failed = [name for name, answer in found.items() if answer.startswith("failed")]
+    assert failed == ["devices", "all-reduce", "tracer"]
+    assert "busy or unavailable" in found["all-reduce"] or "out of memory" in found["all-reduce"]
+
+
+def test_gpus_are_found_without_nvml_where_only_torch_knows_them(plant: Plant) -> None:
+    """As on a Jetson or ROCm under WSL, whose device file here is /dev/null."""
+    program = """
+from pathlib import Path
+from dpscope.launch import cli
+from dpscope.launch.jobs import devices
+assert devices.present_gpus() is None
+devices._DEVICE_FILES = (Path("/dev/null"),)
+cli.app()
+"""
+    node = plant(Node(nvml=Nvml(missing=("nvmlInitWithFlags",))))
+    planned = node.run("-c", program, "run", "--strategy", "single", "--devices", "1", "--dry-run")
+    assert "--device cuda" in planned
+
+
+@dataclass(frozen=True)
+class Ran:
+    out: Path
+    limits_s: list[dict[str, float]]  # by rank, of its groups
+    truth: Truth
+
+
+@pytest.fixture(scope="module")
+def ran(plant: Plant, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Every second GPU is faster, and CUDA's own order begins with those."""
+    node = plant(Node(devices=(Device(name=SLOW), Device(name=FAST, teraflops=30)) * 2))
+    out, noted = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("limits")
+    options = ("--strategy", "single,hsdp", "--devices", "1,4", "--batch-size", "4", "--steps", "3", "--repeats", "1")
+    model = ("--model", f"{noted_limits.__name__}:small", "--traced-steps", "1", "--timeout", "100")
+    variables = {noted_limits.FOLDER: str(noted), "TORCH_DIST_USE_NCCL2": "1"}
+    node.dpscope("run", *options, *model, "--out", str(out), variables=variables)
+    return Ran(out, [json.loads(path.read_text()) for path in sorted(noted.iterdir())], node.truth())
+
+
+def test_the_gpu_that_is_measured_is_the_one_recorded(ran: Ran) -> None:
+    truth = ran.truth
+    alone = truth.work[~truth.work["pid"].isin(truth.collectives["pid"])]
+    assert set(alone["device"]) == {0}
+    environment = read_json(ran.out / "manifest.json", Manifest).environment
+    assert [one.name for one in environment.accelerators] == [SLOW, FAST, SLOW, FAST]
+    (single,) = RunFolder(ran.out).repeat(Cell("single", 1, 4), 0).ranks()
+    assert gpu_checks.measured_uuids([single]) == {"d5000000-0000-0000-0000-000000000000"}
+
+
+def test_the_engine_that_torch_registers_is_recorded(ran: Ran) -> None:
+    assert read_json(ran.out / "manifest.json", Manifest).environment.nccl_engine == "ProcessGroupNCCL2"
+
+
+def test_every_group_of_a_mesh_has_the_jobs_limit(ran: Ran) -> None:
+    """80% of --timeout, where NCCL's own is ten minutes."""
+    groups = [("0,1", "0,2"), ("0,1", "1,3"), ("2,3", "0,2"), ("2,3", "1,3")]
+    assert ran.limits_s == [dict.fromkeys(("0,1,2,3", *of_rank), 80.0) for of_rank in groups]
+
+
+def test_what_groups_do_at_once_is_not_predicted_by_one_group_alone(ran: Ran) -> None:
+    """HSDP's two groups of replicas reduce at the same time, so no calibration of a pair of GPUs is made for it."""
+    reduced = ran.truth.collectives.query("name.str.contains('AllReduce') and ranks == 2")
+    devices = {frozenset(group) for _, group in reduced.groupby("communicator")["device"]}
+    assert devices == {frozenset({0, 2}), frozenset({1, 3})}
+    assert not (ran.out / "calibration.json").exists()
