@@ -110,7 +110,7 @@ def two_ranks(**first: Any) -> dict[str, Any]:
     return {"steps": steps, "collectives": rows}
 
 
-def rates(cell: str, kind: str, busbw: float, **others: Any) -> dict[str, Any]:
+def rates(cell: str, kind: str, busbw: float | None, **others: Any) -> dict[str, Any]:
     row = {"bytes": 1 << 20, "group_size": 8, "busbw_gb_per_s": busbw}
     return {"cell": cell, "kind": kind, **row, **others}
 
