@@ -146,10 +146,11 @@ class Truth:
     """What the node did, in the order of the processes' numbers and, in each, of the work's resolution."""
 
     processes: pd.DataFrame  # pid, rank, command
-    work: pd.DataFrame  # _WORK_COLUMNS: kernels, copies and memsets
+    work: pd.DataFrame  # _WORK_COLUMNS: kernels, copies and memsets; of a copy also its ends (-1: the host)
     # _COLLECTIVE_COLUMNS: one rank's part of a collective. `rank` is the communicator's, and `arrivals_ns` are in the order of
     # its ranks (of a message: the other side's); `late_ns` is how much later than the last but one the last rank came.
     collectives: pd.DataFrame
+    events: pd.DataFrame  # each record of a CUDA event with timing
     stubs: frozenset[str]  # functions that were called and are not there
 
 
@@ -249,7 +250,8 @@ def _without_none(value: Any) -> Any:
 
 _WORK = ("kernel", "copy", "memset")
 _TIMES = ["correlation", "device", "stream", "start_ns", "end_ns", "bytes"]
-_WORK_COLUMNS = ["kind", "pid", "rank", "name", *_TIMES]
+_WORK_COLUMNS = ["kind", "pid", "rank", "name", *_TIMES, "source", "target"]
+_EVENT_COLUMNS = ["pid", "rank", "device", "stream", "time_ns"]
 _COLLECTIVE_COLUMNS = [
     *("pid", "name", "communicator", "sequence", "rank", "ranks", *_TIMES),
     *("transfer_ns", "arrivals_ns", "last_rank", "late_ns"),
@@ -265,7 +267,8 @@ def read_truth(folder: Path) -> Truth:
     work = pd.DataFrame([line for kind in _WORK for line in of_kind.get(kind, [])], columns=_WORK_COLUMNS)
     collectives = pd.DataFrame(map(_with_lateness, of_kind.get("collective", [])), columns=_COLLECTIVE_COLUMNS)
     stubs = frozenset(line["name"] for line in of_kind.get("stub", []))
-    return Truth(processes, work, collectives, stubs)
+    events = pd.DataFrame(of_kind.get("event", []), columns=_EVENT_COLUMNS)
+    return Truth(processes, work, collectives, events, stubs)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

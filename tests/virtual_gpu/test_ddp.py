@@ -4,23 +4,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis import analyze_traces
 from tests.virtual_gpu.conftest import Plant
+from tests.virtual_gpu.ledgers import assert_ledgers_are_true
 from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, KernelTime, Links, Node, Truth
-from tests.virtual_gpu.true_steps import traced, true_steps
+from tests.virtual_gpu.true_steps import traced
 
-PARTS = (
-    "step_us",
-    "compute_us",
-    "communication_us",
-    "exposed_wait_us",
-    "exposed_transfer_us",
-    "exposed_other_us",
-    "idle_us",
-)
 TRACED_STEPS = 6
 SMALL = ("--model", "resnet8_cifar", "--batch-size", "4", "--steps", "6", "--repeats", "1")
 
@@ -71,20 +62,7 @@ def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.Tem
 
 
 def test_every_part_of_every_step_equals_the_truth(ran: Ran) -> None:
-    analysis = analyze_traces(ran.traces)
-    steps = analysis.steps.astype({"device": int, "step": int})
-    parts = analysis.exposed_parts.pivot_table(
-        index=["device", "step"], columns="part", values="time_us", aggfunc="sum"
-    )
-    names = {part: f"exposed_{part}_us" for part in ("wait", "transfer", "other")}
-    reported = steps.merge(parts.rename(columns=names).reset_index(), on=["device", "step"], how="left").fillna(0)
-    true = pd.concat([true_steps(ran.truth, trace) for trace in ran.traces])
-    assert len(true) == 2 * TRACED_STEPS
-    both = true.merge(reported, on=["device", "step"], suffixes=("", "_reported"), validate="one_to_one")
-    assert len(both) == len(true)
-    for name in PARTS:
-        expected, found = both[name], both[f"{name}_reported"].astype(float)
-        pd.testing.assert_series_equal(found, expected, check_names=False, rtol=0.01, atol=20, obj=name)
+    assert_ledgers_are_true(ran.truth, ran.traces, TRACED_STEPS)
 
 
 def test_every_transfer_and_wait_is_true(ran: Ran) -> None:

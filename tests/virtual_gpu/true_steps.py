@@ -6,7 +6,9 @@ Definitions: docs/measures.md.
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,13 @@ from tests.virtual_gpu.node import Truth
 
 Span = tuple[int, int]  # start and end, nanoseconds
 Spans = list[Span]
+KINDS = {  # as dpscope names what NCCL's kernels do
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+}
 SPLIT = ("AllReduce", "AllGather", "ReduceScatter")  # every rank waits for every other
 
 
@@ -48,28 +57,81 @@ def length_us(spans: Spans) -> float:
 
 def true_steps(truth: Truth, trace: Path) -> pd.DataFrame:
     """A row per device and step of one process's trace, but for the first step, whose start no event marks; microseconds."""
-    work, collectives = (traced(table, trace) for table in (truth.work, truth.collectives))
-    ends = work.groupby("step")["end_ns"].max()
+    return pd.DataFrame([{**place, **_parts_us(on_device)} for place, on_device in _devices_and_steps(truth, trace)])
+
+
+def true_parts(truth: Truth, trace: Path) -> pd.DataFrame:
+    """What the exposed communication of these steps is: `time_us` per device, step, part and kind."""
     rows = []
+    for place, on_device in _devices_and_steps(truth, trace):
+        for part, by_kind in _exposed_us(on_device).items():
+            rows += [(*place.values(), part, kind, time_us) for kind, time_us in by_kind.items()]
+    return pd.DataFrame(rows, columns=["device", "step", "part", "kind", "time_us"])
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """What one device did during a window; a copy between two devices occupies both."""
+
+    window: Span
+    compute: Spans
+    communication: list[tuple[Span, str]]  # in the order of their starts, with their kinds
+    waits: list[tuple[Span, str]]
+    transfers: list[tuple[Span, str]]
+
+
+def _devices_and_steps(truth: Truth, trace: Path) -> Iterator[tuple[dict[str, int], OnDevice]]:
+    work, collectives = (traced(table, trace) for table in (truth.work, truth.collectives))
+    matched = collectives[collectives["name"].str.contains("|".join(SPLIT))]
+    ends = work.groupby("step")["end_ns"].max()
     for before, step in zip(ends.index, ends.index[1:], strict=False):
         window = (int(ends[before]), int(ends[step]))
         for device in sorted(work["device"].unique()):
-            on_device = work[work["device"] == device]
-            parts = _parts_us(on_device, collectives[collectives["device"] == device], window)
-            rows.append({"device": int(device), "step": int(step), "step_us": length_us([window]), **parts})
-    return pd.DataFrame(rows)
+            is_end = (work["name"] == "ptop") & work[["source", "target"]].eq(device).any(axis=1)
+            here = _on_device(work[(work["device"] == device) | is_end], matched[matched["device"] == device], window)
+            yield {"device": int(device), "step": int(step)}, here
+
+
+def _on_device(work: pd.DataFrame, matched: pd.DataFrame, window: Span) -> OnDevice:
+    kinds = work["name"].map(_kind)
+    is_compute = (work["kind"] == "kernel") & kinds.isna()
+    communication = work[kinds.notna()]
+    last = [max(times) for times in matched["arrivals_ns"]]
+    names = [KINDS[name.split("_")[1]] for name in matched["name"]]
+    return OnDevice(
+        window,
+        within(united(_spans(work[is_compute])), window),
+        list(zip(_spans(communication), kinds.dropna(), strict=True)),
+        list(zip(zip(matched["start_ns"], last, strict=True), names, strict=True)),
+        list(zip(zip(last, matched["end_ns"], strict=True), names, strict=True)),
+    )
+
+
+def _kind(name: str) -> str | None:
+    if name == "ptop":
+        return "copy"
+    return KINDS[name.split("_")[1]] if name.startswith("nccl") else None
 
 
 def traced(table: pd.DataFrame, trace: Path) -> pd.DataFrame:
     """The rows of a table of the truth that a step of this trace launched, in the order of their starts, with that `step`."""
     events = _events(trace)
-    process = next(event["pid"] for event in events if event.get("cat") == "cuda_runtime")
-    of_process = table[table["pid"] == process]
+    of_process = table[table["pid"] == _process(events)]
     steps = of_process["correlation"].map(_steps_by_correlation(events))
     launched: pd.DataFrame = of_process.assign(step=steps).dropna(subset="step")
     return launched.sort_values("start_ns")
 
 
+def process_of(trace: Path) -> int:
+    """The process that wrote a trace."""
+    return _process(_events(trace))
+
+
+def _process(events: list[dict[str, Any]]) -> int:
+    return next(int(event["pid"]) for event in events if event.get("cat") == "cuda_runtime")
+
+
+@cache
 def _events(trace: Path) -> list[dict[str, Any]]:
     with gzip.open(trace) if trace.suffix == ".gz" else trace.open("rb") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
@@ -91,25 +153,32 @@ def _steps_by_correlation(events: list[dict[str, Any]]) -> Mapping[int, int]:
     }
 
 
-def _parts_us(work: pd.DataFrame, collectives: pd.DataFrame, window: Span) -> dict[str, float]:
-    is_communication = work["name"].str.startswith("nccl") | (work["name"] == "ptop")
-    compute = within(united(_spans(work[(work["kind"] == "kernel") & ~is_communication])), window)
-    communication = within(united(_spans(work[is_communication])), window)
-    matched = collectives[collectives["name"].str.contains("|".join(SPLIT))]
-    last = [max(times) for times in matched["arrivals_ns"]]
-    waits = united(zip(matched["start_ns"], last, strict=True))
-    transfers = united(zip(last, matched["end_ns"], strict=True))
-    exposed = without(communication, compute)
-    transfer = without(within(transfers, window), compute)
-    wait = without(without(within(waits, window), compute), transfer)
+def _parts_us(device: OnDevice) -> dict[str, float]:
+    communication = within(united(span for span, _ in device.communication), device.window)
+    exposed = without(communication, device.compute)
+    parts_us = {part: sum(by_kind.values()) for part, by_kind in _exposed_us(device).items()}
     return {
-        "compute_us": length_us(compute),
+        "step_us": length_us([device.window]),
+        "compute_us": length_us(device.compute),
         "communication_us": length_us(communication),
-        "exposed_wait_us": length_us(wait),
-        "exposed_transfer_us": length_us(transfer),
-        "exposed_other_us": length_us(without(without(exposed, transfer), wait)),
-        "idle_us": length_us(without(without([window], compute), communication)),
+        "hidden_us": length_us(communication) - length_us(exposed),
+        **{f"exposed_{part}_us": time_us for part, time_us in parts_us.items()},
+        "idle_us": length_us(without(without([device.window], device.compute), communication)),
     }
+
+
+def _exposed_us(device: OnDevice) -> dict[str, dict[str, float]]:
+    """By part and kind: what transfers is no waiting, and what several do at once counts for the one that began it first."""
+    communication = within(united(span for span, _ in device.communication), device.window)
+    left = without(communication, device.compute)
+    parts: dict[str, dict[str, float]] = {}
+    for part, spans in (("transfer", device.transfers), ("wait", device.waits), ("other", device.communication)):
+        by_kind: dict[str, float] = {}
+        for span, kind in sorted(spans):
+            by_kind[kind] = by_kind.get(kind, 0) + length_us(within(left, span))
+            left = without(left, [span])
+        parts[part] = by_kind
+    return parts
 
 
 def _spans(work: pd.DataFrame) -> Iterable[Span]:

@@ -147,9 +147,8 @@ template <class Record> Record record_of(const Work &work) {
     return record;
 }
 
-void note(const char *kind, const Work &work, const std::string &name, size_t bytes) {
-    Truth(kind)
-        .text("name", name)
+void describe(Truth &line, const Work &work, const std::string &name, size_t bytes) {
+    line.text("name", name)
         .count("device", visible_device(work.stream->device).index)
         .count("stream", work.stream->id)
         .count("correlation", work.correlation)
@@ -157,6 +156,8 @@ void note(const char *kind, const Work &work, const std::string &name, size_t by
         .count("end_ns", work.end_ns)
         .count("bytes", (int64_t)bytes);
 }
+
+int physical(int device) { return device == HOST ? HOST : visible_device(device).index; }
 
 const char *direction(const Copy &copy) {
     if (copy.from == HOST) return copy.to == HOST ? "htoh" : "htod";
@@ -223,7 +224,8 @@ Call::~Call() {
 }
 
 void record_kernel(const Work &work, const Launch &launch) {
-    note("kernel", work, launch.name, 0);
+    Truth line("kernel");
+    describe(line, work, launch.name, 0);
     auto record = record_of<CUpti_ActivityKernel10>(work);
     record.completed = work.end_ns;
     record.name = launch.name;
@@ -238,7 +240,9 @@ void record_kernel(const Work &work, const Launch &launch) {
 }
 
 void record_copy(const Work &work, const Copy &copy) {
-    note("copy", work, direction(copy), copy.bytes);
+    Truth line("copy");
+    describe(line, work, direction(copy), copy.bytes);
+    line.count("source", physical(copy.from)).count("target", physical(copy.to));
     if (copy.from != HOST && copy.to != HOST && copy.from != copy.to) return record_peer_copy(work, copy);
     auto record = record_of<CUpti_ActivityMemcpy6>(work);
     record.copyKind = copy_kind(copy);
@@ -251,7 +255,8 @@ void record_copy(const Work &work, const Copy &copy) {
 }
 
 void record_memset(const Work &work, int value, size_t bytes) {
-    note("memset", work, "memset", bytes);
+    Truth line("memset");
+    describe(line, work, "memset", bytes);
     auto record = record_of<CUpti_ActivityMemset4>(work);
     record.value = value;
     record.bytes = bytes;

@@ -10,12 +10,14 @@
 
 #include "errors.h"
 #include "profiler.h"
+#include "truth.h"
 
 using namespace vgpu;
 
 namespace {
 
 struct Event {
+    bool timed;
     std::shared_ptr<Mark> mark;  // of its last record
 };
 
@@ -39,17 +41,24 @@ bool spoils_capture() {
     return spoiled;
 }
 
+void note_event(const Stream &stream, Nanoseconds time) {
+    int device = visible_device(stream.device).index;
+    Truth("event").count("device", device).count("stream", stream.id).count("time_ns", time);
+}
+
 cudaError_t record_event(cudaEvent_t event, cudaStream_t handle) {
     if (cudaError_t error = broken()) return error;
     Stream *stream = stream_of(handle);
     auto mark = std::make_shared<Mark>();
     std::lock_guard guard(clock_lock);
-    ((Event *)event)->mark = mark;
+    auto *recorded = (Event *)event;
+    recorded->mark = mark;
     mark->capture = stream->capture;
     if (mark->capture) return cudaSuccess;  // it only joins streams to the capture
-    enqueue(stream, Resolve([mark](Stream &stream, const Op &op) {
+    enqueue(stream, Resolve([mark, timed = recorded->timed](Stream &stream, const Op &op) {
         mark->time_ns = std::max(stream.end_ns, op.enqueued_ns);
         mark->resolved = true;
+        if (timed) note_event(stream, mark->time_ns);
         return true;
     }));
     resolve_all();
@@ -126,9 +135,9 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 
 // Events
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     Call call(CUPTI_RUNTIME_TRACE_CBID_cudaEventCreateWithFlags_v3020);
-    *event = (cudaEvent_t) new Event{};
+    *event = (cudaEvent_t) new Event{!(flags & cudaEventDisableTiming), nullptr};
     return cudaSuccess;
 }
 
