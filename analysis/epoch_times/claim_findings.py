@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from dpscope.analysis.epoch_times.claims import AuditedClaim, NotComputable, agreement, last_printed_digit, link_peak
+from dpscope.analysis.epoch_times.epoch_time import at, place
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
-from dpscope.analysis.epoch_times.table import at, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
 from dpscope.profiling.records.estimate_codes import ClaimCode
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed

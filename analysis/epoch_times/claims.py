@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.epoch_times.baselines import Baselines
+from dpscope.analysis.epoch_times.epoch_time import EpochTime
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
-from dpscope.analysis.epoch_times.table import Baselines, EpochTime
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.table import Baselines, Bounded, EpochTime, Setting
+from dpscope.analysis.epoch_times.baselines import Baselines
+from dpscope.analysis.epoch_times.epoch_time import Bounded, EpochTime, Setting
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
 from dpscope.profiling.records.finding import counted, listed
 from dpscope.profiling.records.strategies import traits_of

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from dpscope.analysis.epoch_times.baselines import Baselines
+from dpscope.analysis.epoch_times.epoch_time import EpochTime, at, place
 from dpscope.analysis.epoch_times.estimates import MAY_BE_EQUAL_STEPS, EpochEstimate, EpochLaw, epoch_length_unknown
-from dpscope.analysis.epoch_times.table import Baselines, EpochTable, EpochTime, at, place
+from dpscope.analysis.epoch_times.table import EpochTable
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.strategies import traits_of

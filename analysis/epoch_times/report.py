@@ -4,7 +4,7 @@ import csv
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,12 +12,16 @@ import msgspec
 
 from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
 from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
+from dpscope.analysis.epoch_times.epoch_time import layout, place
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.findings import by_run, table_findings
-from dpscope.analysis.epoch_times.table import EpochTable, layout, place, read_epoch_times
-from dpscope.analysis.text.text_table import markdown_table
+from dpscope.analysis.epoch_times.predict import Predicted, prediction_table, predictions
+from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
+from dpscope.analysis.text.text_table import TextTable, markdown_table, render
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding, counted, listed
+from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_layout
+from dpscope.profiling.store.errors import DpscopeError
 
 WIDTH = 80
 EstimateFormat = Literal["table", "json", "csv", "markdown"]
@@ -60,6 +64,29 @@ def run_estimate(table: Path, format: EstimateFormat, claims: Path | None = None
     return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": as_markdown}[format](report)
 
 
+def run_prediction(table: Path, devices: str, format: EstimateFormat) -> str | TextTable:
+    """Predictions for counts and layouts such as ``8,2x8``: text in a format for other programs, else a table.
+
+    Raises DpscopeError for a file that cannot be read and for other texts.
+    """
+    try:
+        counts, layouts = parse_counts_and_layouts(devices)
+        if 0 in counts:
+            raise ValueError("0 is no number of devices")
+    except ValueError as error:
+        raise DpscopeError(
+            f"--predict {devices}: {error}; give device counts or layouts, such as 8,16 or 2x8"
+        ) from error
+    placed = [(one.devices, one.nodes) for one in map(parse_layout, layouts)]
+    predicted = predictions(read_epoch_times(table), [*((count, None) for count in counts), *placed])
+    records = [one._asdict() for one in predicted]
+    if format == "json":
+        return msgspec.json.format(msgspec.json.encode({"predictions": records}), indent=2).decode()
+    if format == "csv":
+        return _csv(records, Predicted._fields)
+    return prediction_table(predicted) if format == "table" else render(prediction_table(predicted), format)
+
+
 def as_json(report: EstimateReport) -> str:
     content = {
         "estimates": [one._asdict() for one in report.estimates],
@@ -76,8 +103,13 @@ def as_csv(report: EstimateReport) -> str:
     rows: list[dict[str, object]] = [{**one._asdict(), "sound": str(one.sound).lower()} for one in report.estimates]
     if report.claims is not None:
         rows = [one.record() for one in report.claims]
+    return _csv(rows, EpochEstimate._fields)
+
+
+def _csv(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
+    """The columns of the first row, else `columns`."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0] if rows else EpochEstimate._fields, lineterminator="\n")
+    writer = csv.DictWriter(text, rows[0] if rows else columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -73,10 +73,13 @@ class CsvRow:
         return value
 
 
-def read_rows(path: Path, required: tuple[str, ...], known: Collection[str] = ()) -> tuple[list[str], list[CsvRow]]:
+def read_rows(
+    path: Path, required: tuple[str, ...], known: Collection[str] = (), alternative: tuple[str, ...] = ()
+) -> tuple[list[str], list[CsvRow]]:
     """The headings and the rows below them, with stripped cells. Headings in `known` are matched in any case.
 
-    Raises DpscopeError unless the file is a table with the required columns and at least one row.
+    A table with the last column of `alternative` needs those columns in place of `required`. Raises DpscopeError unless the file
+    is a table with the required columns and at least one row.
     """
     lines = ["\n" if line.startswith("#") else line for line in _read_text(path).splitlines(keepends=True)]
     separator = max(_SEPARATORS, key=next((line for line in lines if line.strip()), "").count)
@@ -92,7 +95,8 @@ def read_rows(path: Path, required: tuple[str, ...], known: Collection[str] = ()
         raise DpscopeError(f"{path} is empty; its first row must name the columns {', '.join(required)}")
     (_, headings), *rows = cells
     headings = [name.lower() if name.lower() in known else name for name in headings]
-    _check_headings(path, headings, required)
+    is_other = bool(alternative) and alternative[-1] in headings
+    _check_headings(path, headings, alternative if is_other else required)
     if not rows:
         raise DpscopeError(f"{path} has headings but no rows; add one row per measurement")
     for number, row in rows:

@@ -12,7 +12,8 @@ from typing import get_args
 import msgspec
 
 from dpscope.analysis.epoch_times.claims import Claim, read_claims
-from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
+from dpscope.analysis.epoch_times.epoch_time import EpochTime
+from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.profiling.records.run import PublishedQuantity, PublishedValue
 from dpscope.profiling.store.files import write_text
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.analysis.epoch_times.claims import Claim, read_claims
+from dpscope.analysis.epoch_times.epoch_time import EpochTime
 from dpscope.analysis.epoch_times.report import (
     LEGEND,
     claim_table,
@@ -18,7 +19,7 @@ from dpscope.analysis.epoch_times.report import (
     law_table,
     overview_tables,
 )
-from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, read_epoch_times
+from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
 

@@ -1,19 +1,32 @@
-"""`dpscope estimate`: published or hand-timed epoch times, judged."""
+"""`dpscope estimate`: published or hand-timed epoch times, judged, and predicted for other device counts."""
 
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.commands.command import argument, option
+from dpscope.launch.commands.command import Idle, argument, open_console, option
 from dpscope.profiling.store.shown_text import write_out
+
+IDLE = (Idle("claims", "predict", "a prediction uses the times alone"),)
 
 
 def estimate(
-    table: Path = argument("CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ..."),
+    table: Path = argument(
+        "CSV of epoch times (strategy, batch_size, devices, epoch_seconds, ...) or of step times (ranks, step_ms, ...)"
+    ),
+    predict: str | None = option("device counts or layouts to predict the time of, such as 8,16 or 2x8"),
     claims: Path | None = option(
         "CSV of values derived from them, to audit: quantity, method, printed_value, unit, ..."
     ),
     output_format: Literal["table", "json", "csv", "markdown"] = option("what to print", "--format", default="table"),
 ) -> None:
-    from dpscope.analysis.epoch_times.report import run_estimate
+    from dpscope.analysis.epoch_times.report import run_estimate, run_prediction
+    from dpscope.analysis.text.terminal import print_table
 
+    if predict is not None:
+        answer = run_prediction(table, predict, output_format)
+        if isinstance(answer, str):
+            write_out(answer.rstrip() + "\n")
+        else:
+            print_table(open_console(), answer)
+        return
     write_out(run_estimate(table, output_format, claims).rstrip() + "\n")

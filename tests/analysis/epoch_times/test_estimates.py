@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpscope.analysis.epoch_times.epoch_time import EpochTime
 from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates, law_fits
-from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
+from dpscope.analysis.epoch_times.table import read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
 ROWS = read_epoch_times(PUBLISHED / "epoch_times.csv").rows

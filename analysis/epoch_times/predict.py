@@ -1,0 +1,179 @@
+"""Times on other device counts, by the plain law that predicts best the rows left out of its fit.
+
+A series is the rows of one study, run, strategy and batch. Words: n devices on k nodes, g of them on each; t a step time, t_1
+that of one device at the same batch; m the steps of an epoch, 1/n of one device's where the devices share the samples at a fixed
+batch per device. The laws of a time T are
+
+- constant step: T = m t
+- a + b/n: T = a + b/n, at a fixed global batch Amdahl's law
+- ring: T = m (t_1 + c (g-1) + d 2(g-1)/g + e (k-1) + f 2(k-1)/k): compute, then the hops and the transfers of a ring all-reduce
+  within a node and between nodes (`bus_factor`); no coefficient is negative, and at a fixed global batch compute is t_1/n
+
+Two counts determine a + b/n and leave no row to judge it by: their band is the error of the constant step. Bands grow with the
+root of the distance in devices, from that of the largest counts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.epoch_times.epoch_time import EpochTime, at, layout, place
+from dpscope.analysis.epoch_times.table import EpochTable
+from dpscope.analysis.stats.left_out import BestLaw, Law, best_law
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit
+from dpscope.profiling.records.finding import grouped, listed
+from dpscope.profiling.records.strategies import traits_of
+
+FARTHEST = 8  # times the largest measured count: beyond it no number is given
+MISSED = 0.15  # error on the rows left out from which on no number is given
+_FEWER_STEPS = 1.2  # ratio of two rows' steps from which on they are not the same
+
+
+class Predicted(NamedTuple):
+    """A time that was not measured; without one `reason` states why. Its band is as wide as the error on the rows left out."""
+
+    study: str | None
+    run: str | None
+    strategy: str
+    batch_size: int | None
+    devices: int
+    nodes: int | None
+    value: float | None
+    low: float | None
+    high: float | None
+    unit: str  # s of an epoch, ms of a step
+    law: str | None
+    error_left_out: float | None  # relative
+    measured: tuple[int, ...]  # device counts
+    reason: str
+
+
+def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) -> list[Predicted]:
+    """Every series of a table on these devices and nodes; without nodes, on nodes as full as the table's fullest."""
+    timed = [row for row in table.rows if row.epoch_seconds is not None]
+    several = [row for row in timed if not traits_of(row.strategy).baseline]
+    series = grouped(((row.study, row.run, row.strategy, row.batch_size, row.batch_size_is), row) for row in several)
+    fullest = max((_place(row)[0] for row in timed if row.nodes), default=None)
+    found = []
+    for (study, run, _, batch_size, _), rows in series.items():
+        if all(row.devices > 1 for row in rows):
+            same = (study, run, batch_size)
+            alone = [row for row in timed if (row.study, row.run, row.batch_size) == same]
+            rows += [row for row in alone if traits_of(row.strategy).baseline]
+        for devices, nodes in layouts:
+            if nodes is None and fullest is not None:
+                nodes = -(-devices // fullest)
+            found.append(_predicted(table, rows[0]._replace(devices=devices, nodes=nodes), rows))
+    return found
+
+
+def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) -> Predicted:
+    batch_size = None if "batch_size" in table.absent_columns else target.batch_size
+    setting = target.study, target.run, target.strategy, batch_size, target.devices, target.nodes
+    unit, size = ("ms", 1e3) if table.of_steps else ("s", 1.0)
+    counts = tuple(sorted({row.devices for row in rows}))
+    reason = _not_comparable(target, rows)
+    best = None if reason else _best(target, rows)
+    if best is None:
+        reason = reason or "the rows do not determine a law without those that are left out: measure another count"
+    elif best.error > MISSED:
+        reason = f"the best law ({best.law}) misses the rows left out by {math.expm1(best.error):.0%}"
+    if best is None or reason:
+        return Predicted(*setting, None, None, None, unit, None, None, counts, reason)
+    half = best.within * _distance(counts, target.devices)
+    value, low, high = (_rounded(best.value * size * math.exp(side)) for side in (0.0, -half, half))
+    few = (
+        "two counts leave no row to judge the law: the band is the error of a constant step" if len(counts) == 2 else ""
+    )
+    return Predicted(*setting, value, low, high, unit, best.law, _rounded(math.expm1(best.error)), counts, few)
+
+
+def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
+    constant, line, ring = _laws(target, rows)
+    counts = np.array([row.devices for row in rows], dtype=float)
+    seconds = np.array([row.epoch_seconds for row in rows], dtype=float)
+    best = best_law((constant, line, ring), counts, seconds, target.devices)
+    if best is None or best.error > MISSED or len(set(counts)) > 2:
+        return best
+    through_both = line.at_target(seconds)
+    return None if through_both is None else replace(best, law=line.name, value=through_both)
+
+
+def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
+    """The predictions as a table, with the reason for each missing number."""
+    unit = predicted[0].unit if predicted else "s"
+    time = Unit(unit, 1.0, 4 if unit == "s" else 3)
+    several = len({(one.study, one.run) for one in predicted}) > 1
+    fields = [
+        *([Field("series", lambda one: place(one.study, one.run))] if several else []),
+        Field("by", "strategy"),
+        Field("batch", "batch_size", meaning="Samples as the table's batch_size"),
+        Field("N", lambda one: layout(one.devices, one.nodes), meaning="Devices; 4x2 for four nodes with two each"),
+        Field("predicted", "value", time, "The law's time of an epoch, or of a step in a table of steps"),
+        Field("low", "low", time, "Lower end of the band, which is as wide as the error on the rows left out"),
+        Field("high", "high", time, "Upper end of the band"),
+        Field("law", "law", meaning="The law with the smallest error on the rows left out"),
+        Field("error", "error_left_out", "share", "The law's error on rows that were left out of its fit"),
+        Field("from N", lambda one: listed(one.measured), meaning="The device counts measured"),
+    ]
+    notes = grouped((one.reason, one) for one in predicted if one.reason)
+    settings = {
+        reason: [f"{place(one.study, one.run)} " * several + at(one.batch_size, one.devices, one.nodes) for one in rows]
+        for reason, rows in notes.items()
+    }
+    texts = [f"{listed(of)}: {reason}." for reason, of in settings.items()]
+    return table_of("Times that were not measured", fields, predicted, texts)
+
+
+def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:
+    """Why the rows show nothing of the configuration; empty where they may."""
+    counts = {row.devices for row in rows}
+    if len(counts) < 2:
+        return "one device count shows no law: measure another at the same batch"
+    if target.devices > FARTHEST * max(counts):
+        return f"more than {FARTHEST} times the largest measured count ({max(counts)})"
+    spans = {(row.nodes or 1) > 1 for row in rows if row.devices > 1}
+    if target.devices > 1 and ((target.nodes or 1) > 1) not in spans:
+        return f"no row {'within one node' if True in spans else 'between nodes'} was measured: its cost is not known"
+    return ""
+
+
+def _distance(counts: Sequence[int], devices: int) -> float:
+    """The factor by which the band grows beyond the largest count: 1 as far from it as it is from the next one."""
+    farther = math.log(devices / counts[-1]) / math.log(counts[-1] / counts[-2])
+    return math.sqrt(max(1.0, farther))
+
+
+def _rounded(value: float) -> float:
+    """To 12 digits, so that what is exact apart from rounding is exact."""
+    return float(f"{value:.12g}") if abs(value) > 1e-12 else 0.0
+
+
+def _laws(target: EpochTime, rows: Sequence[EpochTime]) -> list[Law]:
+    """The laws of the module's text, for the rows and the configuration."""
+    samples = [row.epoch_samples / row.devices for row in rows if row.epoch_samples]
+    equal_steps = bool(samples) and max(samples) < _FEWER_STEPS * min(samples)
+    shared_steps = target.batch_size_is == "per_device" and not equal_steps
+    shared_batch = target.batch_size_is == "global"
+
+    def terms(row: EpochTime) -> tuple[list[float], list[float], list[float]]:
+        per_node, nodes = _place(row)
+        steps = 1 / row.devices if shared_steps else 1.0
+        compute = 1 / row.devices if shared_batch else 1.0
+        levels = [cost for n in (per_node, nodes) for cost in (n - 1, bus_factor("all_reduce", n) or 0.0)]
+        return [steps], [1.0, 1 / row.devices], [steps * cost for cost in (compute, *levels)]
+
+    measured = zip(*map(terms, rows), strict=True)
+    named = zip(("constant step", "a + b/n", "ring"), measured, terms(target), strict=True)
+    return [Law(name, np.array(own), np.array(other), name == "ring") for name, own, other in named]
+
+
+def _place(row: EpochTime) -> tuple[int, int]:
+    """Devices per node, and nodes."""
+    nodes = row.nodes or 1
+    return -(-row.devices // nodes), nodes
