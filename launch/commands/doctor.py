@@ -5,7 +5,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import requires
 from itertools import permutations
@@ -154,8 +154,17 @@ def _device_state() -> Check:
     if not any(map(state_is_known, states)):
         return Check("not applicable", "no GPU that NVML knows")
     if findings := device_findings(states):
-        return Check("warning", " ".join(finding.message for finding in findings), findings[0].next_step)
-    return Check("ok", "not throttled, not shared, uniform")
+        worst = next((finding for finding in findings if finding.severity == "error"), findings[0])
+        messages = " ".join(finding.message for finding in findings)
+        return Check("failed" if worst.severity == "error" else "warning", messages, worst.next_step)
+    throttled = _denied("throttled", [state.throttle_reasons for state in states])
+    shared = _denied("shared", [state.other_process_ids for state in states])
+    return Check("ok", f"{throttled}, {shared}, uniform")
+
+
+def _denied(what: str, answers: Sequence[object | None]) -> str:
+    """That no GPU is this, unless NVML did not answer for one."""
+    return f"unknown whether {what}" if None in answers else f"not {what}"
 
 
 def _links() -> Check:

@@ -98,7 +98,8 @@ def torch_device_states(
 def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None) -> tuple[DeviceState, ...]:
     """States of all GPUs that torch can use, by torch's index; if it can use none, of NVML's GPUs that the user left visible.
 
-    A GPU that NVML does not list (AMD's, or a MIG instance, whose whole GPU NVML lists) only has its name and UUID.
+    A GPU that NVML does not list (AMD's, or a MIG instance, whose whole GPU NVML lists) only has its name and UUID. Where a GPU
+    does not respond to NVML, an unlisted one is taken to be that GPU, and only has its index.
     """
     import torch
 
@@ -107,10 +108,13 @@ def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None
     named = {index: torch.cuda.get_device_properties(index) for index in range(count)}
     uuids = {index: str(getattr(one, "uuid", "")) for index, one in named.items()}
     known = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
-    return tuple(
-        known.get(index) or DeviceState(index=index, uuid=uuids[index] or None, name=one.name)
-        for index, one in named.items()
-    )
+    if None in gpu_handles(nvml):
+        unlisted = {index: DeviceState(index=index) for index in named}
+    else:
+        unlisted = {
+            index: DeviceState(index=index, uuid=uuids[index] or None, name=one.name) for index, one in named.items()
+        }
+    return tuple({**unlisted, **known}[index] for index in named)
 
 
 def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:

@@ -27,6 +27,7 @@ from tests.virtual_gpu.stubs import LIBRARIES, NVML
 _DESCRIPTION = "VGPU_NODE"  # the environment variable that names the file
 NOTHING: Mapping[str, str] = MappingProxyType({})
 LIGHT_TORCHRUN = MappingProxyType({"DPSCOPE_TEST_LIGHT_TORCHRUN": "1"})
+_LOADING = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +205,8 @@ class PlantedNode:
     ) -> str:
         """A command of dpscope, whose jobs run by torchrun or without (tests/helpers/light_torchrun.py)."""
         command = ("-m", "dpscope.launch.cli", *arguments)
-        started_by = NOTHING if torchrun else LIGHT_TORCHRUN
+        server = fork_server.server(*((name, self.changes[name]) for name in _LOADING))
+        started_by = {fork_server.VARIABLE: server, **(NOTHING if torchrun else LIGHT_TORCHRUN)}
         return self.run(*command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status)
 
     def ranks(self, count: int, module: str, *arguments: str) -> str:
@@ -229,10 +231,9 @@ def planted(node: Node, libraries: Path, folder: Path) -> Iterator[PlantedNode]:
         hide_nvml_functions(libraries, node.nvml.missing, older)
         search.insert(0, str(older))
     # torch's own paths to these libraries come before LD_LIBRARY_PATH, but not before what is loaded already.
-    loaded = {
-        "LD_LIBRARY_PATH": os.pathsep.join([*search, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
-        "LD_PRELOAD": " ".join(library.soname for library in (*LIBRARIES, NVML)),
-    }
+    paths = os.pathsep.join([*search, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    names = " ".join(library.soname for library in (*LIBRARIES, NVML))
+    loaded = dict(zip(_LOADING, (paths, names), strict=True))
     changes = {**loaded, "OMP_NUM_THREADS": "1", _DESCRIPTION: str(description)}
     if not node.nvml.missing:  # one server for all nodes: it reads no description before it forks
         changes[fork_server.VARIABLE] = fork_server.server(*loaded.items())

@@ -196,6 +196,14 @@ def test_a_gpu_off_the_bus_is_a_finding() -> None:
     assert device_findings([warm]) == []
 
 
+def test_a_gpu_that_torch_lists_and_nvml_lost_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its UUID cannot be asked for: it is the one whose UUID no responding GPU has."""
+    gpus = [SimpleNamespace(name="NVIDIA A100", uuid=uuid) for uuid in ("bbbb", "6f1c")]
+    there, lost = on_gpus(monkeypatch, TwoGpuNvml(lost=(0,)), *gpus).accelerators
+    assert (there.index, there.uuid, lost) == (0, "GPU-bbbb", DeviceState(index=1))
+    assert "device_lost" in [finding.code for finding in device_findings([there, lost])]
+
+
 def test_gpus_of_unknown_state_are_a_finding() -> None:
     here = collect_environment(None, on_gpus=False)
     assert found_codes(here, 1) == ["device_state_unknown"]

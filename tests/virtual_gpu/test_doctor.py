@@ -1,0 +1,69 @@
+"""`dpscope doctor` on nodes whose state is planted: what it finds, and that one failure hides no other."""
+
+from dataclasses import dataclass
+
+from tests.virtual_gpu.conftest import Plant
+from tests.virtual_gpu.node import Device, Fault, Links, Node, Nvml, PlantedNode
+
+NO_KERNEL_IMAGE, UNAVAILABLE = 209, 46  # of CUDA
+BORDER = "│"
+
+
+@dataclass
+class Check:
+    status: str = ""
+    found: str = ""
+    next_step: str = ""
+
+
+def doctor(node: PlantedNode, status: int = 0) -> dict[str, Check]:
+    """The printed table, whose cells may span lines."""
+    checks: dict[str, Check] = {}
+    check = Check()
+    for line in node.dpscope("doctor", status=status).splitlines():
+        if not line.startswith(BORDER):
+            continue
+        name, *cells = (cell.strip() for cell in line.strip(BORDER).split(BORDER))
+        if name:
+            check = checks[name] = Check()
+        for field, cell in zip(("status", "found", "next_step"), cells, strict=True):
+            setattr(check, field, f"{getattr(check, field)} {cell}".strip())
+    return checks
+
+
+def test_a_healthy_node(plant: Plant) -> None:
+    checks = doctor(plant(Node(devices=(Device(),) * 2)))
+    assert {check.status for check in checks.values()} == {"ok"}
+    assert checks["devices"].found == "2 GPUs: dpscope virtual GPU"
+    assert checks["device state"].found == "not throttled, not shared, uniform"
+    assert checks["links"].found.startswith("12 NVLinks")
+    assert checks["all-reduce"].found == "4 MB over 2 GPUs by ProcessGroupNCCL"
+    assert checks["peer access"].found == "all 2 ordered pairs"
+
+
+def test_a_node_without_peer_access_under_an_older_driver(plant: Plant) -> None:
+    """Its NVML does not know which processes use a device."""
+    older = Nvml(missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
+    checks = doctor(plant(Node(devices=(Device(),) * 2, links=Links(kind="pcie", peer=False), nvml=older)))
+    assert checks["device state"].found == "not throttled, unknown whether shared, uniform"
+    assert checks["links"].found.startswith("0 NVLinks")
+    assert checks["peer access"].status == "warning"
+    assert checks["peer access"].found.startswith("2 of 2 ordered pairs have none")
+    assert checks["all-reduce"].status == "ok"
+
+
+def test_a_device_without_kernels(plant: Plant) -> None:
+    broken = Fault(kind="launch", device=1, error=NO_KERNEL_IMAGE)
+    checks = doctor(plant(Node(devices=(Device(),) * 2, faults=(broken,))), status=1)
+    assert [name for name, check in checks.items() if check.status == "failed"] == ["all-reduce"]
+    assert "rank 1: " in checks["all-reduce"].found
+    assert "no kernel image is available" in checks["all-reduce"].found
+
+
+def test_a_lost_device(plant: Plant) -> None:
+    lost = Fault(kind="lost", device=1, error=UNAVAILABLE)
+    checks = doctor(plant(Node(devices=(Device(),) * 2, faults=(lost,))), status=1)
+    failed = [name for name, check in checks.items() if check.status == "failed"]
+    assert failed == ["device state", "all-reduce"]
+    assert checks["device state"].found.startswith("GPU 1 does not answer its driver")
+    assert "rank 1: " in checks["all-reduce"].found
