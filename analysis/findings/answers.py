@@ -228,12 +228,12 @@ def _ring(row: CellRow, data: "CellData") -> str:
         most = int(data.tables.collectives["concurrent"].max(initial=1)) + 1
         count = {2: "two", 3: "three", 4: "four"}.get(most, str(most))
         why = f" because {'up to ' * (most > 2)}{count} all-reduces were in flight at once"
-    elif row.hidden_us is not None and row.hidden_us >= _MOST * transfer:
-        why = " because compute ran at the same time"
     elif of_link:
         why = ": a specification does not include latency and protocol overhead"
     elif fitted is not None and fitted - ring >= _MOST * (transfer - ring):
         why = f": the formula leaves out latency, with which the calibration gives {show_time(fitted)}"
+    elif row.hidden_us is not None and row.hidden_us >= _MOST * transfer:
+        why = " because compute ran at the same time"
     elif fitted is not None:
         why = f". With latency the calibration gives {show_time(fitted)}; the traces do not show what takes the rest"
     return f"{result}; the transfers took {show_time(transfer)}{why}."

@@ -95,5 +95,15 @@ def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
     assert unknown.endswith("the transfers took 79.6 ms.")
 
 
+def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> None:
+    """All of the 79.6 ms lie under compute: only what neither a specification's nor the formula's gaps explain is compute's."""
+    hidden = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3, "hidden_us": 79.6e3}
+    assert "compute ran" not in text(**hidden, predicted_transfer_us=60.6e3)
+    assert "compute ran" not in text(**hidden, ring_source="specification")
+    assert text(**hidden, predicted_transfer_us=60.5e3).endswith(
+        "the transfers took 79.6 ms because compute ran at the same time."
+    )
+
+
 def test_what_is_missing_has_its_reason() -> None:
     assert text(ring_us=None).endswith("The ring formula gives no value: no link is known.")
