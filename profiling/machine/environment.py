@@ -21,7 +21,8 @@ from dpscope.profiling.machine.host_memory import total_host_bytes
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
 from dpscope.profiling.machine.interfaces import LOOPBACK_INTERFACE
 from dpscope.profiling.machine.nvml import bare_uuid, driver_version, gpu_handles, query
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Commit, DeviceState, Environment
 
@@ -31,6 +32,7 @@ _SETTING_PREFIXES = (
 )
 ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"  # 0 or 1: which of its two NCCL engines torch registers, if it has both
 _POWER_CAP = "sw_power_cap"
+_LISTED_PAIRS = 3  # of GPUs, in a finding
 _SLOWER_CLOCK = 0.95  # of the fastest GPU's clock: below this share, a power limit makes a GPU slower than the others
 
 _GIT_TIMEOUT_S = 10.0  # a large checkout on a slow disk; then the commit is unknown
@@ -267,11 +269,40 @@ def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], dev
     """Findings about conditions of this machine's first `devices` GPUs that distort times, or are unknown; none on the CPU."""
     states = environment.accelerators[:devices]
     findings = device_findings(states)
+    if environment.interconnect is not None:
+        findings += _pair_findings(environment.interconnect, devices)
     if kind == "cuda" and not any(map(state_is_known, states)):
         unknown = "slowed down or shared" if states else "slowed down, shared or unlike each other"
         message = f"NVML reports nothing about the GPUs in use: whether they are {unknown} is not known."
         return [PlanCode.DEVICE_STATE_UNKNOWN.finding(message), *findings]
     return findings
+
+
+def _pair_findings(links: Interconnect, devices: int) -> list[Finding]:
+    """Findings about pairs of the first `devices` GPUs that exchange data more slowly than other pairs do."""
+    places = {link.index: link.torch_index for link in links.devices}
+    pairs = {}
+    for pair in links.pairs:
+        first, second = (places.get(index) for index in (pair.first, pair.second))
+        if first is not None and second is not None and max(first, second) < devices:
+            pairs[min(first, second), max(first, second)] = pair
+    blocked = [gpus for gpus, pair in pairs.items() if pair.peer_access is False]
+    slow = [gpus for gpus, pair in pairs.items() if not (pair.direct_nvlinks or pair.through_nvswitch)]
+    findings = []
+    if blocked:
+        through_host = f"No peer access between {_listed_pairs(blocked)}: what they exchange goes through host memory."
+        findings.append(PlanCode.NO_PEER_ACCESS.finding(through_host))
+    if 0 < len(slow) < len(pairs):
+        no_nvlink = f"No NVLink between {_listed_pairs(slow)}, unlike the other pairs: a ring over it takes its rate."
+        findings.append(PlanCode.MIXED_NVLINKS.finding(no_nvlink))
+    return findings
+
+
+def _listed_pairs(pairs: Sequence[tuple[int, int]]) -> str:
+    """``GPUs 0 and 2, 1 and 2``; of many pairs the first."""
+    listed = ", ".join(f"{first} and {second}" for first, second in pairs[:_LISTED_PAIRS])
+    more = len(pairs) - _LISTED_PAIRS
+    return f"GPUs {listed}" + (f" and {counted(more, 'more pair')}" if more > 0 else "")
 
 
 def state_is_known(state: DeviceState) -> bool:
@@ -304,10 +335,15 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
         ("pcie_width", PlanCode.MIXED_LINKS, "PCIe link widths differ"),
         ("active_nvlinks", PlanCode.MIXED_NVLINKS, "Numbers of active NVLinks differ"),
     ):
-        values = {state.index: getattr(state, field) for state in states}.values()
-        counts = Counter(value for value in values if value is not None)
+        values = {state.index: getattr(state, field) for state in states}
+        counts = Counter(value for value in values.values() if value is not None)
         if len(counts) > 1:
-            listed = ", ".join(f"{count} x {value}" for value, count in counts.most_common())
+            (usual, count), *others = counts.most_common()
+            unlike = (
+                f"{number} x {value} (GPU {', '.join(str(index) for index, own in values.items() if own == value)})"
+                for value, number in others
+            )
+            listed = ", ".join([f"{count} x {usual}", *unlike])
             findings.append(code.finding(f"{title} ({listed}): every synchronous step waits for the slowest device."))
     return findings
 

@@ -36,9 +36,11 @@ class PlanCode(FindingCode):
         -> Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES."""
     MIXED_LINKS = """warning: The GPUs' PCIe links have different widths: every synchronous step waits for the slowest device.
         -> Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES."""
-    MIXED_NVLINKS = """warning: The GPUs have different numbers of active NVLinks: every synchronous step waits for the slowest
-        device.
+    MIXED_NVLINKS = """warning: The GPUs have different numbers of active NVLinks, or only some pairs are connected by NVLink:
+        every synchronous step waits for the slowest.
         -> Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES."""
+    NO_PEER_ACCESS = """info: Some GPUs cannot access each other's memory: what they exchange goes through host memory.
+        -> Check the IOMMU/ACS settings and the topology (nvidia-smi topo -p2p r); some GPUs have no peer access at all."""
     DEVICE_THROTTLED = """warning: Heat or a power limit slows a GPU down, so its times are those of a slower device.
         -> Let it cool or raise its power limit, and measure again."""
     BF16_EMULATED = """warning: The devices emulate bf16 (GPUs of compute capability below 8.0, such as V100 and T4; x86 CPUs

@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
+from dpscope.profiling.records.links import DeviceLinks, Interconnect, PairLink
 from dpscope.profiling.records.run import Commit, DeviceState, Environment
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml, TwoGpuNvml
@@ -76,7 +78,7 @@ def test_findings_of_unfair_devices() -> None:
     )
     found = {finding.code: finding.message for finding in device_findings(device_states(nvml, (12,)))}
     assert set(found) == {"device_throttled", "device_shared", "mixed_devices", "mixed_links", "mixed_nvlinks"}
-    assert "1 x 12, 1 x 11" in found["mixed_nvlinks"]
+    assert "1 x 12, 1 x 11 (GPU 1)" in found["mixed_nvlinks"]
     assert "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C" in found["device_throttled"]
     assert "GPU 0 is shared with other processes (11)" in found["device_shared"]
     assert "1 x 16, 1 x 8" in found["mixed_links"]
@@ -132,6 +134,39 @@ def on_gpus(patch: pytest.MonkeyPatch, nvml: TwoGpuNvml | None, *devices: Simple
     patch.setattr(torch.cuda, "device_count", lambda: len(devices))
     patch.setattr(torch.cuda, "get_device_properties", lambda index: devices[index])
     return collect_environment(nvml, on_gpus=True)
+
+
+def linked(*fast: tuple[int, int], blocked: tuple[tuple[int, int], ...] = ()) -> Interconnect:
+    """Four GPUs, numbered by torch in reverse, with NVLinks and blocked peer access between these pairs of NVML's."""
+    devices = tuple(DeviceLinks(index=index, torch_index=3 - index) for index in range(4))
+    pairs = (
+        PairLink(
+            first, second, direct_nvlinks=2 * ((first, second) in fast), peer_access=(first, second) not in blocked
+        )
+        for first, second in combinations(range(4), 2)
+    )
+    return Interconnect(devices=devices, pairs=tuple(pairs))
+
+
+def test_pairs_of_gpus_unlike_the_others_are_named() -> None:
+    here = collect_environment(None, on_gpus=False)
+    states = tuple(DeviceState(index=index, name="GPU") for index in range(4))
+
+    def found(links: Interconnect, devices: int = 4) -> dict[str, str]:
+        environment = msgspec.structs.replace(here, accelerators=states, interconnect=links)
+        findings = machine_findings(environment, "cpu", devices)
+        return {finding.code: finding.message for finding in findings}
+
+    every = tuple(combinations(range(4), 2))
+    assert found(linked(*every)) == found(linked()) == {}
+    one_slow = linked(*every[1:], blocked=((0, 1),))
+    assert {code: message.partition(":")[0] for code, message in found(one_slow).items()} == {
+        "no_peer_access": "No peer access between GPUs 2 and 3",
+        "mixed_nvlinks": "No NVLink between GPUs 2 and 3, unlike the other pairs",
+    }
+    assert found(one_slow, devices=2) == {}  # torch's first two are other GPUs
+    many = found(linked(blocked=every))["no_peer_access"]
+    assert many.startswith("No peer access between GPUs 2 and 3, 1 and 3, 0 and 3 and 3 more pairs:")
 
 
 def test_a_mig_instance_is_recorded_as_torch_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
