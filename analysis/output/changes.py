@@ -1,15 +1,13 @@
-"""What `dpscope compare` prints of two runs or a series of them, and its exit status: a gate that cannot judge does not pass.
+"""What `dpscope compare` prints of two runs, and its exit status: a gate that cannot judge does not pass.
 
-Programs get JSON, a summary for GitHub's job pages, or JUnit XML; verdicts come first.
+Programs get JSON or a summary for GitHub's job pages; verdicts come first.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Literal
-from xml.etree import ElementTree
 
 import msgspec
 from rich.console import Console
@@ -35,23 +33,19 @@ from dpscope.analysis.runs.compare import (
     verdict_table,
 )
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
-from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.text.terminal import Trimmed, folded, print_findings, print_table, print_tables, progress
-from dpscope.analysis.text.text_table import Field, OutputFormat, TextTable, finding_line, in_markdown, render, table_of
-from dpscope.analysis.text.units import NA
+from dpscope.analysis.text.text_table import OutputFormat, finding_line, in_markdown, render
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.tables import difference_table
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import SHORT_HASH_DIGITS, Commit
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.shown_text import complain, write_out
 from dpscope.profiling.store.training_folders import holds_epochs
 
-HistoryOrder = Literal["time", "commit"]
-ChangeFormat = OutputFormat | Literal["github", "junit"]
+ChangeFormat = OutputFormat | Literal["github"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, NotComparableError.exit_status
 STATUS_WORDS = {NO_REGRESSION: "no regression", REGRESSION: "regression", NOT_COMPARABLE: "cannot be judged"}
 DEFAULT_SHARE = 0.05  # --fail-over
@@ -61,21 +55,19 @@ DEFAULT_SHARE = 0.05  # --fail-over
 class Judgement:
     """What was found of two runs: `worse` are the regressions among the changes, `status` is the command's exit status.
 
-    `history` is the table of all runs where more than two were named, of which the last two are judged. `after` is the verdict on
-    the later run by itself, `uses` are rates and shares of peaks.
+    `after` is the verdict on the later run by itself, `uses` are rates and shares of peaks.
     """
 
     changes: Sequence[Change]
     worse: Sequence[Change]
     findings: Sequence[Finding]
     status: int
-    history: TextTable | None = None
     after: Verdict | None = None
     uses: Sequence[UseChange] = ()
 
 
 def _json(found: Judgement) -> str:
-    """`status` and its words, `regressions` (cells), every change with ratio, interval and verdict, findings, history."""
+    """`status` and its words, `regressions` (cells), every change with ratio, interval and verdict, findings."""
     content: dict[str, object] = {
         "status": found.status,
         "verdict": STATUS_WORDS[found.status],
@@ -95,8 +87,6 @@ def _json(found: Judgement) -> str:
     }
     if found.after is not None:
         content["after"] = found.after.record()
-    if found.history is not None:
-        content["history"] = [dict(zip(found.history.headings, row, strict=True)) for row in found.history.rows]
     return json.dumps(content, indent=2)
 
 
@@ -106,7 +96,6 @@ def _github(found: Judgement) -> str:
     parts += map(finding_line, found.findings)
     if found.after is not None:
         parts += ["\n**After**\n", *map(in_markdown, _answers(found.after, "- **", "**: ")), ""]
-    parts += [render(found.history, "markdown")] if found.history is not None else []
     every = render(change_table(found.changes), "markdown")
     if (use := use_table(found.uses)) is not None:
         every += f"\n{render(use, 'markdown')}"
@@ -114,39 +103,7 @@ def _github(found: Judgement) -> str:
     return "\n".join(parts)
 
 
-def _junit(found: Judgement) -> str:
-    """JUnit XML: a test case per cell's step, failed where it regressed, skipped where it cannot be judged."""
-    steps = [change for change in found.changes if change.quantity in JUDGED]
-    cases: list[tuple[str, str, str]] = []  # name, outcome (empty: passed) and its message
-    for change in steps:
-        name, ratio = f"{change.cell} {change.quantity}", change.ratio
-        if change in found.worse:
-            interval = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"
-            cases.append((name, "failure", f"{change.quantity} took {ratio.value:.3f} times as long ({interval})"))
-        else:
-            cases.append((name, "skipped" if change.not_judged else "", change.not_judged))
-    if found.status == NOT_COMPARABLE:
-        reasons = "; ".join(one.message for one in found.findings) or STATUS_WORDS[NOT_COMPARABLE]
-        cases.append(("comparable", "error", reasons))
-    counts = {
-        "tests": len(cases),
-        "failures": len(found.worse),
-        "skipped": sum(bool(change.not_judged) for change in steps),
-        "errors": int(found.status == NOT_COMPARABLE),
-    }
-    named = {name: str(count) for name, count in counts.items()}
-    suite = ElementTree.Element("testsuite", {"name": "dpscope compare", **named})
-    for name, outcome, message in cases:
-        tested = ElementTree.SubElement(suite, "testcase", classname="dpscope", name=name)
-        if outcome:
-            ElementTree.SubElement(tested, outcome, message=message)
-    if found.after is not None:
-        ElementTree.SubElement(suite, "system-out").text = "\n".join(_answers(found.after, "", ": "))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-
-
-_PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github, "junit": _junit}
+_PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github}
 
 
 def _answers(verdict: Verdict, before: str, between: str) -> list[str]:
@@ -155,14 +112,9 @@ def _answers(verdict: Verdict, before: str, between: str) -> list[str]:
 
 
 def print_comparison(
-    paths: Sequence[Path],
-    share: float | None,
-    output_format: ChangeFormat,
-    console: Console,
-    force: bool = False,
-    by: HistoryOrder = "time",
+    earlier: Path, later: Path, share: float | None, output_format: ChangeFormat, console: Console, force: bool = False
 ) -> int:
-    """Two runs side by side, or three and more in order, of which the last is judged against the one before; the exit status.
+    """Two runs side by side; the exit status.
 
     0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be judged, as
     settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; the reason goes to
@@ -170,26 +122,21 @@ def print_comparison(
 
     Raises DpscopeError for other models, NotComparableError where nothing is common.
     """
-    if len(paths) == 2 and all(holds_epochs(path) and not is_run_folder(path) for path in paths):
+    if all(holds_epochs(path) and not is_run_folder(path) for path in (earlier, later)):
         alone = "measured steps, and these folders hold trainings alone; omit it"
         if share is not None:
             raise DpscopeError(f"--fail-over judges {alone}")
         if output_format in _PRINTERS:
             raise DpscopeError(f"--format {output_format} shows {alone}")
-        return _compare_learning(paths[0], paths[1], output_format, console, force)
-    runs, history = [_load(path) for path in paths], None
-    if len(runs) > 2:
-        runs = in_order(runs, by)
-        history = history_table(runs, by)
-    *_, before, after = runs
+        return _compare_learning(earlier, later, output_format, console, force)
+    before, after = _load(earlier), _load(later)
     if (before.recorded is None) != (after.recorded is None):
         raise NotComparableError(
             f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
             "name two runs, or the traces of two jobs"
         )
-    for run in runs[1:]:
-        if (one := runs[0].recorded) is not None and (other := run.recorded) is not None:
-            _check_models(runs[0].path, run.path, one.config.workload, other.config.workload, force)
+    if before.recorded is not None and after.recorded is not None:
+        _check_models(earlier, later, before.recorded.config.workload, after.recorded.config.workload, force)
     share = DEFAULT_SHARE if share is None else share
     with progress(f"Comparing {before.path} with {after.path}"):
         changes = mark_unseen(compare_runs(before, after), share)
@@ -198,7 +145,7 @@ def print_comparison(
     unjudged = [*lost_findings(before, after), *undecided_findings(changes)]
     status = REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
     status = NOT_COMPARABLE if differ and not force else status
-    found = Judgement(changes, worse, [*differ, *unjudged], status, history, uses=use_changes(before, after))
+    found = Judgement(changes, worse, [*differ, *unjudged], status, uses=use_changes(before, after))
     if (for_programs := _PRINTERS.get(output_format)) is not None:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
@@ -234,8 +181,8 @@ def _print_judgement(found: Judgement, share: float, output_format: ChangeFormat
         if detection := detection_text(found.changes):
             console.print(detection, highlight=False, soft_wrap=True)
         print_table(console, verdict_table(found.changes))
-    shown = (found.history, change_table(found.changes), use_table(found.uses))
-    print_tables([table for table in shown if table is not None], output_format, console)
+    tables = (change_table(found.changes), use_table(found.uses))
+    print_tables([table for table in tables if table is not None], output_format, console)
 
 
 def _verdict(found: Judgement, share: float) -> str:
@@ -286,56 +233,3 @@ def _tell(findings: Sequence[Finding], output_format: ChangeFormat, console: Con
         complain(f"{finding.message}; {finding.next_step}")
     if output_format == "table":
         print_findings(console, findings)
-
-
-_ORDERS: dict[HistoryOrder, str] = {
-    "time": "in the order in which the runs were started",
-    "commit": "in the order in which the commits were made; runs of one commit by when they were started",
-}
-
-
-def in_order(runs: Sequence[RunData], by: HistoryOrder = "time") -> list[RunData]:
-    """By the time at which they started, or of the commit whose code they measured.
-
-    Raises NotComparableError for traces, which record neither, and with `by` commit for runs without one.
-    """
-    for run in runs:
-        if run.recorded is None:
-            raise NotComparableError(
-                f"{run.path} holds traces alone, which do not record when they were made; name runs"
-            )
-        if by == "commit" and _commit(run) is None:
-            raise NotComparableError(
-                f"{run.path}: its manifest holds no commit: it was measured outside a git checkout, or by an older dpscope; "
-                "omit --by commit"
-            )
-    begun = sorted(runs, key=lambda run: datetime.fromisoformat(run.manifest.created_at))
-    if by == "time":
-        return begun
-    commits = {
-        id(run): datetime.fromisoformat(commit.committed_at) for run in runs if (commit := _commit(run)) is not None
-    }
-    return sorted(begun, key=lambda run: commits[id(run)])
-
-
-def history_table(runs: Sequence[RunData], by: HistoryOrder = "time") -> TextTable:
-    """A row per run and a column per cell, medians of untraced steps; NA where a run did not measure the cell."""
-    rows: list[dict[str, object]] = []
-    cells = dict.fromkeys(data.cell.name for run in runs for data in run.measured)
-    for run in runs:
-        commit = _commit(run)
-        shown = NA if commit is None else commit.name[:SHORT_HASH_DIGITS] + "+" * commit.changed
-        begun = {"run": run.path.name, "begun": run.manifest.created_at[:16], "commit": shown}
-        steps_us = {one.cell.name: pooled_median(one.step_samples()) for one in run.measured}
-        rows.append({**dict.fromkeys(cells), **steps_us, **begun})
-    notes = [_ORDERS[by]]
-    if any("+" in str(row["commit"]) for row in rows):
-        notes.append("+: tracked files differed from the commit when the run was started")
-    if NA in [row["commit"] for row in rows]:
-        notes.append(f"commit {NA}: measured outside a git checkout, or by an older version of dpscope")
-    steps = (Field(cell, cell, "time") for cell in cells)
-    return table_of(f"Steps by {by}", [*(Field(one, one) for one in ("run", "begun", "commit")), *steps], rows, notes)
-
-
-def _commit(run: RunData) -> Commit | None:
-    return run.manifest.environment.commit

@@ -207,7 +207,7 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
 def compared(before: Path, after: Path) -> tuple[int, str, str]:
     """The status, the text, and the line of the traced step."""
     console = Console(file=StringIO(), width=200)
-    status = print_comparison([before, after], None, "table", console)
+    status = print_comparison(before, after, None, "table", console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
     return status, " ".join(shown.split()), line

@@ -242,14 +242,14 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
     assert change.points == pytest.approx(-1.0)
     assert (change.verdict, change.speedup.value) == ("below", 2.0)
     console = Console(file=io.StringIO(), width=200)
-    assert print_comparison([tmp_path / "off", tmp_path / "bf16"], None, "table", console) == 0
+    assert print_comparison(tmp_path / "off", tmp_path / "bf16", None, "table", console) == 0
     with pytest.raises(DpscopeError, match="--fail-over judges measured steps, and these folders hold trainings alone"):
-        print_comparison([tmp_path / "off", tmp_path / "bf16"], 0.05, "table", console)
+        print_comparison(tmp_path / "off", tmp_path / "bf16", 0.05, "table", console)
     assert isinstance(console.file, io.StringIO)
     assert "-1.00" in console.file.getvalue()
     write_train_json(tmp_path / "other", plain_epochs("single", 1, 0, [90.0], [1.0]))
     with pytest.raises(NotComparableError, match="no cell alike") as raised:
-        print_comparison([tmp_path / "off", tmp_path / "other"], None, "table", console)
+        print_comparison(tmp_path / "off", tmp_path / "other", None, "table", console)
     assert raised.value.exit_status == 3
 
 

@@ -62,7 +62,6 @@ SITUATIONS = {
     "whatif RUN": "--base-devices 2 --base-batch-size 8 --gradient-bytes 8",
     "bundle RUN --list": "--output b.zip",
     "compare TRAINED EARLIER": "--fail-over 5%",
-    "compare RUN EARLIER": "--by commit",
     "tensorboard TRAINED": "--link 10GB/s",
     "tensorboard RUN": "--out x",
     "attach --quiet": "--verbose",
