@@ -1,11 +1,8 @@
-"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns whether it passed.
-
-What makes a report is imported where one is made: a report that is current is printed as it was kept.
-"""
+"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns whether it passed."""
 
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.report.stamp import PrintedReport, current_report, data_digest
+from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport
 from dpscope.analysis.text.terminal import (
     Terminal,
     Trimmed,
@@ -48,8 +45,7 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 class Targets:
     """What the user states of a run or of traces and judges them against; None: the value stated when a run was measured.
 
-    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes. What a
-    report is made from is in the record's text, which its stamp holds; the rest is not.
+    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes.
     """
 
     link: LinkRate | None = None
@@ -59,10 +55,10 @@ class Targets:
     accuracy: float | None = None  # percent
     nccl_logs: tuple[Path, ...] = ()  # of one of the run's jobs
     flops: StatedFlops | None = None  # of cells that did not count them
-    figure_formats: Sequence[str] | None = field(default=None, repr=False)  # as in `write_report`
-    open_page: bool = field(default=False, repr=False)  # in the user's browser
-    topology: Path | None = field(default=None, repr=False)  # of traces: a file of hosts and their switches
-    hide_hosts: bool = field(default=False, repr=False)  # of traces: numbers replace host names in all output
+    figure_formats: Sequence[str] = DEFAULT_FORMATS  # as in `write_report`
+    open_page: bool = False  # in the user's browser
+    topology: Path | None = None  # of traces: a file of hosts and their switches
+    hide_hosts: bool = False  # of traces: numbers replace host names in all output
 
     @property
     def modelled(self) -> bool:
@@ -118,51 +114,33 @@ def check_flops(run: "RunData") -> None:
 def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
     """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
 
-    The report is made only if the one that stands there was made from something else. In a run folder that may only be read it
-    is printed without a page.
+    In a run folder that may only be read the report is printed without a page.
     """
     if not is_run_folder(path):
         from dpscope.analysis.report.training_report import show_training
 
         return show_training(path, targets.accuracy, console, targets.figure_formats, targets.open_page)
-    made_from = data_digest(path, _asked(targets))
+    from dpscope.analysis.report.build import write_report
+
+    report = report_of(path, targets)
     folder = targets.report or RunFolder(path).report_path
     page: Path | None = folder / "report.html"
-    if (printed := current_report(folder, made_from, targets.figure_formats)) is None:
-        from dpscope.analysis.report.build import write_report
-
-        report = report_of(path, targets)
-        printed = report.printed
-        try:
-            with progress("Writing the report"):
-                write_report(report, targets.figure_formats, made_from, folder)
-        except OSError as error:
-            if targets.report is not None or detail == "path" or targets.open_page or error.errno not in _READ_ONLY:
-                raise
-            page = None
+    try:
+        with progress("Writing the report"):
+            write_report(report, targets.figure_formats, folder)
+    except OSError as error:
+        if targets.report is not None or detail == "path" or targets.open_page or error.errno not in _READ_ONLY:
+            raise
+        page = None
     if detail == "path":
         console.print(str(page), highlight=False, soft_wrap=True)
     elif detail == "summary":
-        print_summary(console, printed, page)
+        print_summary(console, report.printed, page)
     else:
-        _print_everything(console, printed, page)
+        _print_everything(console, report.printed, page)
     if targets.open_page and page is not None:
         open_in_browser(page)
-    return printed.sound
-
-
-def _asked(targets: Targets) -> str:
-    """All that a report depends on in addition to the run: a calibration from elsewhere and NCCL's logs by their content."""
-    content = [repr(targets)]
-    if targets.calibration is not None:
-        from dpscope.analysis.costs.calibration_files import costs_at
-
-        content.append(str(costs_at(targets.calibration)))
-    if targets.nccl_logs:
-        from dpscope.analysis.costs.nccl_choices import read_logs
-
-        content.append(str(read_logs(targets.nccl_logs)))
-    return " ".join(content)
+    return report.printed.sound
 
 
 def _print_everything(console: Console, report: PrintedReport, page: Path | None) -> None:

@@ -18,11 +18,11 @@ from dpscope.analysis.findings.run_findings import beyond_tables, conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import comparison_tables as compared
 from dpscope.analysis.report import page as pages
+from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport, write_with_figures
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
 from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
 from dpscope.analysis.report.setting import environment_facts, setting_of
-from dpscope.analysis.report.stamp import PrintedReport, replace_stamp, write_with_figures
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
@@ -136,17 +136,13 @@ def _what_if(run: RunData, sources: CostSources) -> "RunAnswer | None":
     return chapter_of(run, sources)
 
 
-def write_report(
-    report: Report, figure_formats: Sequence[str] | None = None, made_from: str = "", folder: Path | None = None
-) -> Path:
+def write_report(report: Report, figure_formats: Sequence[str] = DEFAULT_FORMATS, folder: Path | None = None) -> Path:
     """Write the report into `folder` (default: the run's report folder; traces have none); returns the page's path.
 
-    `figure_formats` ("png", "svg", "pdf") are the formats of the files in figures/; the page embeds its figures. None keeps the
-    formats of an existing report, and means PNG for a new one. `made_from` is `data_digest` before the run was loaded, by
-    which the report is later recognised as current.
+    `figure_formats` ("png", "svg", "pdf") are the formats of the files in figures/; the page embeds its figures.
     """
     folder = folder or report.run.folder.report_path
-    written = write_with_figures(
+    write_with_figures(
         folder,
         report.figures,
         figure_formats,
@@ -156,7 +152,6 @@ def write_report(
             "report.html": pages.render_page(make_page(report, svg)),
         },
     )
-    replace_stamp(folder, made_from, *written, report.printed)
     return folder / "report.html"
 
 

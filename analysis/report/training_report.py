@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpscope.analysis.report.files import DEFAULT_FORMATS, write_with_figures
 from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
-from dpscope.analysis.report.stamp import current_stamp, data_digest, replace_stamp, write_with_figures
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import in_markdown, render, render_findings
 from dpscope.analysis.text.units import NA
@@ -25,23 +25,20 @@ def show_training(
     folder: Path,
     target_accuracy: float | None,
     console: Console,
-    figure_formats: Sequence[str] | None = None,
+    figure_formats: Sequence[str] = DEFAULT_FORMATS,
     open_page: bool = False,
 ) -> bool:
-    """Print a run folder's trainings and write their files unless they are current; False if a finding is an error.
+    """Print a run folder's trainings and write their files; False if a finding is an error.
 
     See `write_training` for the files.
     """
-    made_from = data_digest(folder, f"trainings {target_accuracy}")
     data = load_training(folder, target_accuracy)
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
     print_missing(console, [reason for table in shown for reason in table.missing])
     print_findings(console, findings := training_findings(data))
-    path = _page_of(data)
-    if is_run_folder(folder) or current_stamp(path.parent, made_from, figure_formats) is None:
-        write_training(data, figure_formats, made_from)
+    path = write_training(data, figure_formats)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     if open_page:
         open_in_browser(path)
@@ -65,11 +62,11 @@ def _sound(findings: Sequence[Finding]) -> bool:
     return not any(finding.severity == "error" for finding in findings)
 
 
-def write_training(data: TrainingData, figure_formats: Sequence[str] | None = None, made_from: str = "") -> Path:
+def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_FORMATS) -> Path:
     """Write training.md, training.csv, the curves and the page; returns the path of the page.
 
-    `figure_formats` are as in `write_report`; `made_from` is `data_digest` before the trainings were loaded. In a folder with
-    measurements the page is not written, since the run's report includes the trainings.
+    `figure_formats` are as in `write_report`. In a folder with measurements the page is not written, since the run's report
+    includes the trainings.
     """
     from dpscope.analysis.figures.training import training_figures
 
@@ -79,9 +76,7 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] | None = No
         made = {"training.csv": training_csv(data), "training.md": training_markdown(data)}
         return made if page.name in made else made | {page.name: render_page(training_page(data, svg))}
 
-    written = write_with_figures(page.parent, training_figures(data), figure_formats, texts)
-    if not is_run_folder(data.folder):
-        replace_stamp(page.parent, made_from, *written, printed=None)
+    write_with_figures(page.parent, training_figures(data), figure_formats, texts, whole=not is_run_folder(data.folder))
     return page
 
 

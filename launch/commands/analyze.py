@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from dpscope.analysis.report.files import DEFAULT_FORMATS
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
@@ -145,10 +146,12 @@ def analyze(request: AnalyzeRequest) -> None:
     raise typer.Exit(0 if sound else 1)
 
 
-def _figure_formats(text: str | None) -> tuple[str, ...] | None:
+def _figure_formats(text: str | None) -> tuple[str, ...]:
     """The formats that --figures names; raises DpscopeError for another."""
-    if text is None or text == "none":
-        return None if text is None else ()
+    if text == "none":
+        return ()
+    if text is None:
+        return DEFAULT_FORMATS
     formats = tuple(dict.fromkeys(text.split(",")))
     known = ("png", "svg", "pdf", "none")
     if unknown := [one for one in formats if one not in known[:3]]:
@@ -185,4 +188,4 @@ def _is_run(path: Path) -> bool:
 
 
 def defaults() -> dict[str, str]:
-    return {"--figures": "those of the report that is there; png for the first"}
+    return {"--figures": "png"}

@@ -2,23 +2,20 @@
 
 A folder below `out` is dpscope's if its manifest (MANIFEST_OF) decodes. Below a cell that the manifest records, a file is
 dpscope's if its path is one that dpscope writes there (`fits_layout`). Files whose names other programs use as well (reports,
-figures, TensorBoard events, calibrations, merged traces) are recognised by a mark in their content (`bears_mark`). Files of
-older versions have these paths and marks, too. All other files stay; if one is in the way, a DpscopeError reports it before
-anything is written.
+figures, TensorBoard events, calibrations, merged traces) are recognised by a mark in their content (`bears_mark`). All other
+files stay; if one is in the way, a DpscopeError reports it before anything is written.
 """
 
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from isal import igzip, igzip_lib
 
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualitySettings
-from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import decodes, read_json
 from dpscope.profiling.store.folders import (
@@ -36,10 +33,9 @@ from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAINI
 
 TENSORBOARD_NAME = "tensorboard"
 CALIBRATION_FIGURE_NAME = "calibration.png"
-STAMP_NAME = "made_from.json"  # in the report's folder
-REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md", STAMP_NAME)
-FIGURE_FORMATS = (".pdf", ".svg", ".png")  # in older versions the PNG's mark counted for all three: it is removed last
-EVENTS_SUFFIX = ".dpscope"  # of the names of event files; those of older versions are recognised by their content
+REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md")
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
+EVENTS_SUFFIX = ".dpscope"  # of the names of event files
 
 MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
     CELLS_NAME: (MANIFEST_NAME, lambda path: RunFolder(path.parent).manifest()),
@@ -57,19 +53,6 @@ DPSCOPE_TRACE_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "
 _DPSCOPE_TRACE_FIELD = b'\n  "dpscope": {'
 _TRACE_TAIL_BYTES = 4 << 20  # longer than that field
 _HEAD_BYTES = 64 << 10
-_EVENT_SIGNS = (  # event files of older versions contain all of one of these
-    (b"strategy", b"devices", b"batch_size", b"variant"),
-    (b"accuracy_percent/test", b"seconds/trained"),
-)
-
-
-class ReportStamp(Stored, frozen=True, kw_only=True):
-    """The data from which a report was made, so that an unchanged report is not made again; written last in its folder."""
-
-    made_from: str  # a digest of the run's files, the options and the code; empty: unknown
-    files: dict[str, tuple[int, int]]  # each file of the report: its size in bytes, its time of change in nanoseconds
-    figure_formats: tuple[str, ...] = ("pdf", "svg", "png")  # of the files in figures/
-    printed: dict[str, Any] | None = None  # a PrintedReport, as plain data
 
 
 class ForeignFileError(DpscopeError):
@@ -151,8 +134,7 @@ def check_overwritable(path: Path, is_own: Callable[[Path], bool] | None = None)
 def bears_mark(path: Path) -> bool:
     """Whether a file's content, or an event file's name, shows that dpscope wrote it."""
     if "tfevents" in path.name:
-        head = _head(path)
-        return path.name.endswith(EVENTS_SUFFIX) or any(all(sign in head for sign in signs) for signs in _EVENT_SIGNS)
+        return path.name.endswith(EVENTS_SUFFIX)
     has_mark = _MARKS.get(path.suffix)
     return has_mark is not None and path.is_file() and has_mark(path)
 
@@ -179,11 +161,19 @@ is_calibration = partial(decodes, kind=Calibration)
 def remove_report(out: Path) -> None:
     """Remove the report's files that bear dpscope's mark; other files stay."""
     folder = out / REPORT_NAME
-    figures = [path for suffix in FIGURE_FORMATS for path in folder.glob(f"figures/*{suffix}")]
-    for path in [*(folder / name for name in REPORT_FILES), *figures]:
-        if path.is_file() and not path.is_symlink() and bears_mark(path):
-            path.unlink()
+    texts = [folder / name for name in REPORT_FILES]
+    for path in [*filter(_is_own_file, texts), *marked_figures(folder)]:
+        path.unlink()
     remove_empty_folders(folder)
+
+
+def marked_figures(folder: Path) -> list[Path]:
+    """The figures in a report's folder that dpscope wrote."""
+    return [path for path in folder.glob("figures/*") if path.suffix in FIGURE_FORMATS and _is_own_file(path)]
+
+
+def _is_own_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and bears_mark(path)
 
 
 def remove_events(folder: Path) -> None:
@@ -223,18 +213,6 @@ def _tail(path: Path) -> bytes:
     return _head(path, max(0, path.stat().st_size - _HEAD_BYTES))
 
 
-def _has_marked_png(path: Path) -> bool:
-    """Whether the same figure exists as a PNG that dpscope wrote, which marked the other formats in older versions."""
-    return bears_mark(path.with_suffix(".png"))
-
-
-def _stamped(page: Path) -> bool:
-    """Whether the stamp in the same folder records a page of this size, which marked pages in older versions."""
-    path = page.with_name(STAMP_NAME)
-    files = read_json(path, ReportStamp).files if decodes(path, ReportStamp) else {}
-    return page.name in files and files[page.name][0] == page.stat().st_size
-
-
 class _Equality(msgspec.Struct):
     """Fields that distinguish equality.json from other JSON."""
 
@@ -243,19 +221,19 @@ class _Equality(msgspec.Struct):
 
 
 def _marked_json(path: Path) -> bool:
-    """Whether a file decodes as calibration.json, equality.json or a report's stamp, or is a dpscope manifest."""
-    kinds: dict[str, type[msgspec.Struct]] = {EQUALITY_NAME: _Equality, STAMP_NAME: ReportStamp}
-    return is_dpscope_manifest(path) or decodes(path, kinds.get(path.name, Calibration))
+    """Whether a file decodes as calibration.json or equality.json, or is a dpscope manifest."""
+    kind = _Equality if path.name == EQUALITY_NAME else Calibration
+    return is_dpscope_manifest(path) or decodes(path, kind)
 
 
 _MARKS: dict[str, Callable[[Path], bool]] = {
     ".json": _marked_json,
-    ".html": lambda path: PAGE_MARK.encode() in _head(path) or _stamped(path),
+    ".html": lambda path: PAGE_MARK.encode() in _head(path),
     ".md": lambda path: _head(path).startswith((b"# dpscope: ", b"# Trainings: ")),
     ".csv": lambda path: _head(path).startswith(b"cell,strategy,devices,"),
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
-    ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path) or _has_marked_png(path),
-    ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path) or _has_marked_png(path),
+    ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path),
+    ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path),
     **dict.fromkeys((".dpscope", ".unfinished"), lambda path: PARTIAL_KEY.encode() in _tail(path)),
     ".zip": lambda path: path.read_bytes().endswith(BUNDLE_MARK),
 }

@@ -14,7 +14,7 @@ from dpscope.analysis.findings.answers import LABELS
 from dpscope.analysis.findings.verdict import STAND_IN
 from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
 from dpscope.analysis.report.comparison_tables import first_cells
-from dpscope.analysis.report.stamp import PrintedReport
+from dpscope.analysis.report.files import PrintedReport
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.cli import app

@@ -18,7 +18,6 @@ from dpscope.analysis.cells.comparison import put_accuracy
 from dpscope.analysis.cells.row import RowBuilder
 from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.changes import print_comparison
-from dpscope.analysis.report.stamp import replace_stamp
 from dpscope.analysis.report.training_report import show_training, training_page, write_training
 from dpscope.analysis.stats.samples import Range
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -39,7 +38,6 @@ from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.ownership import STAMP_NAME
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
@@ -336,46 +334,24 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_current_report_is_not_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repetition writes nothing, unless the target, format or result changes or a file is removed."""
+def test_a_report_is_made_again_with_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a format that is no longer requested are removed, and changed results are shown."""
     small = {"training_loss": Figure(figsize=(1, 1))}
     monkeypatch.setattr("dpscope.analysis.figures.training.training_figures", lambda _: small)
-    epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
-    write_train_json(tmp_path, epochs)
-    printed: list[str] = []
 
-    def draws(target: float | None = None, formats: tuple[str, ...] | None = None) -> bool:
-        """Whether files are written."""
-        before = times()
-        text = io.StringIO()
-        assert show_training(tmp_path, target, Console(file=text, width=200), formats)
-        printed.append(text.getvalue())
-        return times() != before
+    def shown(formats: tuple[str, ...]) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        assert show_training(tmp_path, None, console, formats)
+        figures = {path.suffix for path in (tmp_path / "report" / "figures").iterdir()}
+        assert figures == {f".{one}" for one in formats}
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
-    def times() -> dict[str, int]:
-        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "report").rglob("*.*")}
-
-    assert draws()
-    assert not draws()
-    assert printed[0] == printed[1]
-    assert "Report: " in printed[0]
-    assert [draws(85.0), draws(85.0)] == [True, False]
-    assert [draws(85.0, ("svg",)), draws(85.0)] == [True, False]  # existing ones stay
-    assert {path.suffix for path in (tmp_path / "report" / "figures").iterdir()} == {".svg"}
-    (tmp_path / "report" / "training.csv").unlink()
-    assert [draws(85.0), draws(85.0)] == [True, False]
+    write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0]))
+    first = shown(("png",))
+    assert shown(("svg",)) == first
+    assert "Report: " in first
     write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0, 95.0], [4.0, 4.0]))
-    assert [draws(85.0), draws(85.0)] == [True, False]
-    assert "95" in printed[-1]
-
-
-def test_the_report_of_a_run_keeps_the_files_of_the_trainings(tmp_path: Path) -> None:
-    """Figures of the previous report that this one does not have are removed."""
-    for name in ("training.csv", "training.md", "old.png", "report.html"):
-        (tmp_path / name).write_text("")
-    replace_stamp(tmp_path, "trainings", ["training.csv", "training.md", "old.png", "report.html"], ["png"], None)
-    replace_stamp(tmp_path, "run", ["report.html"], ["png"], None)
-    assert {path.name for path in tmp_path.iterdir()} == {"training.csv", "training.md", "report.html", STAMP_NAME}
+    assert "95" in shown(("png",))
 
 
 @pytest.mark.long

@@ -257,22 +257,16 @@ def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path:
     vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}  # the value of a cached property: one small figure
     page = write_report(report, ("png", "svg", "pdf"))
     made = files(page.parent)
-    assert len(made) == 4 + 3
+    assert len(made) == 3 + 3
     assert [path for path in made if not bears_mark(page.parent / path)] == []
-    write_report(report)
+    write_report(report, ("png", "svg", "pdf"))
     written(out, "report/figures/step_split.pdf", "report/figures/step_split.png")
     refuses(lambda out: write_report(report), out, r"step_split\.png was not written by dpscope")
     write_report(report, ("svg",))
     assert (page.parent / "figures/step_split.pdf").read_text() == "precious"
-    assert {path.suffix for path in (page.parent / "figures").iterdir()} == {".pdf", ".png", ".svg"}
-
-
-def test_figures_of_an_older_version_are_recognised_by_their_png(tmp_path: Path) -> None:
-    """Their SVG and PDF files had no mark."""
-    (tmp_path / "scaling.png").write_bytes(saved(Figure(), "png"))
-    written(tmp_path, "scaling.svg", "scaling.pdf", "mine.svg", text="<svg/>")
-    known = {path.name: bears_mark(path) for path in tmp_path.iterdir()}
-    assert known == {"scaling.png": True, "scaling.svg": True, "scaling.pdf": True, "mine.svg": False}
+    assert {path.suffix for path in (page.parent / "figures").iterdir()} == {".pdf", ".png", ".svg"}, (
+        "what is not dpscope's stays"
+    )
 
 
 @pytest.mark.long
@@ -284,8 +278,6 @@ def test_tensorboard_replaces_only_runs_of_dpscope(tmp_path: Path) -> None:
     export_tensorboard(report)
     first = set(out.rglob("*tfevents*.dpscope"))
     assert {path.parent.name for path in first} == {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
-    for path in first:  # as older versions named them
-        path.rename(path.with_suffix(""))
     export_tensorboard(report)
     again = set(out.rglob("*tfevents*"))
     assert len(again) == len(first) + 1, "each is replaced, and the user's stays"

@@ -1,0 +1,56 @@
+"""The files of a report: figures in the requested formats and no others of dpscope's; a file edited by hand stays."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from dpscope.analysis.report.build import Report, make_report, write_report
+from dpscope.analysis.report.training_report import write_training
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.training.data import load_training
+from dpscope.profiling.store.ownership import ForeignFileError
+from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.trainings import plain_epochs, write_train_json
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    """A report of the example run, of one figure, to be written for the first time."""
+    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    made = make_report(load_run(run))
+    vars(made)["figures"] = {"waits": Figure(figsize=(1, 1))}  # what a cached property keeps
+    return made
+
+
+@pytest.mark.long
+def test_figures_have_the_requested_formats_and_no_others_stay(report: Report) -> None:
+    folder = report.run.folder.report_path
+
+    def files(formats: Sequence[str] = ("png",)) -> set[str]:
+        write_report(report, formats)
+        return {path.name for path in folder.glob("figures/*")}
+
+    assert files() == {"waits.png"}
+    assert files(["svg", "pdf"]) == {"waits.svg", "waits.pdf"}
+    (folder / "figures/waits.svg").write_text("<svg>edited by hand</svg>")
+    with pytest.raises(ForeignFileError, match=r"waits\.svg was not written by dpscope"):
+        write_report(report, ["svg"])
+    assert files(["pdf"]) == {"waits.pdf", "waits.svg"}, "what was edited stays"
+    assert files([]) == {"waits.svg"}
+    vars(report)["figures"] = {"busbw": Figure(figsize=(1, 1))}
+    assert files() == {"waits.svg", "busbw.png"}
+    vars(report)["figures"] = {"waits": Figure(figsize=(1, 1))}
+    assert files() == {"waits.svg", "waits.png"}, "a figure that is drawn no more is removed"
+
+
+@pytest.mark.long
+def test_trainings_leave_the_figures_of_a_measured_run(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"training_loss": Figure(figsize=(1, 1))}
+    monkeypatch.setattr("dpscope.analysis.figures.training.training_figures", lambda _: small)
+    folder = write_report(report).parent
+    write_train_json(report.run.path, plain_epochs("single", 1, 0, [80.0], [4.0]))
+    assert write_training(load_training(report.run.path)) == folder / "training.md"
+    assert {path.name for path in folder.glob("figures/*")} == {"waits.png", "training_loss.png"}
