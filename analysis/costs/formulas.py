@@ -4,7 +4,6 @@ Three bandwidths are never mixed: the link's specification, a calibration's meas
 prediction uses a calibration made before the run, and only sizes from the run.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 CollectiveCost = Callable[[str, int, float], float | None]
@@ -71,55 +70,6 @@ def bus_gb_per_s(kind: str, size_bytes: float, ranks: int, time_us: float) -> fl
     """Bus bandwidth, 1e9 B/s: the rate at which the ring formula takes this time; None for a kind without one, or no time."""
     factor = bus_factor(kind, ranks)
     return None if factor is None or time_us <= 0 else factor * size_bytes / time_us / 1e3
-
-
-def algorithm_us(
-    algorithm: str,
-    kind: str,
-    size_bytes: float,
-    ranks: int,
-    bandwidth_gb_per_s: float,
-    latency_us: float = 0.0,
-    nodes: int = 1,
-) -> float | None:
-    """The time of a collective by the algorithm that NCCL chose; None for an algorithm or a kind without a formula.
-
-    - ring: `ring_us`;
-    - tree: 2 log2(N) alpha + 2(N-1)/N x S/B for all-reduce. Two trees that each carry half of the data use both directions of
-      every link, so the bandwidth bound is the ring's: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
-      broadcast, reduction and scan", 2009; NVIDIA, "Massively scale your deep learning training with NCCL 2.4", 2019;
-    - nvls: 2 alpha + S/B for all-reduce, which the switch adds up: every rank sends and receives its data once. Klenk et al.,
-      "An in-network architecture for accelerating shared-memory multiprocessor collectives", 2020;
-    - nvls_tree: nvls within the n nodes and a double tree between them, (2 + 2 log2(n)) alpha + max(1, 2(n-1)/n) x S/B for
-      all-reduce: the two formulas above, each at its level, the slower one being the bound. NCCL's model counts the same hops
-      between nodes, ``intraLat + 2 * log2i(nNodes) * interLat``, where ``intraLat`` is one time for the switch's reduction and
-      broadcast, and the same bandwidth at 2 and at many nodes: the lesser of the rate within a node and, beyond 2 nodes, half
-      of that between them (``ncclTopoTuneModel`` in src/graph/tuning.cc, NCCL commit b6475625f);
-    - collnet_chain and collnet_direct: the network's switches add up, so that a node sends and receives its data once, S/B for
-      all-reduce (Graham et al., "Scalable hierarchical aggregation protocol (SHArP)", 2016). Hops as in that function:
-      ``2 * (nRanks/nNodes-1) * intraLat + interLat`` for the chain through the g ranks of a node and the network, 2(g-1) + 1;
-      ``2 * min(1, nRanks/nNodes-1) * intraLat + interLat`` for ranks that reach it directly, at most 3.
-    - pat: log2(N) alpha + (N-1)/N x S/B for all-gather and reduce-scatter: NCCL 2.23's release notes.
-
-    `latency_us` is that of one hop. B is the slowest link's rate, the same at both levels.
-    """
-    factor = bus_factor(kind, ranks)
-    if algorithm == "ring" or factor is None:
-        return ring_us(kind, size_bytes, ranks, bandwidth_gb_per_s, latency_us)
-    inside = -(-ranks // nodes)
-    between = bus_factor("all_reduce", nodes) or 0.0
-    hops, share = {
-        ("tree", "all_reduce"): (2 * math.log2(ranks), factor),
-        ("nvls", "all_reduce"): (2.0, 1.0),
-        ("nvls", "all_gather"): (1.0, factor),
-        ("nvls", "reduce_scatter"): (1.0, factor),
-        ("nvls_tree", "all_reduce"): (2 + 2 * math.log2(nodes), max(1.0, between)),
-        ("collnet_chain", "all_reduce"): (2 * (inside - 1) + 1, 1.0),
-        ("collnet_direct", "all_reduce"): (2 * min(1, inside - 1) + 1, 1.0),
-        ("pat", "all_gather"): (math.log2(ranks), factor),
-        ("pat", "reduce_scatter"): (math.log2(ranks), factor),
-    }.get((algorithm, kind), (None, 0.0))
-    return None if hops is None else hops * latency_us + share * size_bytes / bandwidth_gb_per_s / 1e3
 
 
 def dp_transfer_us(

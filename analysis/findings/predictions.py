@@ -15,7 +15,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.costs.sources import wrong_results
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, Quantity, choose_unit, show, show_bytes, show_time
+from dpscope.analysis.text.units import NA, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
@@ -146,11 +146,7 @@ _WHAT = {"transfer": "transfers", "exposed": "exposed communication"}
 _UNEXPLAINED = "nothing in this run explains it"
 
 
-_CHOSEN: tuple[tuple[str, str, Quantity, str], ...] = (
-    ("NCCL chose", "choice", "text", "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones"),
-    ("ring", "ring_us", "time", "The ring formula for this size, with the latency per hop of NCCL's cost table"),
-    ("its formula", "formula_us", "time", "The formula of the algorithm that NCCL chose"),
-)
+_CHOSEN = "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones"
 _SLOWEST = "Mean over the collectives of the longest duration over the ranks, waiting included"
 _CALIBRATED = "The slowest rank in the calibration, in which all ranks start together and none waits"
 _COLLECTIVE = (
@@ -171,7 +167,7 @@ def collective_table(
 ) -> TextTable | None:
     """Measured and predicted times of each multi-device cell's collectives by kind and size; None without predictions.
 
-    `choice` returns NCCL's choice for a collective, if known, which is shown with its formula and the ring formula.
+    `choice` returns NCCL's choice for a collective, if known.
     """
     by_cell = grouped((one.cell, one) for one in comparison.predictions)
     named = set()
@@ -183,13 +179,10 @@ def collective_table(
     slowest = any(one.measured_slowest_us is not None for one in shown)
     calibrated = slowest and any(one.predicted_slowest_us is not None for one in shown)
 
-    def of_choice(name: str, one: CollectivePrediction) -> object:
-        return getattr(choice(one), name, None)
-
-    chosen = [Field(heading, partial(of_choice, name), unit, meaning) for heading, name, unit, meaning in _CHOSEN]
+    chosen = Field("NCCL chose", lambda one: getattr(choice(one), "choice", None), meaning=_CHOSEN)
     fields = (
         *_COLLECTIVE[:3],
-        *(chosen if any(choice(one) is not None for one in shown) else ()),
+        *([chosen] if any(choice(one) is not None for one in shown) else ()),
         *_COLLECTIVE[3 : 9 if calibrated else 8 if slowest else 7],
     )
     notes = [*_table_notes(shown, slowest, calibrated)]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 _OF_MODELS = (
-    "device_use", "device_points", "formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers",
+    "device_use", "device_points", "formulas", "predictions", "collectives", "nccl_choices", "nccl_job",
     "bandwidth", "utilisation",
 )  # fmt: skip
 

@@ -108,7 +108,7 @@ def make_report(
     `nccl_logs` are NCCL's logs of one of the jobs. Raises DpscopeError for a log of another job.
     """
     comparison = compare(run, link, calibration, target_efficiency, flops)
-    nccl = run_chapter(run, comparison.sources, nccl_logs)
+    nccl = run_chapter(run, comparison.sources.calibration, nccl_logs)
     what_if = _what_if(run, comparison.sources)
     tables = report_tables(run, comparison, nccl, what_if)
     untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)

@@ -133,7 +133,7 @@ def _median_us(point: CalibrationPoint) -> float:
 
 
 def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter: NcclChapter) -> TextTable:
-    """nccl-tests' columns and, if recorded, NCCL's choice at each size with its formula and the ring formula."""
+    """nccl-tests' columns and, if recorded, NCCL's choice at each size."""
     first, factor = points[0], _factor(points[0], backend)
 
     def choice(point: CalibrationPoint) -> ChoiceRow | None:
@@ -160,16 +160,9 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter:
     if len({point.size_bytes for point in points}) == 1:
         notes.append("no fit, and no prediction from it: a line needs two sizes")
     if known := [one for one in map(choice, points) if one is not None]:
-        fields += [
-            Field("NCCL chose", lambda point: getattr(choice(point), "choice", None)),
-            Field("ring [µs]", lambda point: _time(getattr(choice(point), "ring_us", None))),
-            Field("formula [µs]", lambda point: _time(getattr(choice(point), "formula_us", None))),
-        ]
+        fields.append(Field("NCCL chose", lambda point: getattr(choice(point), "choice", None)))
         ring = sum(one.size_bytes for one in known if one.algorithm == "ring")
-        notes.append(
-            f"ring: the ring formula; formula: that of the algorithm that ran; "
-            f"{ring_share(ring, sum(one.size_bytes for one in known))} of one call at each size"
-        )
+        notes.append(f"{ring_share(ring, sum(one.size_bytes for one in known))} of one call at each size")
     return table_of(f"{first.collective} on {_devices(first)} devices", fields, points, notes)
 
 

@@ -125,7 +125,7 @@ SECTIONS = (
         "Models with this run's numbers",
         "What should communication cost, and how far off is each model?",
         (),
-        ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "nccl_peers"),
+        ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job"),
         ("ring model", "calibration", "transfer"),
     ),
     Section(

@@ -148,7 +148,7 @@ def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -
     if not (files := sorted(folder.glob("nccl.*.log"))):
         raise DpscopeError("NCCL wrote no log")
     log = read_nccl_logs(files)
-    if not log.communicators or log.communicators[0].ranks != (devices := layout.devices):
+    if log.ranks != (devices := layout.devices):
         raise DpscopeError(f"NCCL's log has no communicator of {layout.devices} ranks")
     sizes = {size // item // devices * devices * item for size in settings.sizes for item in _ITEM_BYTES}
     sizes.update(settings.sizes)

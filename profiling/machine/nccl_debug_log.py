@@ -1,34 +1,27 @@
-"""Reads NCCL's and RCCL's log at NCCL_DEBUG=INFO: algorithms, protocols, channels, transports and the cost table.
+"""Reads NCCL's and RCCL's log at NCCL_DEBUG=INFO: algorithms and protocols by size, and transports.
 
 The lines, by the file of NCCL's sources that prints them (versions 2.4 to 2.30; RCCL has the same files):
 
-- init.cc: ``NCCL version 2.27.5+cuda12.9`` (RCCL: ``RCCL version``), ``16 coll channels, 16 nvls channels, 16 p2p channels``,
-  ``ncclCommInitRank comm 0x.. rank 0 nranks 24 .. commId 0x.. - Init COMPLETE`` (early versions have no ``commId``).
-- graph/paths.cc: ``P2P is disabled between connected GPUs 0 and 1.``; misc/param.cc: ``NCCL_P2P_DISABLE set by environment
-  to 1.``
+- init.cc: ``NCCL version 2.27.5+cuda12.9`` (RCCL: ``RCCL version``),
+  ``ncclCommInitRank comm 0x.. rank 0 nranks 24 .. - Init COMPLETE``.
 - transport/*.cc: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, early versions ``Ring 00 : 0 -> 1 [send] via NET/Socket/0``;
-  ``NET/IB : Using [0]mlx5_0:1/IB``, ``Using network Socket``, ``GPU Direct RDMA Enabled``.
+  ``NET/IB : Using [0]mlx5_0:1/IB``, ``GPU Direct RDMA Enabled``.
 - enqueue.cc, by rank 0 of a communicator: ``8 Bytes -> Algo 0 proto 0 time 25.200924``, later ``AllGather: 37756928 Bytes ->
   Algo 1 proto 2 time 2860.208008``, from 2.24 on ``AllReduce: 8388608 Bytes -> Algo RING proto LL128
   channel{Lo..Hi}={0..15}``. Up to 2.23 the bytes are those of the larger buffer (``ncclFuncMaxSendRecvCount``), from 2.24 on
   those of the call's count, which is one rank's share for all-gather and reduce-scatter.
-- graph/tuning.cc, by rank 0: latencies and bandwidths below ``Latency/AlgBw | Tree/ LL | ...``, later below ``Algorithm | Tree |
-  Ring |`` and ``Protocol | LL | LL128 | Simple | ...``, in blocks of a few algorithms.
 
 Numbers stand for algorithms and protocols in the order of ``NCCL_ALGO_*`` and ``NCCL_PROTO_*`` in NCCL's headers.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from dpscope.profiling.records.calibration import COLLECTIVES, Choice, Communicator, NcclLog, TableEntry
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.calibration import COLLECTIVES, Choice, NcclLog
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
@@ -36,28 +29,18 @@ PROTOCOLS = ("ll", "ll128", "simple")
 # A message begins with host:pid:tid [device], after a launcher's prefix, or in the middle of another rank's line.
 _BEGIN = re.compile(r"([\w.-]+):(\d+):\d+ \[-?\d+\] (?:\S+ )?NCCL (?:INFO|WARN) ")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?v?(\d+\.\d+(?:\.\d+)?)")
-_CHANNELS = re.compile(
-    r"(?P<channels>\d+) coll channels,(?: (?P<collnet_channels>\d+) collnet channels,)?"
-    r"(?: (?P<nvls_channels>\d+) nvls channels,)? \d+ p2p channels"
-)
 _LINK = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[^\]]*\])? -> (\d+)(?:\[[^\]]*\])? (?:\[\w+\] )?via (\S+)"
 )
-_NETWORK = re.compile(r"Using network (\S+)|NET/(IB|Socket|OFI) ?: Using ")
-_PORTS = re.compile(r"NET/IB ?: Using ((?: ?\[\d+\] ?[^\s\[]+)+)")
-_PEER_ACCESS_OFF = re.compile(
-    r"P2P is disabled between connected GPUs \d+ and \d+|NCCL_P2P_DISABLE set by environment to [1-9]"
-)
+_COMPLETE = re.compile(r"nranks (\d+).*Init COMPLETE\s*$")
+_INFINIBAND = re.compile(r"NET/IB ?: Using ")
 _GPU_DIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled)")
 _CALL = re.compile(
     r"(?:(?P<kind>\w+): *)?(?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)"
-    r"(?: time (?P<time>[\d.]+)| channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})$"
+    r"(?: time [\d.]+| (?P<channels>channel\{Lo\.\.Hi\}=\{\d+\.\.\d+\}))$"
 )
-_TABLE = re.compile(
-    r"\s*(Latency/AlgBw|Algorithm|Protocol|Max NThreads|Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) *\|"
-)
-_CELL = re.compile(r"(-?[\d.]+)/\s*(-?[\d.]+)")
 
+_ProcessId = tuple[str, str]  # host, process id
 
 _IN_SHARES = ("all_gather", "reduce_scatter")
 _SHARES_SINCE = (2, 24)  # the version that prints one rank's share of them
@@ -71,101 +54,66 @@ class _Call:
     printed_bytes: int
     algorithm: str
     protocol: str
-    channels: int | None
-    time_us: float | None
+    names_channels: bool  # the form since version 2.24
     ranks: int | None  # of the only communicator that it can be of; None: of several sizes, or not in the log
 
     def size_bytes(self, version: tuple[int, ...] | None) -> int | None:
         """The larger of a rank's buffers; None if the line has a share of an unknown number of ranks."""
         if self.kind not in _IN_SHARES:
             return self.printed_bytes
-        in_shares = version >= _SHARES_SINCE if version is not None else self.channels is not None
+        in_shares = version >= _SHARES_SINCE if version is not None else self.names_channels
         if not in_shares:
             return self.printed_bytes
         return None if self.ranks is None else self.printed_bytes * self.ranks
 
 
-@dataclass
-class _Process:
-    """One process while its lines are read; `pending` holds values printed before its communicator is complete."""
-
-    pending: dict[str, int] = field(default_factory=dict)
-    table: list[TableEntry] = field(default_factory=list)
-    columns: list[tuple[str, str]] = field(default_factory=list)  # of the table's current block: algorithm, protocol
-    algorithms: list[str] = field(default_factory=list)
-    ranks: set[int] = field(default_factory=set)  # of its communicators so far
-
-
 class _Reader:
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {"library": None, "unread_lines": 0}  # fields of NcclLog
-        self.communicators: dict[str, Communicator] = {}
+        self.facts: dict[str, Any] = {"library": None, "unread_lines": 0}  # fields of NcclLog
         self.version: tuple[int, ...] | None = None
         self.calls: Counter[_Call] = Counter()
         self.links: set[tuple[int, int, str]] = set()  # ranks, transport
-        self.networks: dict[str, None] = {}
+        self.ranks_of: defaultdict[_ProcessId, set[int]] = defaultdict(
+            set
+        )  # sizes of each process's communicators so far
 
-    def read(self, process: _Process, text: str) -> None:
-        found = self.found
+    def read(self, process: _ProcessId, text: str) -> None:
+        facts = self.facts
         if version := _VERSION.search(text):
-            found["library"] = f"{version[1]} {version[2]}"
+            facts["library"] = f"{version[1]} {version[2]}"
             self.version = tuple(map(int, version[2].split(".")))
-        elif text.rstrip().endswith("Init COMPLETE"):
-            self._complete(process, text)
-        elif channels := _CHANNELS.search(text):
-            process.pending = {name: int(one) for name, one in channels.groupdict().items() if one is not None}
+        elif complete := _COMPLETE.search(text):
+            self.ranks_of[process].add(int(complete[1]))
         elif link := _LINK.search(text):
             self.links.add((int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3])))
         elif "Bytes -> " in text:
-            self._call(process, text)
-        elif _TABLE.match(text):
-            found["unread_lines"] += not _read_table(process, text)
-        elif network := _NETWORK.search(text):
-            self.networks[network[1] or network[2]] = None
-            found["infiniband"] = found.get("infiniband", False) or network[2] == "IB"
-            if ports := _PORTS.search(text):
-                found["network_ports"] = max(found.get("network_ports", 0), ports[1].count("["))
-        elif peers := _PEER_ACCESS_OFF.search(text):
-            found.setdefault("peer_access_off", peers[0])
+            self._call(self.ranks_of[process], text)
+        elif _INFINIBAND.search(text):
+            facts["infiniband"] = True
         elif direct := _GPU_DIRECT.search(text):
-            found["gpu_direct"] = direct[1] == "Enabled" and found.get("gpu_direct") is not False
+            facts["gpu_direct"] = direct[1] == "Enabled" and facts.get("gpu_direct") is not False
 
-    def _complete(self, process: _Process, text: str) -> None:
-        """Add a communicator that a process has initialised; only rank 0 has the cost table."""
-        ranks = re.search(r"nranks (\d+)", text)
-        if ranks is None:
-            self.found["unread_lines"] += 1
-            return
-        identity = re.search(r"commId (0x[0-9a-f]+)", text)
-        key = identity[1] if identity else counted(int(ranks[1]), "rank")
-        known = self.communicators.get(key, Communicator(int(ranks[1])))
-        table = tuple(process.table) or known.cost_table
-        self.communicators[key] = msgspec.structs.replace(known, cost_table=table, **process.pending)
-        process.pending, process.table = {}, []
-        process.ranks.add(int(ranks[1]))
-
-    def _call(self, process: _Process, text: str) -> None:
+    def _call(self, sizes: set[int], text: str) -> None:
         call = _CALL.search(text)
         algorithm = _name(call["algorithm"], ALGORITHMS) if call else None
         protocol = _name(call["protocol"], PROTOCOLS) if call else None
         if call is None or algorithm is None or protocol is None:
-            self.found["unread_lines"] += 1
+            self.facts["unread_lines"] += 1
             return
         kind = COLLECTIVES.get((call["kind"] or "").lower())
-        channels = None if call["low"] is None else int(call["high"]) - int(call["low"]) + 1
-        time_us = None if call["time"] is None else float(call["time"])
-        ranks = next(iter(process.ranks)) if len(process.ranks) == 1 else None
-        self.calls[_Call(kind, int(call["bytes"]), algorithm, protocol, channels, time_us, ranks)] += 1
+        ranks = next(iter(sizes)) if len(sizes) == 1 else None
+        names_channels = call["channels"] is not None
+        self.calls[_Call(kind, int(call["bytes"]), algorithm, protocol, names_channels, ranks)] += 1
 
     def choices(self) -> tuple[Choice, ...]:
         """Calls counted by size and choice; those of an unknown size count as unread."""
-        counts: Counter[tuple[str | None, int, str, str, int | None, float | None]] = Counter()
+        counts: Counter[tuple[str | None, int, str, str]] = Counter()
         for call, times in self.calls.items():
             size = call.size_bytes(self.version)
             if size is None:
-                self.found["unread_lines"] += times
+                self.facts["unread_lines"] += times
             else:
-                counts[call.kind, size, call.algorithm, call.protocol, call.channels, call.time_us] += times
+                counts[call.kind, size, call.algorithm, call.protocol] += times
         ordered = sorted(counts.items(), key=lambda one: (str(one[0][0]), one[0][1]))
         return tuple(Choice(*choice, times) for choice, times in ordered)
 
@@ -175,29 +123,25 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
     Raises DpscopeError with the name of a file that cannot be read or has no line of NCCL.
     """
-    reader, processes = _Reader(), dict[tuple[str, str], _Process]()
+    reader, hosts = _Reader(), dict[str, None]()
     for path in paths:
         empty = True
         for host, process_id, text in _messages(path):
             empty = False
-            reader.read(processes.setdefault((host, process_id), _Process()), text)
+            hosts[host] = None
+            reader.read((host, process_id), text)
         if empty:
             raise DpscopeError(
                 f"{path} has no line of NCCL at INFO level; run the job with NCCL_DEBUG=INFO and "
                 "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET"
             )
     choices = reader.choices()
-    peers: dict[str, list[tuple[int, int]]] = {}
-    for first, second, transport in sorted(reader.links):
-        peers.setdefault(transport, []).append((first, second))
     return NcclLog(
-        **reader.found,
-        hosts=tuple(dict.fromkeys(host for host, _ in processes)),
-        communicators=tuple(sorted(reader.communicators.values(), key=lambda one: -one.ranks)),
+        **reader.facts,
+        hosts=tuple(hosts),
+        ranks=max((size for sizes in reader.ranks_of.values() for size in sizes), default=None),
         choices=choices,
-        links={transport: len(pairs) for transport, pairs in peers.items()},
-        peers={transport: tuple(pairs) for transport, pairs in peers.items()},
-        networks=tuple(reader.networks),
+        links=dict(Counter(transport for *_, transport in sorted(reader.links))),
     )
 
 
@@ -223,28 +167,3 @@ def _name(text: str, names: Sequence[str]) -> str | None:
         return names[int(text)] if int(text) < len(names) else None
     wanted = text.lower().replace("_", "")
     return next((name for name in names if name.replace("_", "") == wanted), None)
-
-
-def _read_table(process: _Process, text: str) -> bool:
-    """Read a line of the cost table; False if it cannot be read."""
-    head, *cells = (cell.strip() for cell in text.strip().strip("|").split("|"))
-    if head == "Latency/AlgBw":
-        process.columns = [_column(*cell.split("/")) for cell in cells if "/" in cell]
-    elif head == "Algorithm":
-        process.algorithms = [cell for cell in cells if cell]
-    elif head == "Protocol":
-        algorithms = (one for one in process.algorithms for _ in PROTOCOLS)
-        process.columns = [_column(algorithm, cell) for algorithm, cell in zip(algorithms, cells, strict=False)]
-    elif head != "Max NThreads":
-        values = [_CELL.fullmatch(cell) for cell in cells if cell]
-        if len(values) < len(process.columns) or not process.columns or not all(values):
-            return False
-        for column, value in zip(process.columns, values, strict=False):
-            assert value is not None
-            process.table.append(TableEntry(COLLECTIVES[head.lower()], *column, float(value[1]), float(value[2])))
-    return True
-
-
-def _column(algorithm: str, protocol: str) -> tuple[str, str]:
-    named = (_name(algorithm.strip(), ALGORITHMS), _name(protocol.strip(), PROTOCOLS))
-    return named[0] or algorithm.strip(), named[1] or protocol.strip()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.costs.formulas import algorithm_us, dp_nccl_us, dp_peer_copies_us, ring_us
+from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us, ring_us
 
 
 def test_ring_of_every_kind() -> None:
@@ -34,27 +34,3 @@ def test_dp_by_nccl_pays_per_chunk_and_needs_both_collectives() -> None:
 def test_dp_by_copies_serves_one_device_after_another() -> None:
     # 12 + 8 + 1 MB and 20 MB to each of 3 devices at 10 GB/s: 3 x 4,100 us; 4 chunks to each, 2 us: 3 x 4 x 2
     assert dp_peer_copies_us([12e6, 8e6, 1e6], [20e6], 4, 10.0, latency_us=2.0) == pytest.approx(12_300 + 24)
-
-
-def test_the_formula_of_each_algorithm() -> None:
-    # 1 MB on 8 ranks at 10 GB/s: 100 us for one pass; alpha 2 us; log2(8) = 3
-    def us(algorithm: str, kind: str, nodes: int = 1) -> float | None:
-        return algorithm_us(algorithm, kind, 1e6, 8, 10.0, latency_us=2.0, nodes=nodes)
-
-    assert us("ring", "all_reduce") == pytest.approx(14 * 2 + 175)
-    assert us("tree", "all_reduce") == pytest.approx(6 * 2 + 175)
-    assert us("nvls", "all_reduce") == pytest.approx(2 * 2 + 100)
-    assert us("nvls", "all_gather") == pytest.approx(2 + 87.5)
-    assert us("pat", "reduce_scatter") == pytest.approx(3 * 2 + 87.5)
-    assert us("tree", "broadcast") is None  # NCCL runs no such tree
-    # 4 nodes of 2: within a node 2 hops and 100 us; between nodes 2 log2(4) hops and 2 x 3/4 of 100 us
-    assert us("nvls_tree", "all_reduce", nodes=4) == pytest.approx((2 + 4) * 2 + 150)
-    assert us("nvls_tree", "all_reduce") == us("nvls", "all_reduce")
-    # 2 nodes of 4: a chain of 3 ranks there and back and the network; directly one rank there and back
-    assert us("collnet_chain", "all_reduce", nodes=2) == pytest.approx(7 * 2 + 100)
-    assert us("collnet_direct", "all_reduce", nodes=2) == pytest.approx(3 * 2 + 100)
-    assert us("collnet_direct", "all_reduce", nodes=8) == pytest.approx(2 + 100)
-    assert us("collnet_direct", "all_gather", nodes=2) is None
-    assert us("ring", "barrier") is None
-    assert us("tree", "barrier") is None
-    assert algorithm_us("tree", "all_reduce", 1e6, 1, 10.0) is None
