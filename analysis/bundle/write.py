@@ -156,7 +156,7 @@ def _hosts(run: Path) -> list[str]:
 
 
 def _scripts(run: Path) -> set[str]:
-    """The command of an attached script as it is stored and as it is shown: older versions stored secrets."""
+    """The command of an attached script as it is stored and as it is shown."""
     stored = msgspec.json.decode((run / MANIFEST_NAME).read_bytes(), type=_OfScript).script
     return {stored, command_without_secrets(stored)} if stored else set()
 

@@ -118,9 +118,8 @@ class CellData:
 
     @property
     def nodes(self) -> int:
-        """Hosts that the cell spans, counted from its processes where older versions did not store them; 1 for traces."""
-        planned = self.cell.nodes if isinstance(self.cell, Cell) else 1
-        return max(planned, len({rank.node for _, rank in self.ranks}))
+        """Hosts that the cell spans; 1 for traces."""
+        return self.cell.nodes if isinstance(self.cell, Cell) else 1
 
     @property
     def measured(self) -> bool:

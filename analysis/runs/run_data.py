@@ -68,11 +68,7 @@ class LoadedRepeat:
 
 
 def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
-    """The repeats of a cell that have a result, in order, one after another: no two of them are in memory at once.
-
-    Runs of older versions may hold repeats over other numbers of nodes: those unlike the first are left out.
-    """
-    nodes = None
+    """The repeats of a cell that have a result, in order, one after another: no two of them are in memory at once."""
     for index, folder in run.repeats(cell):
         try:
             result = folder.result()
@@ -85,15 +81,11 @@ def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
         if result.status == "ok":
             try:
                 ranks = tuple(folder.ranks())
-                own = len({rank.node for rank in ranks})
                 if (found := len({rank.rank for rank in ranks})) != cell.processes:
                     missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
-                elif own != (nodes or own):
-                    ran = f"it ran on {counted(own, 'node')}, the first repeat on {nodes}"
-                    missing = f"{ran}, so they are not repeats of one cell"
                 else:
                     samples = Table.from_frame(folder.samples(ranks)).assign(repeat=index)
-                    one, nodes = replace(one, ranks=ranks, samples=samples), own
+                    one = replace(one, ranks=ranks, samples=samples)
             except (OSError, ValueError, DpscopeError) as error:
                 missing = " ".join(str(error).split())
         yield replace(one, missing_parts=missing)

@@ -66,7 +66,7 @@ class RunPlan(planning.Plan[CellJob]):
     estimates: Mapping[Cell, planning.CellEstimate]  # of one repeat of each cell that is measured
     model_size: ModelSize
     calibration: CalibrationSettings | None  # before the cells
-    orders: tuple[Order, ...]  # of the cells in each repeat; none in a run of an older version, which has one order
+    orders: tuple[Order, ...]  # of the cells in each repeat; none in a run whose first cells were measured by hand
 
     @property
     def duration_s(self) -> float:
@@ -97,8 +97,6 @@ def plan_run(
     plan = make_plan(resolved.matrix, resolved.workload.samples, kind)
     if begun is not None:
         planning.check_same_settings(f"--out {out}: holds a run", begun.config, resolved, MAY_CHANGE)
-        had = {planned.cell for planned in begun.plan}  # an older version had no DDP on one device
-        plan = tuple(one for one in plan if one.cell in had or not (one.cell.traits.reducer and one.cell.devices == 1))
     size = checked_model_size(resolved.workload, resolved.optimizer)
     cells, repeats = planning.measured_cells(plan), resolved.measurement.repeats
     orders = () if begun is not None and not begun.orders else _orders(cells, resolved, begun)

@@ -174,7 +174,7 @@ class DeviceState(Stored, frozen=True):
     other_process_ids: tuple[int, ...] | None = None  # compute processes that do not belong to the run
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    active_nvlinks: int | None = None  # None in runs of older versions
+    active_nvlinks: int | None = None
 
 
 class Environment(Stored, frozen=True):
@@ -194,11 +194,11 @@ class Environment(Stored, frozen=True):
     accelerators: tuple[DeviceState, ...] = ()
     settings: dict[str, str] = msgspec.field(default_factory=dict)  # variables that affect times: NCCL_*, ...
     interconnect: Interconnect | None = None  # links of the visible GPUs; None: without NVML
-    nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older dpscope
-    commit: Commit | None = None  # of the measured code; None: not in git, or an older dpscope
+    nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL
+    commit: Commit | None = None  # of the measured code; None: not in git
 
     def __post_init__(self) -> None:
-        """Also for files of older versions, which stored secrets."""
+        """Without secrets."""
         msgspec.structs.force_setattr(self, "settings", variables_without_secrets(self.settings))
 
 
@@ -264,7 +264,7 @@ class Manifest(Stored, frozen=True):
         return tuple(order.index(measured.index(cell)) for order in self.orders)
 
     def __post_init__(self) -> None:
-        """Also for files of older versions, which stored secrets."""
+        """Without secrets."""
         if (script := self.script) is None or (shown := command_without_secrets(script)) == script:
             return
         findings = tuple(
@@ -309,8 +309,8 @@ class ParameterSizes(Stored, frozen=True):
     parameter_bytes: Count
     gradient_bytes: Count  # of parameters that require a gradient
     buffer_bytes: Count
-    gradient_elements: Count | None = None  # of the same parameters; None in runs of older versions
-    gradient_shapes: tuple[tuple[Count, ...], ...] = ()  # of the same parameters; empty in runs of older versions
+    gradient_elements: Count | None = None  # of the same parameters
+    gradient_shapes: tuple[tuple[Count, ...], ...] = ()  # of the same parameters
     parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
     buffer_tensors: tuple[TensorSize, ...] = ()
 
@@ -374,7 +374,7 @@ class RankResult(Stored, frozen=True):
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
     tokens_per_sample: Count | None = None
     flops: StepFlops | None = None  # counted by rank 0
-    matmul_peak: MatmulPeak | None = None  # None on GPUs, for scripts and in runs of older versions
+    matmul_peak: MatmulPeak | None = None  # None on GPUs and for scripts
     compilation: Compilation | None = None  # of compiled cells
     state_bytes: Count | None = None  # of parameters, buffers and optimizer state, between steps
     interfaces: tuple[str, ...] | None = None  # of TCP connections to other hosts except the store's; None on one host

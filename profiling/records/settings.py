@@ -1,7 +1,7 @@
 """Settings: what is declared about each, and the settings of a configuration by name. Imports no torch.
 
 A setting is a field of a part of a configuration, made by `setting` with everything else about it: help, reading, check, and when
-it has no effect. Flags, TOML files and older manifests know no parts, so names are unique within a configuration.
+it has no effect. Flags and TOML files know no parts, so names are unique within a configuration.
 """
 
 from collections.abc import Callable, Mapping, Sequence

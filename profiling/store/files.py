@@ -10,9 +10,6 @@ from typing import TypeVar
 
 import msgspec
 
-from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.settings import declarations, in_parts
-from dpscope.profiling.records.stored import with_current_names
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _Stored = TypeVar("_Stored")
@@ -79,7 +76,7 @@ def read_json(path: Path, kind: type[_Stored]) -> _Stored:
 def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
     """`read_json`, or None if the file does not exist; another process may remove it at any moment."""
     try:
-        return decoded(path.read_bytes(), kind)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -98,34 +95,3 @@ def decodes(path: Path, kind: type[object]) -> bool:
         return read_json_if_there(path, kind) is not None
     except DpscopeError:
         return False
-
-
-def decoded(content: bytes, kind: type[_Stored]) -> _Stored:
-    """A stored file's content as a type, in the form of this version or an earlier one; raises msgspec.DecodeError."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError:
-        plain = msgspec.json.decode(content)
-        if (current := _with_config_in_parts(with_current_names(plain), kind)) == plain:
-            raise
-        return msgspec.convert(current, kind, str_keys=True)
-
-
-def _with_config_in_parts(content: object, kind: object) -> object:
-    """Plain data of a file of an earlier version with its `config` in the parts of the type `kind`; other data unchanged.
-
-    Earlier versions stored all settings of a run in one object, and those that a training shares with a run under `run`.
-    Unknown settings stay outside the parts, so that decoding refuses them.
-    """
-    config_kind = getattr(kind, "__annotations__", {}).get("config")
-    if not isinstance(content, dict) or not isinstance(config := content.get("config"), dict):
-        return content
-    if not (isinstance(config_kind, type) and issubclass(config_kind, msgspec.Struct)):
-        return content
-    shared = config.get("run", {})
-    if in_parts({}, config_kind).keys() & config.keys() or not isinstance(shared, dict):
-        return content
-    settings = {**shared, **{name: value for name, value in config.items() if name != "run"}}
-    known = declarations(RunConfig) | declarations(config_kind)
-    unknown = {name: value for name, value in settings.items() if name not in known}
-    return {**content, "config": {**in_parts(settings, config_kind), **unknown}}

@@ -240,11 +240,18 @@ class RunFolder:
         return [(index, folder) for index, folder in self.repeats(cell) if folder.status() == "ok"]
 
 
+FIRST_VERSION_READ = (0, 2)
+
 _Versioned = TypeVar("_Versioned", Manifest, "TrainManifest")
 
 
 def read_manifest(path: Path, kind: type[_Versioned], version: int) -> _Versioned:
-    """A manifest; raises DpscopeError if it has another schema than `version`."""
+    """A manifest; raises DpscopeError if it has another schema than `version`, or is older than FIRST_VERSION_READ."""
+    if _version_of(path) < FIRST_VERSION_READ:
+        first = ".".join(map(str, FIRST_VERSION_READ))
+        raise DpscopeError(
+            f"{path} is of a dpscope before {first}, which this one does not read; measure the run again"
+        )
     manifest = read_json(path, kind)
     if manifest.schema_version != version:
         raise DpscopeError(
@@ -261,6 +268,12 @@ class _AnyManifest(msgspec.Struct):
     dpscope_version: str
     created_at: str
     config: dict[str, object]
+
+
+def _version_of(manifest: Path) -> tuple[int, ...]:
+    """Major and minor version of the dpscope that wrote a manifest."""
+    numbers = re.match(r"(\d+)\.(\d+)", read_json(manifest, _AnyManifest).dpscope_version)
+    return (0, 0) if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def is_dpscope_manifest(manifest: Path) -> bool:

@@ -18,10 +18,10 @@ from tests.helpers.paths import EXAMPLE_RUN
 
 
 def run_of(folder: Path, *cells: str, change: Callable[[dict[str, object]], object] = lambda config: None) -> Path:
-    """The example with these cells alone and without traces, which the timed steps do not need; its settings changed."""
+    """The example with these cells alone and without traces, which the timed steps do not need; its workload changed."""
     manifest = json.loads((EXAMPLE_RUN / "manifest.json").read_text())
     manifest["plan"] = [one for one in manifest["plan"] if name_of(one["cell"]) in cells]
-    change(manifest["config"])
+    change(manifest["config"]["workload"])
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for cell in cells:

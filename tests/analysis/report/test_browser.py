@@ -36,7 +36,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_bytes(gzip.compress(json.dumps(trace).encode()))
     manifest = run / "manifest.json"
     stored = json.loads(manifest.read_text())
-    stored["config"]["model"] = HOSTILE
+    stored["config"]["workload"]["model"] = HOSTILE
     stored["environment"]["settings"] = {"NCCL_DEBUG": HOSTILE}
     manifest.write_text(json.dumps(stored))
     return write_report(make_report(load_run(run), parse_link("1GB/s")))

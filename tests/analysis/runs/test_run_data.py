@@ -8,12 +8,10 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import LoadedRepeat, NothingMeasuredError, load_repeats, load_run
 from dpscope.profiling.store.files import write_bytes
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import calibration
 
 REPEAT = Path("cells") / "ddp-d2-b8" / "repeat0"
 
@@ -110,33 +108,3 @@ def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(run: Path) ->
     assert crashed.result is not None
     assert crashed.result.status == "crashed"
     assert len(lost.samples) == len(crashed.samples) == 0
-
-
-def on_two_nodes(repeat: Path) -> None:
-    """A repeat's second process as on a second node, as earlier versions stored it: under the same cell."""
-    for name in ("rank_0_1.json", "samples_0_1.parquet"):
-        (repeat / name).rename(repeat / name.replace("_0_1", "_1_1"))
-    reported = json.loads((repeat / "rank_1_1.json").read_bytes())
-    write_bytes(repeat / "rank_1_1.json", json.dumps({**reported, "node": 1}).encode())
-
-
-def test_repeats_over_other_numbers_of_nodes_are_not_pooled(run: Path) -> None:
-    on_two_nodes(run / "cells" / "ddp-d2-b8" / "repeat1")
-    first, second = repeats_of(run)
-    assert (len(first.ranks), first.missing_parts) == (2, None)
-    assert (second.ranks, second.missing_parts) == (
-        (), "it ran on 2 nodes, the first repeat on 1, so they are not repeats of one cell",
-    )  # fmt: skip
-
-
-@pytest.mark.long
-def test_a_cell_that_ran_on_two_nodes_is_read_as_one_of_two(run: Path) -> None:
-    """Its name is from before the nodes were part of it: nothing of one node predicts it."""
-    for repeat in (run / "cells" / "ddp-d2-b8").glob("repeat*"):
-        on_two_nodes(repeat)
-    data = load_run(run).cells["ddp-d2-b8"]
-    assert (data.planned.nodes, data.nodes) == (1, 2)
-    assert not any(finding.code == "repeat_incomplete" for finding in data.findings)
-    sources = CostSources(calibration=calibration({"all_reduce": (10.0, 1.0)}))
-    assert sources.on_nodes(data.nodes).cost("all_reduce", 2, 1e6) is None
-    assert sources.cost("all_reduce", 2, 1e6) == 1_010.0  # 10 us + 1 MB / 1 GB/s

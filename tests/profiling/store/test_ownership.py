@@ -63,7 +63,7 @@ def written(folder: Path, *names: str, text: str = "precious") -> Path:
 
 
 def example(folder: Path) -> Path:
-    """A run that an older version measured."""
+    """The example run."""
     shutil.copytree(EXAMPLE_RUN, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("report"))
     return folder
 
@@ -103,7 +103,8 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "manifest that is no JSON": lambda out: written(out, "manifest.json"),
     "manifest that is a folder": lambda out: written(out, "manifest.json/deep"),
     "damaged manifest": damaged,
-    "older dpscope's": lambda out: with_changed_manifest(out, schema_version=0),
+    "older dpscope's": lambda out: with_changed_manifest(out, dpscope_version="0.1.0"),
+    "other schema": lambda out: with_changed_manifest(out, schema_version=0),
     "newer dpscope's": lambda out: with_changed_manifest(out, invented=1),
     "thesis": lambda out: written(out, "thesis.tex"),
     "own report": lambda out: written(out, "report/report.html", "report/figures/scaling.png"),
@@ -152,7 +153,7 @@ def refuses(write: Callable[[Path], object], out: Path, message: str | None = No
 
 # Other commands may add their files to these, which replaces nothing.
 CONCERNED = {
-    **dict.fromkeys(("older dpscope's", "newer dpscope's", "log without a manifest"), "run"),
+    **dict.fromkeys(("older dpscope's", "other schema", "newer dpscope's", "log without a manifest"), "run"),
     "checkpoint without a manifest": "train",
 }
 REFUSED = [(kind, one) for kind in FOREIGN for one in WRITERS if one.startswith(CONCERNED.get(kind, ""))]
