@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -94,10 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_UNDER_TORCHRUN = "-m dpscope.launch.attach --out runs/mine"
-_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
-_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # Python's options that take a value
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_SCRIPT_FIRST = (
+    "name the script that trains, or -m and its module, first: dpscope starts Python and torchrun itself. Under your own "
+    "launcher or in a shell script replace python by: python -m dpscope.launch.attach --out runs/mine"
+)
 
 
 def check_script(command: Sequence[str]) -> None:
@@ -111,78 +110,15 @@ def check_script(command: Sequence[str]) -> None:
         return
     path = Path(command[0])
     if not path.is_file():
-        raise DpscopeError(_why_no_script(command))
+        scripts = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        similar = nearest(path.name, scripts)
+        meant = f"did you mean {path.parent / similar[0]}? Else " if similar else ""
+        raise DpscopeError(f"{path}: no such script; {meant}{_SCRIPT_FIRST}")
     with open(path, "rb") as file:
         first = file.readline(200)
-    if path.suffix == ".ipynb":
-        raise DpscopeError(
-            f"{path}: a notebook; save it as a script first: jupyter nbconvert --to script {shlex.quote(str(path))}"
-        )
-    if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first) or path.suffix == ".sh":
-        raise DpscopeError(_not_python(str(path)))
-
-
-def _why_no_script(command: Sequence[str]) -> str:
-    """What is wrong with a first word that is not a file, and what to give instead."""
-    word, rest = command[0], command[1:]
-    name = os.path.basename(word)
-    if re.fullmatch(r"[A-Za-z_]\w*=.*", word):
-        return f"{word}: a variable of the environment goes before dpscope or torchrun, not before the script"
-    if word.startswith("-"):
-        return f"{word}: the script comes first and its options after it, such as train.py --epochs 1"
-    if _PYTHON.fullmatch(name):
-        return _without_python(word, list(rest))
-    if name == "torchrun":
-        return _without_torchrun(word, rest)
-    if name in ("sh", "bash", "dash", "ksh", "zsh", "fish"):
-        script = next((one for one in rest if not one.startswith("-")), "")
-        return _not_python(script if Path(script).is_file() else word)
-    if name in ("accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun"):
-        return f"{word}: dpscope starts scripts by torchrun; give the script alone, or: torchrun {_UNDER_TORCHRUN} train.py"
-    if Path(word).is_dir():
-        return f"{word}: is a folder; name the Python script that trains, with the path to it"
-    return f"{word}: no such file; {_similar(word)}"
-
-
-def _without_python(word: str, words: list[str]) -> str:
-    while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
-        del words[: 2 if words[0] in _WITH_VALUE else 1]
-    if words[:1] == ["-m"] and words[1:2] and words[1] in _TORCHRUN_MODULES:
-        return _without_torchrun(f"{word} -m {words[1]}", words[2:])
-    if not words or words[0] in ("-c", "-"):
-        return f"{word}: dpscope attaches to a script in a file, or to a module by -m; name it without {word}"
-    return f"{word}: dpscope starts Python itself; give the script without it: {shlex.join(words)}"
-
-
-def _without_torchrun(word: str, rest: Sequence[str]) -> str:
-    starts = (index for index, one in enumerate(rest) if one in ("-m", "--module") or one.endswith(".py"))
-    start = next(starts, len(rest))
-    command = re.sub("^--module ", "-m ", shlex.join(rest[start:])) or "train.py"
-    by_torchrun = shlex.join(["torchrun", *rest[:start]])
-    return (
-        f"{word}: dpscope starts torchrun itself; give the script without it: {command}; or attach under your own torchrun: "
-        f"{by_torchrun} {_UNDER_TORCHRUN} {command}"
-    )
-
-
-def _not_python(path: str) -> str:
-    return (
-        f"{path}: is not a Python script; give the script that it starts, or replace python train.py in it by "
-        f"python {_UNDER_TORCHRUN} train.py, and run it"
-    )
-
-
-def _similar(word: str) -> str:
-    """A script in the same folder, or a module, with nearly this name."""
-    path = Path(word)
-    if not path.suffix and Path(f"{word}.py").is_file():
-        return f"did you mean {word}.py?"
-    if "/" not in word and not word.endswith(".py") and _module_spec(word) is not None:
-        return f"for a module write -m {word}"
-    scripts = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    if found := nearest(path.name, scripts):
-        return f"did you mean {path.parent / found[0]}?"
-    return "name the Python script that trains, with the path to it"
+    other_program = first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
+    if other_program or path.suffix in (".sh", ".ipynb"):
+        raise DpscopeError(f"{path}: is not a Python script; {_SCRIPT_FIRST}")
 
 
 def _check_module(command: Sequence[str]) -> None:
@@ -192,8 +128,8 @@ def _check_module(command: Sequence[str]) -> None:
     if name.endswith(".py") or "/" in name:
         module = name.removesuffix(".py").strip("./").replace("/", ".")
         raise DpscopeError(f"-m {name}: takes a module's name, such as -m {module}; or give the file without -m")
-    if name in _TORCHRUN_MODULES:
-        raise DpscopeError(_without_torchrun(f"-m {name}", command[2:]))
+    if name in ("torch.distributed.run", "torch.distributed.launch"):
+        raise DpscopeError(f"-m {name}: is no training; {_SCRIPT_FIRST}")
     spec = _module_spec(name)
     if spec is None:
         raise DpscopeError(f"-m {name}: no such module in {os.getcwd()} or on Python's path; give its full name")

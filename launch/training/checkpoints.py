@@ -32,7 +32,7 @@ from dpscope.profiling.records.training import (
     TrainConfig,
 )
 from dpscope.profiling.store.errors import DpscopeError, unreadable
-from dpscope.profiling.store.files import atomic_path, decoded, write_json
+from dpscope.profiling.store.files import atomic_path, write_json
 from dpscope.profiling.store.training_folders import TrainingFolder
 
 _MARK = b"dpscope checkpoint\n"
@@ -111,7 +111,7 @@ def verify(path: Path) -> CheckpointDescription:
     version = msgspec.json.decode(encoded, type=_Version)
     try:  # with a correct digest, one that cannot be decoded was written by another version
         if version.format_version == CHECKPOINT_FORMAT_VERSION:
-            return decoded(encoded, CheckpointDescription)
+            return msgspec.json.decode(encoded, type=CheckpointDescription)
         reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
     except msgspec.ValidationError as error:
         reason = str(error)
