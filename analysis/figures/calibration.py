@@ -1,13 +1,13 @@
 """Bus bandwidth by message size, of a calibration and in traces, with the fit, the ring's bound and the link's specification."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -19,6 +19,7 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, headline, literal, panel_grid, shared_legend
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.links import LinkRate
@@ -100,50 +101,64 @@ MOST_PANELS = 4
 _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
 
 
+Panel = tuple[str, int, int]
+"""Kind of a collective, its ranks and their nodes."""
+
+
 def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
     """A panel for each collective, number of ranks and nodes with matched transfers, the most bytes first; None without any."""
     transfers = matched_transfers(run)
-    if transfers.empty:
+    if not transfers:
         return None
-    groups = list(transfers.groupby(["kind", "group_size", "nodes"]))
-    groups = sorted(groups, key=lambda group: -float(group[1]["bytes"].sum()))[:MOST_PANELS]
-    figure, panels = panel_grid(len(groups), min(2, len(groups)), 7.5, 2.9, top=0.8)
-    for axes, ((kind, *_), own) in zip(panels, groups, strict=True):
-        of_cell = sources_of(run.cells[own["cell"].iloc[0]], sources)
-        _trace_panel(axes, str(kind), int(own["group_size"].iloc[0]), own, of_cell)
+
+    def all_bytes(panel: Panel) -> int:
+        return sum(int(rows["bytes"].sum()) for rows in transfers[panel].values())
+
+    chosen = sorted(sorted(transfers), key=lambda panel: -all_bytes(panel))[:MOST_PANELS]
+    figure, panels = panel_grid(len(chosen), min(2, len(chosen)), 7.5, 2.9, top=0.8)
+    for axes, (kind, ranks, nodes) in zip(panels, chosen, strict=True):
+        by_cell = transfers[kind, ranks, nodes]
+        _trace_panel(axes, kind, ranks, by_cell, sources_of(run.cells[next(iter(by_cell))], sources))
     shared_legend(figure, panels, 3)
     headline(figure, "Bus bandwidth by message size: median, and range over transfers")
     return figure
 
 
-def matched_transfers(run: RunData) -> pd.DataFrame:
-    """Each matched collective of a whole step once, with its cell and the cell's nodes: the columns `names`."""
-    names = ["cell", "nodes", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"]
-    kept = []
+def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
+    """Each matched collective of a whole step once, by panel and cell."""
+    kept: defaultdict[Panel, dict[str, Table]] = defaultdict(dict)
     for data in run.measured:
         own = data.tables.collectives.within(data.whole_windows, ("repeat", "rank", "step"))
         known = own.take(own.known("busbw_gb_per_s") & own.known("bytes") & own.known("match"))
         once = known.take(known.group("repeat", "match").first)
-        if len(once) and data.communication_known:
-            moved = once.words("moved_as").where(once.known("moved_as"), once.words("kind"))
-            kept.append(once.assign(moved_as=moved).frame.assign(cell=data.cell.name, nodes=data.nodes)[names])
-    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
+        if not len(once) or not data.communication_known:
+            continue
+        moved = once.words("moved_as").where(once.known("moved_as"), once.words("kind"))
+        once = once.assign(moved_as=moved)
+        for places in once.group("kind", "group_size").rows():
+            rows = once.take(places)
+            kept[str(rows.words("kind").tolist()[0]), int(rows["group_size"][0]), data.nodes][data.cell.name] = rows
+    return dict(kept)
 
 
-def _trace_panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSources) -> None:
-    for index, (cell, rows) in enumerate(own.groupby("cell", sort=False)):
-        rates = rows.groupby("bytes")["busbw_gb_per_s"].agg(["median", "min", "max"]).astype(float)
-        sizes = rates.index.to_numpy(dtype=float)
-        spread = [rates["median"] - rates["min"], rates["max"] - rates["median"]]
+def _trace_panel(axes: Axes, kind: str, ranks: int, by_cell: Mapping[str, Table], sources: CostSources) -> None:
+    for index, (cell, rows) in enumerate(by_cell.items()):
+        sizes = rows.group("bytes", in_order=True)
+        rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
+        medians = np.array([np.median(one) for one in rates])
+        spread = [medians - [one.min() for one in rates], [one.max() for one in rates] - medians]
         axes.errorbar(
-            sizes, rates["median"], yerr=np.array(spread), fmt=MARKERS[index % len(MARKERS)], markersize=5, capsize=2,
-            color=COLOURS["transfer"], mfc=COLOURS["transfer"] if index == 0 else "none", label=f"trace, {cell}",
+            rows["bytes"][sizes.first].astype(float), medians, yerr=np.array(spread), fmt=MARKERS[index % len(MARKERS)],
+            markersize=5, capsize=2, color=COLOURS["transfer"], mfc=COLOURS["transfer"] if index == 0 else "none",
+            label=f"trace, {cell}",
         )  # fmt: skip
+    sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
     fit, link = sources.fit(kind, ranks, "shortest"), sources.of_kind(kind).link(ranks)
-    low, high = np.log10(float(own["bytes"].min())), np.log10(float(own["bytes"].max()))
+    low, high = np.log10(float(sizes_bytes.min())), np.log10(float(sizes_bytes.max()))
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)  # so that a curve is visible next to a single size
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
-    draw_models(axes, sizes_drawn, str(own["moved_as"].iloc[0]), ranks, fit, link)
+    carried_as = str(next(iter(by_cell.values())).words("moved_as").tolist()[0])
+    draw_models(axes, sizes_drawn, carried_as, ranks, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
     over = "" if sources.nodes == 1 else f" of a job over {sources.nodes} nodes"

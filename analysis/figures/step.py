@@ -1,9 +1,9 @@
 """A step's time as figures: its ledger, its phases, communication next to the shortcuts' estimates, DP next to DDP, and waits."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,6 +16,9 @@ from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _Parts = Mapping[str, tuple[Sequence[float], str]]  # by label: a value for each bar, and the colour
 _EXPOSED = {
@@ -271,11 +274,13 @@ def wait_strip(run: RunData) -> Figure | None:
     return figure
 
 
-def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
+def wait_strips(data: CellData) -> "dict[str, pd.DataFrame]":
     """Exposed waits by rank (row, its first where several share one) and (repeat, whole step), microseconds; NaN: not known.
 
     "waits": how long the rank waits. "is waited for": how long the others wait for it on average, 0 where they do not.
     """
+    import pandas as pd
+
     windows, parts = data.whole_windows, data.tables.exposed_parts
     steps = windows.take(windows.known("rank") & windows.known("step") & windows.known("exposed_wait_us"))
     waits = parts.take(parts.words("part").isin("wait")).within(steps, STEP_KEYS)
@@ -299,7 +304,7 @@ def wait_strips(data: CellData) -> dict[str, pd.DataFrame]:
     return strips
 
 
-def _strip_panel(figure: Figure, axes: Axes, title: str, strip: pd.DataFrame) -> None:
+def _strip_panel(figure: Figure, axes: Axes, title: str, strip: "pd.DataFrame") -> None:
     unit = choose_unit("time", [float(np.nanmax(strip.to_numpy()))])
     together = int(strip.index[1] - strip.index[0])
     extent = (-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5)

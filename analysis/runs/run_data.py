@@ -84,7 +84,7 @@ def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
                 if (found := len({rank.rank for rank in ranks})) != cell.processes:
                     missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
                 else:
-                    samples = Table.from_frame(folder.samples(ranks)).assign(repeat=index)
+                    samples = Table.of(**folder.samples(ranks)).assign(repeat=index)
                     one = replace(one, ranks=ranks, samples=samples)
             except (OSError, ValueError, DpscopeError) as error:
                 missing = " ".join(str(error).split())

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
@@ -218,6 +217,8 @@ def training_content(data: TrainingData) -> dict[str, object]:
 
 def training_csv(data: TrainingData) -> str:
     """One row per cell with its accuracy and times over seeds; `missing` is the reason for NA."""
+    import pandas as pd
+
     return str(pd.DataFrame(cell_records(data)).to_csv(index=False, na_rep=NA))
 
 

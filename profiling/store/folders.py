@@ -12,9 +12,10 @@ profiling/store/training_folders.py describes the files of `dpscope train`.
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -33,8 +34,6 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import decodes, natural_order, read_json, read_json_if_there
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from dpscope.profiling.records.training import TrainManifest
 
 # of a folder in cells, in which an attached job's processes collect their measurements
@@ -137,18 +136,25 @@ class _Ended(msgspec.Struct):
     status: CellStatus
 
 
-def _sound_samples(samples: "pd.DataFrame", path: Path) -> "pd.DataFrame":
-    """The samples; raises DpscopeError for a number that cannot have been measured."""
-    counts, times = ("epoch", "step", "samples"), ("step_us", "data_wait_us")
-    for column in (one for one in (*counts, *times) if one in samples):
-        known = samples[column].dropna()
-        if known.dtype.kind not in ("iu" if column in counts else "iuf"):
-            raise DpscopeError(f"{path}: its column {column} does not hold {'whole ' * (column in counts)}numbers")
-        if len(wrong := known[~known.between(0, MOST_COUNT)]):
-            raise DpscopeError(f"{path}: {column} is {wrong.iloc[0]:g} in {counted(len(wrong), 'row')}")
-    if len(missing := {"measuring_pass", "step", "step_us", "samples"} - {*samples.columns}):
+_COUNTS, _TIMES = ("epoch", "step", "samples"), ("step_us", "data_wait_us")
+
+
+def _sound_samples(path: Path) -> dict[str, list[Any]]:
+    """A process's samples by column; raises DpscopeError for a number that cannot have been measured."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        columns: dict[str, list[Any]] = file.read().to_pydict()  # as arrays they would import pandas
+    names = ("measuring_pass", *_COUNTS, *_TIMES)
+    if missing := [name for name in names if name not in columns]:
         raise DpscopeError(f"{path}: it has no column {', '.join(sorted(missing))}")
-    return samples
+    for name in (*_COUNTS, *_TIMES):
+        known = [value for value in columns[name] if value is not None]
+        if not all(isinstance(value, int if name in _COUNTS else int | float) for value in known):
+            raise DpscopeError(f"{path}: its column {name} does not hold {'whole ' * (name in _COUNTS)}numbers")
+        if wrong := [value for value in known if value < 0 or value > MOST_COUNT]:
+            raise DpscopeError(f"{path}: {name} is {wrong[0]:g} in {counted(len(wrong), 'row')}")
+    return {name: columns[name] for name in names}
 
 
 class RepeatFolder(JobFolder):
@@ -180,13 +186,14 @@ class RepeatFolder(JobFolder):
         found = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
         return sorted(found, key=lambda result: result.rank)
 
-    def samples(self, ranks: Sequence[RankResult]) -> "pd.DataFrame":
-        """These ranks' samples: the columns of `instruments.step_timer` plus `rank`; empty frame when there are none."""
-        import pandas as pd
-
-        paths = {one.rank: self.samples_path(one.node, one.rank) for one in ranks}
-        frames = [_sound_samples(pd.read_parquet(path), path).assign(rank=rank) for rank, path in paths.items()]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    def samples(self, ranks: Sequence[RankResult]) -> dict[str, list[Any]]:
+        """These ranks' samples by column: those of `instruments.step_timer` plus `rank`; None for a missing value."""
+        columns: defaultdict[str, list[Any]] = defaultdict(list)
+        for one in ranks:
+            own = _sound_samples(self.samples_path(one.node, one.rank))
+            for name, values in {**own, "rank": [one.rank] * len(own["step"])}.items():
+                columns[name] += values
+        return dict(columns)
 
     def traces(self, folder: str = "traces") -> list[Path]:
         return sorted((self.path / folder).glob(f"*{TRACE_SUFFIX}"), key=natural_order)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpscope.launch.jobs import torchrun
@@ -32,7 +33,7 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
             ranks = folder.ranks()
             assert [rank.rank for rank in ranks] == list(range(planned.cell.processes))
             assert len(folder.traces()) == planned.cell.processes
-            samples = folder.samples(ranks)
+            samples = pd.DataFrame(folder.samples(ranks))
             counts = samples.groupby(["rank", "measuring_pass"]).size()
             assert set(counts.index.get_level_values("rank")) == set(range(planned.cell.processes))
             assert (counts.xs("timed", level="measuring_pass") == 4).all()

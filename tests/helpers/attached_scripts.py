@@ -84,7 +84,7 @@ def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
     (planned,) = RunFolder(out).manifest().plan
     ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
     (rank,) = repeat.ranks()
-    return planned.cell, repeat, rank, repeat.samples([rank])
+    return planned.cell, repeat, rank, pd.DataFrame(repeat.samples([rank]))
 
 
 def timed_steps(samples: pd.DataFrame) -> list[int]:

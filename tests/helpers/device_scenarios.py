@@ -67,7 +67,7 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     return {
         "rank": json.loads(folder.rank_path(place.node, place.rank).read_bytes()),
         "passes": passes,
-        "samples": samples[["measuring_pass", "step_us"]].values.tolist(),
+        "samples": [list(row) for row in zip(samples["measuring_pass"], samples["step_us"], strict=True)],
         "counted": len(read_json(counters, list)) if counters.exists() else 0,
         "traces": [path.name for path in folder.traces()],
     }

@@ -48,14 +48,14 @@ analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ran
   profiling/{machine,records,store}
 analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
   profiling/{machine,records}
-analysis/figures: analysis/{cells,costs,runs,stats,text,training} profiling/{records,store}
+analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/reading profiling/{records,store}
 analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
 analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}
   analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if profiling/{machine,records,store}
 analysis/equality: analysis/text profiling/{records,store}
-analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,stats,text,training}
+analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,text,training}
   analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{machine,records,store}
 analysis: analysis/{cells,output,partials,report,runs} analysis/traces/{merge,ranks,reading,steps}
