@@ -100,7 +100,7 @@ frameworks: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/launch/attach/test_frameworks.py
 
 docs: $(VENV)/.installed
-	$(BIN)/python docs/_tools/published_docs.py
+	$(BIN)/python examples/published/audit.py
 	$(BIN)/python docs/_tools/cell_values.py
 	$(BIN)/python docs/_tools/pages.py
 	$(BIN)/python docs/_tools/commands_docs.py

@@ -130,7 +130,7 @@ _UNSOUND = ("ideal_split", "same_total")
 _AT_LOCAL_BATCH = ("weak", "same_local_batch")
 
 
-def estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
+def epoch_estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
     """Every estimate of every multi-device row of a table, in its order."""
     baselines = Baselines(rows)
     return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, baselines)]

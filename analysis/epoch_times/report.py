@@ -3,17 +3,14 @@
 import csv
 import io
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
-from dpscope.analysis.epoch_times.claims import AuditedClaim, Claim, audit_claims, read_claims
 from dpscope.analysis.epoch_times.epoch_time import layout, place
-from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, estimates, law_fits, misuse_sentence
+from dpscope.analysis.epoch_times.estimates import EpochEstimate, EpochLaw, epoch_estimates, law_fits, misuse_sentence
 from dpscope.analysis.epoch_times.findings import by_run, table_findings
 from dpscope.analysis.epoch_times.predict import Predicted, prediction_table, predictions
 from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
@@ -39,29 +36,27 @@ LEGEND = (
 
 
 class EstimateReport(NamedTuple):
-    """Results from a table of epoch times; `claims` is None if there is no table of claims."""
+    """Results from a table of epoch times."""
 
     estimates: list[EpochEstimate]
     laws: list[EpochLaw]
     findings: list[Finding]
-    claims: list[AuditedClaim] | None
 
 
-def estimate_report(table: EpochTable, claims: Sequence[Claim] | None = None) -> EstimateReport:
-    """Estimates, laws and findings of a table, and an audit of values derived from it."""
-    found, audited = estimates(table.rows), audit_claims(table.rows, claims or [])
-    findings = table_findings(table, found) + claim_findings(audited)
-    return EstimateReport(found, law_fits(table.rows, found), findings, None if claims is None else audited)
+def estimate_report(table: EpochTable) -> EstimateReport:
+    """Estimates, laws and findings of a table."""
+    found = epoch_estimates(table.rows)
+    return EstimateReport(found, law_fits(table.rows, found), table_findings(table, found))
 
 
-def run_estimate(table: Path, format: EstimateFormat, claims: Path | None = None) -> str:
-    """Read the files and render the report; ends with a line break.
+def run_estimate(table: Path, format: EstimateFormat) -> str:
+    """Read the file and render the report; ends with a line break.
 
-    `json` is an object with the lists estimates, laws, findings and, with `claims`, claims; `csv` holds the estimates, or with
-    `claims` the audited claims; `table` fits 80 columns. Raises DpscopeError for a file that cannot be read.
+    `json` is an object with the lists estimates, laws and findings; `csv` holds the estimates; `table` fits 80 columns. Raises
+    DpscopeError for a file that cannot be read.
     """
-    report = estimate_report(read_epoch_times(table), None if claims is None else read_claims(claims))
-    return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": as_markdown}[format](report)
+    report = estimate_report(read_epoch_times(table))
+    return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": estimate_markdown}[format](report)
 
 
 def run_prediction(table: Path, devices: str, format: EstimateFormat) -> str | TextTable:
@@ -93,16 +88,12 @@ def as_json(report: EstimateReport) -> str:
         "laws": [one._asdict() for one in report.laws],
         "findings": report.findings,
     }
-    if report.claims is not None:
-        content["claims"] = [one.record() for one in report.claims]
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
 
 def as_csv(report: EstimateReport) -> str:
-    """One row per audited claim if there are claims, or else per estimate; unknown cells are empty."""
+    """One row per estimate; unknown cells are empty."""
     rows: list[dict[str, object]] = [{**one._asdict(), "sound": str(one.sound).lower()} for one in report.estimates]
-    if report.claims is not None:
-        rows = [one.record() for one in report.claims]
     return _csv(rows, EpochEstimate._fields)
 
 
@@ -127,14 +118,6 @@ def as_text(report: EstimateReport) -> str:
         lines.append("")
     overview = LEGEND if report.estimates else "No row with several devices: nothing to estimate."
     lines += [*_wrapped(overview), ""]
-    if report.claims is not None:
-        counts = Counter(one.verdict for one in report.claims)
-        reproduced = sum(one.agreement in ("digits", "truncated") for one in report.claims)
-        verdicts = (
-            f"{counted(len(report.claims), 'claim')}: {reproduced} agree with their stated method; {counts['holds']} hold, "
-            f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
-        )
-        lines += [*_wrapped(verdicts), ""]
     for finding in report.findings:
         lines += _wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
         lines += _wrapped(f"-> {finding.next_step}", "     ", first="  ")
@@ -219,17 +202,13 @@ def _law_cells(law: EpochLaw) -> tuple[str, ...]:
     )
 
 
-def as_markdown(report: EstimateReport) -> str:
+def estimate_markdown(report: EstimateReport) -> str:
     """Tables of the sound estimates, then the findings."""
     lines = ["# Estimates from epoch times", ""]
     laws = dict(by_run(report.laws))
     for where, table in overview_tables(report.estimates).items():
         lines += [f"## {where}", "", *table, ""]
         lines += [*law_table(laws[where]), ""] if where in laws else []
-    claims = report.claims or []
-    for study in dict.fromkeys(one.claim.study for one in claims):
-        table = claim_table([one for one in claims if one.claim.study == study])
-        lines += [f"## Claims of {place(study, None)}", "", *table, ""]
     lines += ["## Findings", "", *finding_list(report.findings)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -245,27 +224,6 @@ def law_table(laws: Sequence[EpochLaw]) -> list[str]:
         return []
     headings = ("run", "by", "batch_size", "N measured", f"law of {laws[0].scaling} scaling", "worst error", "predicts")
     return markdown_table(headings, [_law_cells(law) for law in laws])
-
-
-def claim_table(claims: Sequence[AuditedClaim]) -> list[str]:
-    """Markdown: each claim, what its method gives, and the sound value."""
-    headings = ("run", "claimed", "batch", "N", "printed", "method", "gives", "sound", "verdict")
-    return markdown_table(headings, [_claim_cells(one) for one in claims])
-
-
-def _claim_cells(one: AuditedClaim) -> tuple[str, ...]:
-    claim, unit = one.claim, "" if one.claim.unit == "1" else f" {one.claim.unit}"
-    return (
-        claim.run or "",
-        claim.quantity,
-        "" if claim.batch_size is None else str(claim.batch_size),
-        "" if claim.devices is None else str(claim.devices),
-        shortened(claim.printed_value) + unit,
-        f"`{claim.method}`",
-        significant(one.reproduced, 6) + (f" ({one.agreement})" if one.agreement in ("truncated", "differs") else ""),
-        one.reason if one.sound is None else significant(one.sound) + unit,
-        one.verdict.replace("_", " "),
-    )
 
 
 def finding_list(findings: Sequence[Finding]) -> list[str]:

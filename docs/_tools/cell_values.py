@@ -5,15 +5,13 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
-from dpscope.analysis.epoch_times.claims import Claim, read_claims
-from dpscope.analysis.epoch_times.epoch_time import EpochTime
-from dpscope.analysis.epoch_times.table import read_epoch_times
+from dpscope.analysis import EpochTime, read_epoch_times
 from dpscope.profiling.records.run import PublishedQuantity, PublishedValue
 from dpscope.profiling.store.files import write_text
 
@@ -25,22 +23,23 @@ _MEASURED = {name for part in get_args(PublishedQuantity) for name in get_args(p
 _STRATEGIES = ("single", "dp", "ddp")
 
 
-def cell_values(times: Sequence[EpochTime], claims: Sequence[Claim]) -> Iterator[PublishedValue]:
+def cell_values(times: Sequence[EpochTime], claims: Sequence[Mapping[str, str]]) -> Iterator[PublishedValue]:
     """What is of one cell and of a quantity that dpscope measures; an epoch that ran out of memory has no value."""
     for row in times:
         if row.epoch_seconds is not None:
             yield from _of_row(row, row.run, "epoch_seconds", row.epoch_seconds, "s", f"timed: {row.provenance}")
     for claim in claims:
-        quantity = _QUANTITIES.get(claim.quantity, claim.quantity)
+        quantity = _QUANTITIES.get(claim["quantity"], claim["quantity"])
         if quantity in _MEASURED:
             rows = [row for row in times if _speaks_of(claim, row)]
             for row in rows[:1]:  # of runs at the same setting, the first: they are of the same cell
-                yield from _of_row(row, claim.run, quantity, claim.value, claim.unit, claim.method)
+                value = float(claim["printed_value"])
+                yield from _of_row(row, claim["run"] or None, quantity, value, claim["unit"], claim["method"])
 
 
-def _speaks_of(claim: Claim, row: EpochTime) -> bool:
-    setting = (claim.study, claim.batch_size, claim.devices)
-    return setting == (row.study, row.batch_size, row.devices) and claim.run in (None, row.run)
+def _speaks_of(claim: Mapping[str, str], row: EpochTime) -> bool:
+    setting = (claim["study"], claim["batch_size"], claim["devices"])
+    return setting == (row.study, str(row.batch_size), str(row.devices)) and claim["run"] in ("", row.run)
 
 
 def _of_row(
@@ -65,6 +64,12 @@ def _of_row(
         "method": method,
     }
     yield msgspec.convert(value_of_cell, PublishedValue)
+
+
+def read_claims(path: Path) -> list[dict[str, str]]:
+    """The derived values, by column."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def as_csv(values: Iterator[PublishedValue]) -> str:

@@ -23,7 +23,7 @@ from dpscope.profiling.machine.link_specifications import (
     pcie_gb_per_s,
 )
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.estimate_codes import ClaimCode, EstimateCode
+from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -98,7 +98,6 @@ REGISTERED: dict[type[FindingCode], str] = {
     NcclCode: "What NCCL chose: `dpscope analyze --nccl-log`, `calibrate`",
     LearningCode: "Trainings and equal strategies: `dpscope train`, `equal`",
     EstimateCode: "Epoch times without traces: `dpscope estimate`",
-    ClaimCode: "Values derived from epoch times: `dpscope estimate --claims`",
 }
 
 _FINDINGS = """# Findings

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.commands.command import Idle, argument, open_console, option
+from dpscope.launch.commands.command import argument, open_console, option
 from dpscope.profiling.store.shown_text import write_out
-
-IDLE = (Idle("claims", "predict", "a prediction uses the times alone"),)
 
 
 def estimate(
@@ -14,9 +12,6 @@ def estimate(
         "CSV of epoch times (strategy, batch_size, devices, epoch_seconds, ...) or of step times (ranks, step_ms, ...)"
     ),
     predict: str | None = option("device counts or layouts to predict the time of, such as 8,16 or 2x8"),
-    claims: Path | None = option(
-        "CSV of values derived from them, to audit: quantity, method, printed_value, unit, ..."
-    ),
     output_format: Literal["table", "json", "csv", "markdown"] = option("what to print", "--format", default="table"),
 ) -> None:
     from dpscope.analysis.epoch_times.report import run_estimate, run_prediction
@@ -29,4 +24,4 @@ def estimate(
         else:
             print_table(open_console(), answer)
         return
-    write_out(run_estimate(table, output_format, claims).rstrip() + "\n")
+    write_out(run_estimate(table, output_format).rstrip() + "\n")

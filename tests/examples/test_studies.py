@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from docs._tools.cell_values import as_csv, cell_values
-from dpscope.analysis.epoch_times.claims import read_claims
-from dpscope.analysis.epoch_times.table import read_epoch_times
+from docs._tools.cell_values import as_csv, cell_values, read_claims
+from dpscope.analysis import read_epoch_times
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTime
-from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates, law_fits
+from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, epoch_estimates, law_fits
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
@@ -54,7 +54,9 @@ def pick(found: list[EpochEstimate], quantity: str, method: str, *setting: objec
 
 
 def test_sound_communication_of_the_published_tables() -> None:
-    found = [e for e in estimates(ROWS) if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")]
+    found = [
+        e for e in epoch_estimates(ROWS) if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")
+    ]
     assert len(found) == 32  # one per multi-device row
     sound = {e[:5]: e.value for e in found if e.sound}
     assert sound == {key: pytest.approx(value, abs=5e-5) for key, value in SOUND_SECONDS.items()}
@@ -65,7 +67,7 @@ def test_sound_communication_of_the_published_tables() -> None:
 
 
 def test_shortcuts_are_never_sound() -> None:
-    found = [e for e in estimates(ROWS) if e.method in ("ideal_split", "same_total")]
+    found = [e for e in epoch_estimates(ROWS) if e.method in ("ideal_split", "same_total")]
     assert len(found) == 32 * 3
     assert not any(e.sound for e in found)
     # 10.108532428741455 - 19.66075325012207 of the sweep
@@ -75,7 +77,7 @@ def test_shortcuts_are_never_sound() -> None:
 
 def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
     # Whole seconds: 9 +- 1 minus (13 +- 1)/2 is 2.5 +- 1.5.
-    found, of_512 = estimates(ROWS), ("coursework_cluster", None, "dp", 512, 2)
+    found, of_512 = epoch_estimates(ROWS), ("coursework_cluster", None, "dp", 512, 2)
     assert pick(found, "communication_seconds", "ideal_split", *of_512)[7:10] == (2.5, 1.0, 4.0)
     assert pick(found, "speedup", "strong", *of_512)[7:10] == (13 / 9, 1.2, 1.75)  # 13/9, from 12/10 to 14/8
     total = pick(found, "communication_seconds", "same_total", "coursework_cluster", None, "dp", 128, 2)
@@ -86,12 +88,12 @@ def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
     # 2 +- 1 s over 1 +- 1 s: from 1/2, and unbounded above.
     text = "strategy,batch_size,batch_size_is,devices,epoch_seconds,resolution_s\n"
     rows = table(tmp_path, text + "single,8,global,1,2,1\nddp,8,global,2,1,1\n")
-    assert pick(estimates(rows), "speedup", "strong")[7:10] == (2.0, 0.5, None)
+    assert pick(epoch_estimates(rows), "speedup", "strong")[7:10] == (2.0, 0.5, None)
     assert rows[1]._replace(epoch_seconds=0.4).seconds == (0.4, 0.0, 1.4)
 
 
 def test_ratios_use_the_runs_single_time_and_subtractions_its_sweep() -> None:
-    found, setting = estimates(ROWS), ("coursework_l4", "second", "dp", 512, 4)
+    found, setting = epoch_estimates(ROWS), ("coursework_l4", "second", "dp", 512, 4)
     assert pick(found, "speedup", "strong", *setting).value == pytest.approx(19.77684736251831 / 10.108532428741455)
     communication = pick(found, "communication_seconds", "same_local_batch", *setting)
     assert communication.value == pytest.approx(10.108532428741455 - 17.627889394760132 / 4)
@@ -106,7 +108,9 @@ def test_effective_bandwidth_by_hand(tmp_path: Path) -> None:
     head = "strategy,batch_size,batch_size_is,devices,epoch_seconds,parameters,samples_per_epoch\n"
     rows = "single,10,per_device,1,10,1000000,1000\n{},10,per_device,2,7,1000000,1000\n"
     for strategy, expected in (("ddp", 0.1), ("dp", 0.2), ("fsdp", None)):
-        rate = pick(estimates(table(tmp_path, head + rows.format(strategy))), "effective_bandwidth", "same_local_batch")
+        rate = pick(
+            epoch_estimates(table(tmp_path, head + rows.format(strategy))), "effective_bandwidth", "same_local_batch"
+        )
         assert (rate.value, rate.sound) == (expected and pytest.approx(expected), expected is not None)
     assert "what this strategy moves" in rate.reason
 
@@ -114,7 +118,7 @@ def test_effective_bandwidth_by_hand(tmp_path: Path) -> None:
 def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:
     # Global 64 on 2: strong against T_1(64) = 8, weak against T_1(32) = 10.
     rows = "single,64,global,1,8\nsingle,32,global,1,10\nddp,64,global,2,5\n"
-    found = estimates(table(tmp_path, HEAD + rows))
+    found = epoch_estimates(table(tmp_path, HEAD + rows))
     for quantity, method, value in (
         ("speedup", "strong", 1.6),
         ("efficiency", "strong", 0.8),
@@ -123,7 +127,7 @@ def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:
         ("effective_bandwidth", "same_local_batch", None),  # never infinite
     ):
         assert pick(found, quantity, method).value == value
-    found = estimates(table(tmp_path, "strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\nddp,32,2,6\n"))
+    found = epoch_estimates(table(tmp_path, "strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\nddp,32,2,6\n"))
     assert pick(found, "speedup", "same_batch_size").value == pytest.approx(10 / 6)
     for quantity, method in (("speedup", "strong"), ("speedup", "weak"), ("communication_seconds", "same_local_batch")):
         unknown = pick(found, quantity, method)
@@ -141,7 +145,7 @@ def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:
     ],
 )
 def test_why_there_is_no_sound_value(tmp_path: Path, rows: str, reason: str) -> None:
-    unknown = pick(estimates(table(tmp_path, HEAD + rows)), "communication_seconds", "same_local_batch")
+    unknown = pick(epoch_estimates(table(tmp_path, HEAD + rows)), "communication_seconds", "same_local_batch")
     assert unknown.value is None
     assert reason in unknown.reason
 
@@ -149,7 +153,7 @@ def test_why_there_is_no_sound_value(tmp_path: Path, rows: str, reason: str) -> 
 def test_batch_above_the_data_set_is_not_sound(tmp_path: Path) -> None:
     head = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epoch\n"
     rows = "single,80,per_device,1,10,100\nddp,80,per_device,2,6,100\n"
-    found = estimates(table(tmp_path, head + rows))
+    found = epoch_estimates(table(tmp_path, head + rows))
     for quantity in ("speedup", "communication_seconds", "compute_seconds", "effective_bandwidth"):
         method = "weak" if quantity == "speedup" else "same_local_batch"
         assert not pick(found, quantity, method).sound
@@ -159,14 +163,14 @@ def test_batch_above_the_data_set_is_not_sound(tmp_path: Path) -> None:
 def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path: Path) -> None:
     head = "run,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
     own_run = table(tmp_path, head + "base,single,32,per_device,1,10\nmany,ddp,32,per_device,2,6\n")
-    found = pick(estimates(own_run), "communication_seconds", "same_local_batch")
+    found = pick(epoch_estimates(own_run), "communication_seconds", "same_local_batch")
     assert (found.value, "of run base" in found.reason) == (1.0, True)
     same_strategy = table(tmp_path, head + ",ddp,32,per_device,1,10\n,ddp,32,per_device,2,6\n")
-    assert pick(estimates(same_strategy), "communication_seconds", "same_local_batch").value == 1.0
+    assert pick(epoch_estimates(same_strategy), "communication_seconds", "same_local_batch").value == 1.0
     two_runs = head + "a,single,32,per_device,1,10\nb,single,32,per_device,1,9\nmany,ddp,32,per_device,2,6\n"
     other_data = "dataset" + head[3:] + "A,single,32,per_device,1,10\nB,ddp,32,per_device,2,6\n"
     for text in (two_runs, other_data):
-        assert pick(estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch").value is None
+        assert pick(epoch_estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch").value is None
 
 
 _SECONDS = st.one_of(st.none(), st.floats(1e-3, 1e6))
@@ -194,7 +198,7 @@ def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[t
         frame = frame.drop(columns=["resolution_s", "parameters", "batch_size_is"])
     text = io.StringIO()
     frame.astype({"samples_per_epoch": "Int64"}).to_csv(text, index=False)
-    found = estimates(table(tmp_path, text.getvalue()))
+    found = epoch_estimates(table(tmp_path, text.getvalue()))
     assert len(found) >= 10 * int((frame["devices"] > 1).sum())
     for estimate in found:
         assert estimate.quantity in UNITS
@@ -227,7 +231,7 @@ EQUAL = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epo
 def test_equal_steps_at_a_batch_per_device_are_n_times_the_samples(tmp_path: Path, single: str, several: str) -> None:
     """Four devices take 100 s for what one does in 4 x 60 s: 2.4x, 0.6 efficient, 100 - 60 s added."""
     rows = table(tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,100,{several}\n")
-    found = estimates(rows)
+    found = epoch_estimates(rows)
     for quantity, method, value in (
         ("speedup", "weak", 2.4),
         ("efficiency", "weak", 0.6),
@@ -247,20 +251,20 @@ def test_equal_steps_at_a_batch_per_device_are_n_times_the_samples(tmp_path: Pat
 def test_epochs_that_are_divided_hold_equal_samples(tmp_path: Path, single: str, several: str) -> None:
     """782 steps on one device are 195.5 on four: with or without the last, partial batch."""
     rows = table(tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,20,{several}\n")
-    assert pick(estimates(rows), "speedup", "weak").value == pytest.approx(3.0)
+    assert pick(epoch_estimates(rows), "speedup", "weak").value == pytest.approx(3.0)
 
 
 def test_an_epoch_of_unknown_length_is_asked_about(tmp_path: Path) -> None:
     """0.6 of equal samples is 2.4 of equal steps; four times as fast cannot be of equal steps."""
     rows = "single,64,per_device,1,60\nddp,64,per_device,4,{}\n"
-    found = estimates(table(tmp_path, HEAD + rows.format(100)))
+    found = epoch_estimates(table(tmp_path, HEAD + rows.format(100)))
     for quantity, method in (("speedup", "weak"), ("communication_seconds", "same_local_batch")):
         unknown = pick(found, quantity, method)
         assert (unknown.value, unknown.sound) == (None, False)
         assert "a speedup of 0.60 if" in unknown.reason
         assert "of 2.40 if" in unknown.reason
         assert "give samples_per_epoch or steps_per_epoch" in unknown.reason
-    assert pick(estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value == 3.0
+    assert pick(epoch_estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value == 3.0
 
 
 def test_series_of_full_nodes_and_of_sparse_nodes_have_laws_of_their_own(tmp_path: Path) -> None:
@@ -270,7 +274,7 @@ def test_series_of_full_nodes_and_of_sparse_nodes_have_laws_of_their_own(tmp_pat
         "ddp,64,per_device,2,2,50\nddp,64,per_device,4,4,31\n"
     )
     times = table(tmp_path, rows)
-    full, sparse = law_fits(times, estimates(times))
+    full, sparse = law_fits(times, epoch_estimates(times))
     assert full.speedups == {2: pytest.approx(80 / 42), 4: pytest.approx(80 / 22), 8: pytest.approx(80 / 12)}
     assert sparse.speedups == {2: pytest.approx(1.6), 4: pytest.approx(80 / 31)}
     assert (full.devices_per_node, sparse.devices_per_node) == (None, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.epoch_times.estimates import estimates
+from dpscope.analysis.epoch_times.estimates import epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.profiling.records.estimate_codes import EstimateCode
@@ -113,7 +113,7 @@ def test_a_misspelt_column_gets_a_suggestion(tmp_path: Path) -> None:
 
 def found_in(path: Path) -> list[Finding]:
     table = read_epoch_times(path)
-    return table_findings(table, estimates(table.rows))
+    return table_findings(table, epoch_estimates(table.rows))
 
 
 # 10 s at 8 on each of 2 devices for 8 s on one: 0.8x, or 1.6x with equal steps. 4 s are 2x.

@@ -4,26 +4,19 @@ A claim states its method as a short formula, such as `TN-T1/N` or `printed spee
 included. K is the number of parameters, N the devices, T an epoch time, and `printed x` another claim of the same setting.
 """
 
+import csv
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
-from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.baselines import Baselines
-from dpscope.analysis.epoch_times.epoch_time import EpochTime
-from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
-from dpscope.analysis.stats.scaling_laws import amdahl_speedup
-from dpscope.analysis.text.csv_rows import CsvRow, read_rows
-from dpscope.profiling.machine.link_specifications import gpu_model, model_link
-from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.records.strategies import traits_of
+from dpscope.analysis import EpochEstimate, EpochTime, epoch_estimates
 
-CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")
-"""Required; study, run, strategy, batch_size and devices are optional."""
+BYTES_PER_PARAMETER = 4
+LINKS_GB_PER_S = {"4x NVIDIA L4": ("PCIe 4.0 x16", 16 * (128 / 130) / 8 * 16)}
+"""The link between the GPUs of a study's hardware: 16 lanes of 16 GT/s at 128b/130b (PCI Express Base Specification 4.0)."""
 UNIT_SIZES = {
     "1": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "GiB": 2.0**30, "GiB/s": 2.0**30, "GB": 1e9, "GB/s": 1e9, "MB": 1e6,
     "MB/s": 1e6, "elements": 1.0, "1e9 elements/s": 1e9,
@@ -36,7 +29,6 @@ class Claim(NamedTuple):
 
     study: str | None
     run: str | None
-    strategy: str | None
     quantity: str
     method: str
     batch_size: int | None
@@ -62,26 +54,21 @@ class NotComputable(Exception):  # noqa: N818 (an answer, not a fault)
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Read and check a table of derived values; raises DpscopeError for a file that is not such a table."""
-    return [_claim(row) for row in read_rows(path, CLAIM_COLUMNS)[1]]
+    """The rows of a table of derived values, such as derived_values.csv."""
+    with path.open(newline="") as file:
+        return [_claim(row) for row in csv.DictReader(file)]
 
 
-def _claim(row: CsvRow) -> Claim:
-    row.decimal("printed_value", lambda value: True, "the number as it was printed")
-    quantity, method, printed, unit = map(row.required_text, CLAIM_COLUMNS)
-    strategy = row.text("strategy")
-    batch_size, devices = row.whole("batch_size"), row.whole("devices")
-    named = (row.text("study"), row.text("run"), strategy.lower() if strategy else None)
-    return Claim(*named, quantity, method, batch_size, devices, printed, unit)
+def _claim(row: dict[str, str]) -> Claim:
+    batch_size, devices = (int(row[name]) if row[name] else None for name in ("batch_size", "devices"))
+    named = (row["study"] or None, row["run"] or None, row["quantity"], row["method"])
+    return Claim(*named, batch_size, devices, row["printed_value"], row["unit"])
 
 
 def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
     """Audit every claim against the epoch times that it was derived from."""
-    found: dict[tuple[object, ...], EpochEstimate] = {
-        (*one.setting, one.quantity, one.method): one for one in estimates(rows)
-    }
-    baselines = Baselines(rows)
-    return [AuditedClaim(claim, rows, claims, found, baselines) for claim in claims]
+    found = {(*one.setting, one.quantity, one.method): one for one in epoch_estimates(rows)}
+    return [AuditedClaim(claim, rows, claims, found) for claim in claims]
 
 
 def claim_holds(claim: Claim, sound: float) -> bool:
@@ -146,8 +133,8 @@ def _sound_value(one: "AuditedClaim") -> tuple[float, str]:
     if quantity in ("effective_bandwidth", "bandwidth", "utilisation"):
         rate_gb_per_s, reason = one.estimated("effective_bandwidth", "same_local_batch")
         if quantity == "utilisation":
-            peak = link_peak(one.row.hardware)
-            return rate_gb_per_s / peak.gb_per_s, f"of {peak.gb_per_s:.1f} GB/s ({peak.name}); {reason}"
+            link, peak = link_peak(one.row.hardware)
+            return rate_gb_per_s / peak, f"of {peak:.1f} GB/s ({link}); {reason}"
         return rate_gb_per_s * 1e9 / (BYTES_PER_PARAMETER if "elements" in unit else 1), reason
     if quantity in ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds"):
         return _traffic(one)
@@ -162,25 +149,27 @@ def _traffic(one: "AuditedClaim") -> tuple[float, str]:
     """What the strategy moves: bytes of a step, elements of an epoch, or seconds of a step at the link's peak."""
     quantity = one.claim.quantity
     row = one.row if one.claim.batch_size is not None else one.any_row
-    step_bytes = moved_bytes_per_step(row)
-    if step_bytes is None:
-        raise NotComputable(f"it is unknown what {row.strategy} moves")
-    what = "DP moves parameters out and gradients back" if traits_of(row.strategy).peer_copies else "ring all-reduce"
+    is_dp = row.strategy == "dp"
+    model_bytes = BYTES_PER_PARAMETER * one.parameters
+    step_bytes = 2.0 * model_bytes if is_dp else one.ring_bytes
+    what = "DP moves parameters out and gradients back" if is_dp else "ring all-reduce"
     if quantity == "allreduce_volume":
         return step_bytes, f"{what}, bytes of a step"
     if quantity == "elements_per_epoch":
-        return one.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {counted(one.steps, 'step')}"
-    peak = link_peak(row.hardware)
-    return step_bytes / (peak.gb_per_s * 1e9), f"{what}; one step at {peak.gb_per_s:.1f} GB/s ({peak.name})"
+        return one.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {one.steps:,} steps"
+    link, peak = link_peak(row.hardware)
+    return step_bytes / (peak * 1e9), f"{what}; one step at {peak:.1f} GB/s ({link})"
 
 
-def link_peak(hardware: str | None) -> LinkRate:
-    """The link between GPUs that have only PCIe; raises NotComputable for others and for unknown hardware."""
-    model = gpu_model(hardware)
-    peak = model_link(model) if model is not None and model.nvlink is None else None
-    if peak is None:
+def link_peak(hardware: str | None) -> tuple[str, float]:
+    """The link between the GPUs, and its rate in one direction in GB/s; raises NotComputable for unknown hardware."""
+    if hardware not in LINKS_GB_PER_S:
         raise NotComputable("the link of this hardware is not known")
-    return peak
+    return LINKS_GB_PER_S[hardware]
+
+
+def amdahl_speedup(serial_fraction: float, devices: int) -> float:
+    return 1 / (serial_fraction + (1 - serial_fraction) / devices)
 
 
 class AuditedClaim:
@@ -196,14 +185,13 @@ class AuditedClaim:
         claim: Claim,
         rows: Sequence[EpochTime],
         claims: Sequence[Claim],
-        found: Mapping[tuple[object, ...], EpochEstimate],
-        baselines: Baselines,
+        found: dict[tuple[object, ...], EpochEstimate],
     ) -> None:
-        """`found` are the estimates of all rows by setting, quantity and method, `baselines` those of all rows."""
+        """`found` are the estimates of all rows by setting, quantity and method."""
         self.claim = claim
         self._rows = [row for row in rows if row.study == claim.study]
         self._claims = [other for other in claims if other.study == claim.study and other is not claim]
-        self._estimates, self._baselines = found, baselines
+        self._estimates = found
         self.reproduced, self.not_reproduced = _reproduce(self)
         self.sound: float | None = None
         try:
@@ -218,7 +206,7 @@ class AuditedClaim:
 
     def record(self) -> dict[str, object]:
         """The claim with its audit, by column."""
-        stated = {name: value for name, value in self.claim._asdict().items() if name != "strategy"}
+        stated = self.claim._asdict()
         audit = {"reproduced": self.reproduced, "agreement": self.agreement, "sound_value": self.sound}
         return {**stated, **audit, "verdict": self.verdict, "reason": self.reason}
 
@@ -233,7 +221,7 @@ class AuditedClaim:
         """The one multi-device row that the claim is about."""
         found = [row for row in self._rows_at_devices if row.batch_size == self.claim.batch_size]
         if len(found) != 1:
-            raise NotComputable(f"the table has {counted(len(found), 'row') if found else 'no row'} for it")
+            raise NotComputable(f"the table has {len(found) or 'no'} row for it")
         return found[0]
 
     @property
@@ -247,7 +235,7 @@ class AuditedClaim:
     @property
     def _rows_at_devices(self) -> list[EpochTime]:
         claim, several = self.claim, [row for row in self._rows if 1 < row.devices == self.claim.devices]
-        return [row for row in several if claim.run in (None, row.run) and claim.strategy in (None, row.strategy)]
+        return [row for row in several if claim.run in (None, row.run)]
 
     @property
     def parameters(self) -> int:
@@ -260,7 +248,7 @@ class AuditedClaim:
     @property
     def ring_elements(self) -> float:
         """Elements that one device sends in a ring all-reduce of K elements: 2K(N-1)/N."""
-        return (bus_factor("all_reduce", self.devices) or 0.0) * self.parameters
+        return 2 * (self.devices - 1) / self.devices * self.parameters
 
     @property
     def ring_bytes(self) -> float:
@@ -280,11 +268,11 @@ class AuditedClaim:
 
     def t_1(self, run: str | None = None) -> float:
         """T_1 at the same number in `batch_size`, of the claim's run or the named one."""
-        row = self.row if run is None else self.row._replace(run=run)
-        single, note = self._baselines.find(row, row.batch_size, sweep_first=False)
-        if single is None or single.epoch_seconds is None:
-            raise NotComputable(note)
-        return single.epoch_seconds
+        run = run or self.row.run
+        found = [row for row in self._rows if (row.run, row.batch_size, row.devices) == (run, self.row.batch_size, 1)]
+        if len(found) != 1 or found[0].epoch_seconds is None:
+            raise NotComputable(f"no single-device time at batch {self.row.batch_size}")
+        return found[0].epoch_seconds
 
     @property
     def ratio(self) -> float:
