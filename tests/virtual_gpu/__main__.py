@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tests.virtual_gpu.build import build, find_wheels, why_not
-from tests.virtual_gpu.node import LIGHT_TORCHRUN, Device, Node, planted
+from tests.virtual_gpu.node import LIGHT_TORCHRUN, healthy_node, planted
 
 
 def main(count: int, command: list[str]) -> int:
@@ -15,10 +15,12 @@ def main(count: int, command: list[str]) -> int:
     reason = why_not(wheels)
     if reason or wheels is None:
         sys.exit(reason)
-    with tempfile.TemporaryDirectory(prefix="dpscope-node-") as folder:
-        node = Node(devices=(Device(),) * count)
-        with planted(node, build(wheels), Path(folder)) as there:
-            return subprocess.run(command, env={**there.environment, **LIGHT_TORCHRUN}, check=False).returncode
+    libraries = build(wheels)
+    with (
+        tempfile.TemporaryDirectory(prefix="dpscope-node-") as folder,
+        planted(healthy_node(count), libraries, Path(folder)) as node,
+    ):
+        return subprocess.run(command, env={**node.environment, **LIGHT_TORCHRUN}, check=False).returncode
 
 
 if __name__ == "__main__":

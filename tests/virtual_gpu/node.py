@@ -142,6 +142,11 @@ class Node:
     cuda_devices: int | None = None  # CUDA sees at most so many
 
 
+def healthy_node(count: int) -> Node:
+    """For the checks of real GPUs: the data of doctor's all-reduce (4 MiB) arrives, that of gradients takes no host's time."""
+    return Node(devices=(Device(),) * count, collectives=Collectives(largest_moved_bytes=4 * 2**20))
+
+
 @dataclass(frozen=True)
 class Truth:
     """What the node did, in the order of the processes' numbers and, in each, of the work's resolution."""

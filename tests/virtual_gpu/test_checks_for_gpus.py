@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 from tests.virtual_gpu.conftest import Plant
-from tests.virtual_gpu.node import LIGHT_TORCHRUN, Device, Node
+from tests.virtual_gpu.node import LIGHT_TORCHRUN, healthy_node
 
 CHECKS = ("launch-bound", "out_of_memory", "attach_on_all", "warnings")
 
 
 def test_checks_pass_on_a_healthy_node(plant: Plant, tmp_path: Path) -> None:
-    node = plant(Node(devices=(Device(),) * 2))
+    node = plant(healthy_node(2))
     variables = {"DPSCOPE_GPU_OUT": str(tmp_path), "DPSCOPE_GPU_PATIENCE": "4", **LIGHT_TORCHRUN}
     node.run("-m", "pytest", "-q", "tests/gpu", "-k", " or ".join(CHECKS), timeout_s=280, variables=variables)
     verdicts = [json.loads(line) for line in (tmp_path / "verdicts.jsonl").read_text().splitlines()]
