@@ -118,7 +118,7 @@ class TrainCheckpoints:
         apart = isinstance(wrapped, DistributedDataParallel) and not wrapped.broadcast_buffers
         own = {
             "generators": rng_states(self._devices),
-            "sums": state.sums.values.cpu(),
+            "sums": state.sums.values().cpu(),
             "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
         }
         ranks = [own] if self._group is None else gather_states(own, self._group)
@@ -167,11 +167,11 @@ class TrainCheckpoints:
         state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
         state.step.scaler.load_state_dict(content["scaler"])
         _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
-        state.sums.values.zero_()  # `learn_graph` has added its samples
+        state.sums.clear()  # `learn_graph` has added its samples
         if len(ranks) == place.world_size:
-            state.sums.values.copy_(ranks[place.rank]["sums"])
+            state.sums.restore(ranks[place.rank]["sums"])
         elif place.rank == 0:  # of another number of ranks, rank 0 takes the total
-            state.sums.values.copy_(torch.stack([one["sums"] for one in ranks]).sum(dim=0))
+            state.sums.restore(torch.stack([one["sums"] for one in ranks]).sum(dim=0))
         if own is not None:
             set_rng_states(own["generators"], self._devices)
 

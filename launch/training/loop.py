@@ -33,20 +33,35 @@ class LearningSums:
     """Sums over one process's samples, on its device, which is not synchronised until they are read."""
 
     def __init__(self, device: torch.device) -> None:
-        # Loss, correct answers, samples: whole numbers are exact in float64 up to 2^53.
-        self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        # Loss and correct answers: whole numbers are exact in float64 up to 2^53.
+        self._on_device = torch.zeros(2, dtype=torch.float64, device=device)
+        self._samples = 0  # known without the device
 
     def add(self, logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
         """Add samples with their mean loss; a sample of several tokens counts by its share of correct ones."""
         classes = -1 if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape else 1
         correct = (logits.argmax(dim=classes) == labels).sum()
-        self.values[0] += mean_loss.double() * len(labels)
-        self.values[1] += correct / max(1, labels[0].numel())
-        self.values[2] += len(labels)
+        self._on_device[0] += mean_loss.double() * len(labels)
+        self._on_device[1] += correct / max(1, labels[0].numel())
+        self._samples += len(labels)
+
+    def values(self) -> Tensor:
+        """Loss, correct answers, samples, on the device."""
+        values = self._on_device.new_tensor([0.0, 0.0, self._samples])
+        values[:2] = self._on_device
+        return values
+
+    def restore(self, values: Tensor) -> None:
+        self._on_device.copy_(values[:2])
+        self._samples = int(values[2])
+
+    def clear(self) -> None:
+        self._on_device.zero_()
+        self._samples = 0
 
     def over_all_processes(self) -> Learned:
         """Means over all processes of the job, which all must call this."""
-        total = self.values.clone()
+        total = self.values()
         if distributed.is_initialized():
             distributed.all_reduce(total)
         loss, correct, samples = total.tolist()

@@ -164,7 +164,7 @@ class _Training:
             state.schedule.after_epoch()
             state.epochs += 1
             state.steps, state.train_s = 0, 0.0
-            state.sums.values.zero_()
+            state.sums.clear()
             if self.checkpoints.after_epoch(state) and state.epochs < epochs:
                 return False
         return True

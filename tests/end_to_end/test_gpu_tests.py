@@ -98,7 +98,7 @@ def two_ranks(**first: Any) -> dict[str, Any]:
     rows = [
         {
             "cell": "c", "repeat": 0, "rank": rank, "step": 3, "kind": "all_reduce", "bytes": size, "transfer_us": 5.0,
-            "device": 0, "sequence": 7,
+            "device": 0, "sequence": 7, "group_size": 2,
         }
         for rank in (0, 1)
         for size in (600, 400)
@@ -155,10 +155,11 @@ def test_calibrated_rates_and_choices() -> None:
 
 
 def test_collectives_that_are_not_matched() -> None:
-    """Of whole steps, those between all ranks; a broadcast waits for its root alone."""
+    """Of whole steps, those between ranks; a broadcast waits for its root alone."""
     analysis = two_ranks(transfer_us=None)
-    analysis["collectives"] += [{**analysis["collectives"][0], "kind": "broadcast"}]
-    analysis["collectives"] += [{**analysis["collectives"][0], "step": 2}]
+    unmatched = analysis["collectives"][0]
+    others: tuple[dict[str, Any], ...] = ({"kind": "broadcast"}, {"step": 2}, {"group_size": 1})
+    analysis["collectives"] += [{**unmatched, **other} for other in others]
     assert gpu_checks.unmatched(analysis) == {"c": 1}
     assert gpu_checks.unmatched(two_ranks()) == {}
 

@@ -191,14 +191,15 @@ def calibration_problems(calibration: Calibration) -> list[str]:
 
 
 def unmatched(analysis: Analysis) -> dict[str, int]:
-    """The collectives of each cell's whole steps that are not matched across all ranks of their group, where there are any."""
+    """The collectives of each cell's whole steps that are not matched across the ranks of their group, where there are any."""
     whole = {
         (row["cell"], row["repeat"], row["rank"], row["step"]) for row in analysis["steps"] if not row["partial_window"]
     }
     found: Counter[str] = Counter()
     for row in analysis["collectives"]:
         in_whole = (row["cell"], row["repeat"], row["rank"], row["step"]) in whole
-        found[row["cell"]] += in_whole and row["kind"] in MATCHED and row["transfer_us"] is None
+        between_ranks = row["kind"] in MATCHED and row["group_size"] != 1
+        found[row["cell"]] += in_whole and between_ranks and row["transfer_us"] is None
     return dict(+found)
 
 
