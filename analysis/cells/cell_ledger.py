@@ -18,6 +18,8 @@ _VALUES = (
     *(f"added_{part}_us" for part in _CHANGES),
 )  # fmt: skip
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
+NOT_MATCHED = "needs matched collectives of every rank"
+ONE_PROCESS = "one process drives all devices: there are no ranks to match"
 _ZERO = "0 in every traced step: no interval"
 _NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or too few repeats: no interval"
 
@@ -114,5 +116,5 @@ def _reason(name: str, data: CellData) -> str:
     if not data.communication_known:
         return LOST
     if data.cell.traits.one_process:
-        return "copies within one process: no collective to match"
-    return "needs matched collectives of every rank"
+        return ONE_PROCESS
+    return NOT_MATCHED

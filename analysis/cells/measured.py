@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dpscope.analysis.cells.cell_ledger import LOST, put_ledger
+from dpscope.analysis.cells.cell_ledger import LOST, NOT_MATCHED, ONE_PROCESS, put_ledger
 from dpscope.analysis.cells.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE, STEP_MEANS, VALUE_RANGE
 from dpscope.analysis.cells.device_use import CpuPeaks, put_device_use
 from dpscope.analysis.cells.estimated import BANDWIDTH_COLUMNS, put_bandwidths, put_estimates, single_step_us
@@ -175,11 +175,8 @@ def _put_breakdown(row: RowBuilder, data: CellData) -> None:
     )
     for column, unknown in STEP_MEANS.items():
         row.put(unknown, **{column: means[column]})
-    in_process, no_match = (
-        "host copies within one process: no collective to match",
-        "needs matched collectives of every rank",
-    )
-    row.put(in_process if data.cell.traits.threaded else no_match, **{column: means[column] for column in _MATCHED})
+    unmatched = ONE_PROCESS if data.cell.traits.threaded else NOT_MATCHED
+    row.put(unmatched, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
         per_rank = every.group("rank", "device", in_order=True).means(every[f"{name}_us"])
         row.put_rank_range("not measured", f"{name}_us", stats.mean_range(per_rank[~np.isnan(per_rank)].tolist()))

@@ -26,6 +26,7 @@ PROGRESS_NAME = "progress.txt"
 JOB_NAME = "job.txt"  # which job measures here
 NO_NOTE = 74  # EX_IOERR: exit status of a process that could not write why it failed
 
+_LONGEST_MESSAGE = 400
 _OUT_OF_MEMORY_SIGNS = (
     *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
     *("cudaerrormemoryallocation", "status_alloc_failed"),
@@ -88,7 +89,7 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
         rank=rank,
         at_ns=time.time_ns(),
         kind="out_of_memory" if lacked else "crashed",
-        message=first_line[:400],
+        message=first_line if len(first_line) <= _LONGEST_MESSAGE else f"{first_line[: _LONGEST_MESSAGE - 3]}...",
         peer_lost=_has_one(_PEER_LOST_SIGNS, text),
     )
     write_json(folder / f"failure_{node}_{rank}.json", note)

@@ -38,6 +38,7 @@ class Device:
     multiprocessors: int = 108
     teraflops: float = 10.0
     memory_gb_per_s: float = 500.0
+    l2_kib: int = 40960
     slowdown: float = 1.0  # factor of every kernel's time
 
 
@@ -157,6 +158,7 @@ class Truth:
     # its ranks (of a message: the other side's); `late_ns` is how much later than the last but one the last rank came.
     collectives: pd.DataFrame
     events: pd.DataFrame  # each record of a CUDA event with timing
+    memory: pd.DataFrame  # what a process has of a device's memory after each change
     stubs: frozenset[str]  # functions that were called and are not there
 
 
@@ -257,6 +259,7 @@ def _without_none(value: Any) -> Any:
 _WORK = ("kernel", "copy", "memset")
 _TIMES = ["correlation", "device", "stream", "start_ns", "end_ns", "bytes"]
 _WORK_COLUMNS = ["kind", "pid", "rank", "name", *_TIMES, "source", "target"]
+_MEMORY_COLUMNS = ["pid", "rank", "device", "time_ns", "used_bytes"]
 _EVENT_COLUMNS = ["pid", "rank", "device", "stream", "time_ns"]
 _COLLECTIVE_COLUMNS = [
     *("pid", "name", "communicator", "sequence", "rank", "ranks", *_TIMES),
@@ -274,7 +277,8 @@ def read_truth(folder: Path) -> Truth:
     collectives = pd.DataFrame(map(_with_lateness, of_kind.get("collective", [])), columns=_COLLECTIVE_COLUMNS)
     stubs = frozenset(line["name"] for line in of_kind.get("stub", []))
     events = pd.DataFrame(of_kind.get("event", []), columns=_EVENT_COLUMNS)
-    return Truth(processes, work, collectives, events, stubs)
+    memory = pd.DataFrame(of_kind.get("memory", []), columns=_MEMORY_COLUMNS)
+    return Truth(processes, work, collectives, events, memory, stubs)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -178,6 +178,12 @@ def test_the_slow_device_is_critical(ran: Ran) -> None:
     assert table.loc[CELLS["dp"], "critical_device"] == ran.planted.slow_device
 
 
+def test_data_parallel_copies_nothing_by_the_host(ran: Ran) -> None:
+    """Its collectives have no transfer because one process drives all devices."""
+    reason = compare(ran.data).reasons[CELLS["dp"], "transfer_us"]
+    assert reason == "one process drives all devices: there are no ranks to match"
+
+
 def test_counters_of_ddp_are_those_of_their_step(ran: Ran) -> None:
     """DDP records events around its forward pass, its backward pass and its communication, and counts between them."""
     for rank, trace in enumerate(ran.traces("ddp", "counters")):

@@ -107,6 +107,14 @@ def test_another_failure_on_a_full_gpu_or_one_without_a_gpu_in_use_is_a_crash(
     assert found == [("crashed", f"RuntimeError: {message}") for message in (CUBLAS, OTHER)]
 
 
+@pytest.mark.parametrize(("size", "shown"), [(386, 386), (387, 383)])
+def test_a_long_message_ends_in_dots(tmp_path: Path, size: int, shown: int) -> None:
+    """Of 400 characters with the error's type, which takes 14."""
+    write_failure(tmp_path, node=0, rank=0, error=RuntimeError("x" * size))
+    (note,) = read_failures(tmp_path)
+    assert note.message == "RuntimeError: " + "x" * shown + "..." * (shown < size)
+
+
 def test_an_operation_that_the_cpu_does_not_have_is_reported_with_the_remedy(tmp_path: Path) -> None:
     """oneDNN's message for an LSTM trained in bf16 on a CPU without AVX-512."""
     message = (

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "clock.h"
+#include "truth.h"
 
 namespace vgpu {
 
@@ -22,6 +23,13 @@ size_t room(int device) {
     size_t most = visible_device(device).memory_bytes;
     size_t taken = used_bytes[device] + CONTEXT_BYTES;
     return most > taken ? most - taken : 0;
+}
+
+void note_use(int device, int64_t change) {
+    used_bytes[device] += change;
+    Truth line("memory");
+    line.count("device", visible_device(device).index).count("time_ns", now());
+    line.count("used_bytes", (int64_t)used_bytes[device]);
 }
 
 }  // namespace
@@ -45,7 +53,7 @@ cudaError_t allocate(void **pointer, size_t bytes, bool on_host) {
     void *start = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) return cudaErrorMemoryAllocation;
     blocks[(uintptr_t)start] = {rounded, device, on_host};
-    if (!on_host) used_bytes[device] += rounded;
+    if (!on_host) note_use(device, (int64_t)rounded);
     *pointer = start;
     return cudaSuccess;
 }
@@ -56,7 +64,7 @@ cudaError_t release(void *pointer) {
     auto found = blocks.find((uintptr_t)pointer);
     if (found == blocks.end()) return cudaErrorInvalidValue;
     const Block &block = found->second;
-    if (!block.on_host) used_bytes[block.device] -= block.bytes;
+    if (!block.on_host) note_use(block.device, -(int64_t)block.bytes);
     munmap(pointer, block.bytes);
     blocks.erase(found);
     return cudaSuccess;
