@@ -23,11 +23,12 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, analyze_traces, as_paths, find_traces
 from dpscope.analysis.what_if.band import NINE_OF_TEN
 from dpscope.analysis.what_if.collective_costs import Costs
-from dpscope.analysis.what_if.job_profile import JobProfile, buckets_overlap, job_profile, run_profile, slowdown_of
+from dpscope.analysis.what_if.job_profile import JobProfile, job_profile, run_profile
 from dpscope.analysis.what_if.lateness import lateness
 from dpscope.analysis.what_if.prediction import BAND
 from dpscope.analysis.what_if.replay import Compute
 from dpscope.analysis.what_if.scenario import Base, Interference
+from dpscope.analysis.what_if.step_buckets import buckets_overlap, slowdown_of
 from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile, typical
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Cell

@@ -144,47 +144,43 @@ class Costs:
 
     def _found(self, one: _Collective) -> Cost:
         kind, size, place, links = one
-        devices, per_node, nodes, measured = *place, place.nodes, self.place
-        if devices == 1:
+        if place.devices == 1:
             return Cost(0.0, 0.0, "one device", 0.0)
         if (stated := links.on(place)) is not None:
             return self._on_stated(one, stated)
-        several_inside = nodes > 1 and min(per_node, devices) > 1
-        if links.intra is not None and several_inside:
+        if links.intra is not None and place.per_node > 1:
             return self._by_rate_between(one)  # what was timed holds the old links
-        other = (nodes, per_node) != (measured.nodes, measured.per_node)
-        full = nodes > 1 and other and devices == nodes * per_node
-        if full and (level := self._level(kind, nodes, per_node)).times:  # timed with as many devices on each node
-            return self._forecast(level, nodes, devices, size)
-        if nodes == 1 and measured.nodes > 1:
-            return self._within_a_node(kind, size, devices)
-        if nodes > 1 and measured.nodes == 1:
-            return self._by_rate_between(one)
-        if several_inside and per_node != measured.per_node != 1:
-            if self._between() is not None:
-                return self._by_rate_between(one)
-            on_each = counted(measured.per_node, "device")
+        nodes, per_node, measured = place.nodes, place.per_node, self.place
+        crosses = (nodes == 1) != (measured.nodes == 1)
+        if not crosses and (nodes == 1 or per_node == measured.per_node):
+            return self._as_measured(kind, size, place)
+        level = self._level(kind, place)
+        if level.times and (nodes == 1 or place.devices == nodes * per_node):
+            return self._forecast(level, place, size)
+        if nodes == 1:
             raise NotKnown(
-                f"measured with {on_each} a node, requested with {per_node}: give --inter, or calibrate there"
+                f"{kind} was measured over several nodes, and {place.devices} devices of one were requested: run dpscope "
+                f"calibrate with --devices {place.devices}, or give --intra"
             )
-        return self._as_measured(kind, size, devices, single_node=nodes == 1)
+        if crosses or self._between() is not None:
+            return self._by_rate_between(one)
+        on_each = counted(measured.per_node, "device")
+        raise NotKnown(f"measured with {on_each} a node, requested with {per_node}: give --inter, or calibrate there")
 
-    def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost:
+    def _as_measured(self, kind: str, size: float, place: Place) -> Cost:
         """On the links that were measured."""
-        per_node = self.place.per_node
-        nodes = 1 if single_node else Place(devices, per_node).nodes
-        level = self._level(kind, nodes, per_node)
-        if (nodes, devices) in level.times:
-            return self._forecast(level, nodes, devices, size)
+        level, devices = self._level(kind, place), place.devices
+        if (place.nodes, devices) in level.times:
+            return self._forecast(level, place, size)
         if devices == self.place.devices:
             return self._traced(kind, size)
-        if not self.alike and single_node:
+        if not self.alike and place.nodes == 1:
             raise NotKnown(
                 f"the links between the devices differ in rate, and there is no calibration on {counted(devices, 'device')}: run "
                 f"dpscope calibrate with --devices {devices}"
             )
         if level.times:
-            return self._forecast(level, nodes, devices, size)
+            return self._forecast(level, place, size)
         here = self._traced(kind, size)
         before, after = (bus_factor(kind, count) for count in (self.place.devices, devices))
         if before is None or after is None:
@@ -193,21 +189,23 @@ class Costs:
         words = f"{here.basis}, carried to {devices} by the ring's formula"
         return Cost(here.latency_us, here.transfer_us * after / before, words, 2 * _CARRIED)
 
-    def _level(self, kind: str, nodes: int, per_node: int) -> CollectiveLevel:
+    def _level(self, kind: str, place: Place) -> CollectiveLevel:
         """What was timed of a collective on one node, or over several with as many devices on each."""
-        key = (kind, nodes > 1, nodes > 1 and per_node)
+        several = place.nodes > 1
+        key = (kind, several, several and place.per_node)
         if key not in self._levels:
             times = {} if self.every is None else measured_times(self.every).get(kind, {})
             alike = {
                 (over, on): own
                 for (over, on), own in times.items()
-                if (over > 1) == (nodes > 1) and (nodes == 1 or on == over * per_node)
+                if (over > 1) == several and (not several or on == over * place.per_node)
             }
             self._levels[key] = CollectiveLevel(kind, alike)
         return self._levels[key]
 
-    def _forecast(self, level: CollectiveLevel, nodes: int, devices: int, size: float) -> Cost:
+    def _forecast(self, level: CollectiveLevel, place: Place, size: float) -> Cost:
         """As `dpscope calibrate --predict` has it; of a measured count, latency has the share that the report's fit gives it."""
+        nodes, devices = place.nodes, place.devices
         found = level.forecast(nodes, devices, round(size))
         layouts = ", ".join(_layout(*one) for one in level.counts)
         if found.time_us is None:
@@ -243,16 +241,6 @@ class Costs:
         if rate is None or self.every is None:
             return None
         return rate, _hop_us(find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices))
-
-    def _within_a_node(self, kind: str, size: float, devices: int) -> Cost:
-        """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
-        level = self._level(kind, 1, self.place.per_node)
-        if level.times:
-            return self._forecast(level, 1, devices, size)
-        raise NotKnown(
-            f"{kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope calibrate "
-            f"with --devices {devices}, or give --intra"
-        )
 
     def _traced(self, kind: str, size: float) -> Cost:
         """A line through the base's own collectives of that kind; one size alone scales with its bytes."""
@@ -300,9 +288,7 @@ class Costs:
         if links.intra is not None:
             within = _Collective(kind, size, Place(inside, inside), Links(intra=links.intra))
             return self._on_stated(within, links.intra)
-        if self.place.nodes == 1:
-            return self._as_measured(kind, size, inside, single_node=True)
-        return self._within_a_node(kind, size, inside)
+        return self._found(_Collective(kind, size, Place(inside, inside), Links()))
 
     def _efficiency(self, kind: str) -> tuple[float, str]:
         """What of a link's specification was reached, where a specification and a measurement of one link are known."""

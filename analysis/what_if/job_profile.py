@@ -1,20 +1,13 @@
-"""The profiles of a job: every whole step of every rank whose trace was read, and how much its collectives slow each other.
-
-One collective need not fill its link: over a long way it moves a limited number of bytes per round trip, and a second one in
-flight then takes nothing from it. Over a short way both share every byte.
-"""
+"""The profiles of a job: every whole step of every rank whose trace was read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 
-from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
@@ -28,83 +21,12 @@ from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
-from dpscope.analysis.what_if.step_profile import (
-    INTERPOLATED,
-    NEVER,
-    SHARES_THE_LINK,
-    UNKNOWN,
-    Gradients,
-    MeasuredBucket,
-    OtherCollective,
-    StepProfile,
-    Works,
-    bucket_bytes,
-)
-from dpscope.analysis.what_if.traced_step import (
-    PARTS,
-    backward_span,
-    bucket_ends_of,
-    device_profile,
-    gaps,
-    measured_buckets,
-    ready_gradients,
-    shared_as_replayed,
-    split_collectives,
-)
+from dpscope.analysis.what_if.cpu_step import cpu_profile
+from dpscope.analysis.what_if.device_step import device_profile
+from dpscope.analysis.what_if.step_buckets import at_slowdown
+from dpscope.analysis.what_if.step_profile import INTERPOLATED, UNKNOWN, Gradients, StepProfile, bucket_bytes
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
-
-_TRIED = tuple(round(1.0 + step / 20, 2) for step in range(21))
-# half the 90% quantile of chi-squared with one degree of freedom: log likelihoods that far apart differ
-_OUTSIDE = 1.35
-_PROFILES = 16  # enough to estimate it
-
-
-def at_slowdown(profile: StepProfile, slowdown: float) -> StepProfile:
-    """The profile with its buckets' costs alone, if two in flight take so many times as long."""
-    if profile.servers == 1:
-        return profile
-    buckets = shared_as_replayed(list(profile.buckets), profile.start_gap_us, profile.servers, slowdown)
-    return replace(profile, buckets=tuple(buckets), slowdown=slowdown)
-
-
-def slowdown_of(profiles: Sequence[StepProfile]) -> tuple[float, float, float] | None:
-    """The factor at which buckets of one size cost the same alone, however long others were in flight, and its 90% interval.
-
-    Of all factors from 1 (none slows another) to 2 (they share every byte) the one with the least mean absolute deviation, in
-    logarithms, from a line through the sizes. None where the link shared is as likely, or nothing overlaps.
-    """
-    known = [one for one in profiles if one.servers > 1 and buckets_overlap(one)]
-    chosen = known[:: max(1, -(-len(known) // _PROFILES))]
-    if not chosen:
-        return None
-    tried = [[bucket for one in chosen for bucket in at_slowdown(one, by).buckets] for by in _TRIED]
-    off = np.array([_unlike(buckets) for buckets in tried])
-    ranks = len({one.rank for one in chosen})  # which saw the same collectives
-    less_likely = sum(len(one.buckets) for one in chosen) / ranks * np.log(off / off.min())
-    as_likely = np.array(_TRIED)[less_likely <= _OUTSIDE]
-    if SHARES_THE_LINK in as_likely:
-        return None
-    return _TRIED[int(off.argmin())], float(as_likely.min()), float(as_likely.max())
-
-
-def buckets_overlap(profile: StepProfile) -> bool:
-    """Whether a bucket started before the end of the one before."""
-    return any(later.start_us < earlier.end_us for earlier, later in pairwise(profile.buckets))
-
-
-def _unlike(buckets: Sequence[MeasuredBucket]) -> float:
-    """Mean absolute deviation, in logarithms, of costs from a line without negative terms through each size's median cost."""
-    from scipy.optimize import nnls
-
-    sizes = np.array([one.bytes for one in buckets])
-    costs = np.maximum(np.array([one.cost_us for one in buckets]), 1.0)
-    different = np.unique(sizes)
-    medians = np.array([np.median(costs[sizes == one]) for one in different])
-    columns = np.stack((np.ones(len(different)), different / different.max()), axis=1)
-    (start, slope), _ = nnls(columns / medians[:, None], np.ones(len(different)))
-    return max(1e-6, float(np.abs(np.log(costs / (start + slope * sizes / different.max()))).mean()))
-
 
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "costs")  # besides what reads traces
 
@@ -135,24 +57,20 @@ def job_profile(
     require_one_job(found.jobs, paths, "a prediction")
     attributions = [read[index][1] for index in found.jobs[""]]
     tables = [_with_times(one) for one in attributions]
-    windows = windows_of([trace_identity(one) for one in attributions])
-    trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    traces = [one.trace for one in attributions]
-    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in traces]
-    matched = match_windows(joined(tables), trace, windows, origins).table.frame
-    bounds = np.cumsum([0, *map(len, tables)])
-    profiles = []
-    for place, attribution in enumerate(attributions):
-        rows = matched.iloc[bounds[place] : bounds[place + 1]]
-        profiles += _of_rank(attribution, rows, parameter_bytes)
+    trace_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    matched = _matched(attributions, joined(tables), trace_of_row)
+    profiles = [
+        profile
+        for place, attribution in enumerate(attributions)
+        for profile in _of_rank(attribution, matched.take(trace_of_row == place), parameter_bytes)
+    ]
     if gradient_bytes is not None:
         profiles = [with_bytes(one, gradient_bytes) for one in profiles]
     if not profiles:
         raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
-    kinds = frozenset(matched["kind"].dropna().astype(str)) if len(matched) else frozenset()
-    sizes = [one.world_size for one in traces if one.world_size]
-    largest = matched["group_size"].max() if len(matched) else pd.NA
-    devices = sizes[0] if sizes else int(largest) if pd.notna(largest) else None
+    stated = [one.trace.world_size for one in attributions if one.trace.world_size]
+    sizes = matched["group_size"][matched.known("group_size")] if len(matched) else np.empty(0)
+    devices = stated[0] if stated else int(sizes.max()) if len(sizes) else None
     lacks = [finding.message for finding in found.of("")]
     if devices is None:
         lacks.append("the number of devices: give --base-devices")
@@ -161,6 +79,7 @@ def job_profile(
         lacks.append(f"{missing} of {ranks}: transfers are upper bounds that hold waiting")
     if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
         lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
+    kinds = frozenset(matched.words("kind").counts) if len(matched) else frozenset[str]()
     return JobProfile(tuple(profiles), devices, kinds, tuple(lacks))
 
 
@@ -207,98 +126,26 @@ def _with_times(attribution: Attribution) -> Table:
     return collective_table(attribution).assign(launch_us=launch, begin_us=begin)
 
 
-def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequence[int]) -> list[StepProfile]:
+def _matched(attributions: Sequence[Attribution], table: Table, trace_of_row: np.ndarray) -> Table:
+    """All ranks' collectives with what the others show of each: waiting, transfer, size of the group."""
+    traces = [one.trace for one in attributions]
+    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in traces]
+    windows = windows_of([trace_identity(one) for one in attributions])
+    return match_windows(table, trace_of_row, windows, origins).table
+
+
+def _of_rank(attribution: Attribution, rows: Table, parameter_bytes: Sequence[int]) -> list[StepProfile]:
+    """The rank's whole steps; a step of which a trace shows the window in part counts only where it is the only one."""
     every = step_table(attribution)
-    steps = every.take(~far_longer(every)).frame
+    steps = every.take(~far_longer(every))
+    usable = steps.known("step") & steps.known("step_us")
+    if len(steps) > 1:
+        usable &= ~steps.truths("partial_window")
     make = device_profile if attribution.on_device else cpu_profile
-    found = []
-    for row in steps.to_dict("records"):
-        alone = len(steps) == 1
-        if pd.isna(row["step"]) or (row["partial_window"] and not alone) or pd.isna(row["step_us"]):
-            continue
-        index = attribution.steps.numbers.index(int(row["step"]))
-        mine = rows[rows["step"].eq(row["step"]).fillna(False).to_numpy(dtype=bool)]
-        exposed = float(row["exposed_us"]) if pd.notna(row["exposed_us"]) else float("nan")
-        found.append(make(attribution, index, mine, exposed, parameter_bytes))
-    return found
-
-
-GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
-
-
-def cpu_profile(
-    attribution: Attribution, step: int, rows: pd.DataFrame, exposed_us: float, parameter_bytes: Sequence[int] = ()
-) -> StepProfile:
-    """The profile of one step; `rows` are its collectives with `launch_us` (created) and `begin_us` (taken up).
-
-    Between two gradients the CPU computes all the time, but for a collective before the first gradient, which it waits for.
-    """
-    began, ended = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
-    events = attribution.events
-    backward = backward_span(events, (began, ended))
-    reduced, other_rows = split_collectives(rows, backward)
-    measured = measured_buckets(reduced, began)
-    sizes, created = [one.bytes for one in measured], reduced["launch_us"].tolist()
-    found = ready_gradients(events, (began, ended), created, sizes, parameter_bytes)
-    # other collectives before the backward pass: what comes later holds the CPU up only if its work shows it
-    waited_for = other_rows[other_rows["launch_us"] < min([*created, backward[1]])]
-    blocked, others = _before_gradients(waited_for, began)
-    ready, parts, known = (found.end_us - began, found.bytes, found.known) if found else _parts(created, sizes, began)
-    ready = np.maximum.accumulate(np.maximum(ready, blocked[1])) if len(ready) else ready
-    last = max([float(ready[-1]) if len(ready) else blocked[1], *(one.end_us for one in measured)])
-    tail, gap_us = max(0.0, ended - began - last), gaps(measured)[0]
-    durations = np.concatenate(([blocked[0]], np.diff(ready, prepend=blocked[1]), [tail]))
-    count = len(durations)
-    works = Works(
-        host_us=np.zeros(count),
-        device_us=durations,
-        launch_gap_us=np.full(count, NEVER),
-        order_gap_us=np.zeros(count),
-        sync_us=np.full(count, np.nan),
-        needs=np.append(np.zeros(count - 1), 1.0),
-        by_samples=np.arange(count) < count - 1,
-    )
-    return StepProfile(
-        rank=attribution.trace.rank,
-        step=attribution.steps.numbers[step],
-        step_us=ended - began,
-        works=works,
-        gradients=Gradients(parts, np.arange(2, 2 + len(parts), dtype=np.int64), known),
-        buckets=tuple(shared_as_replayed(measured, gap_us, GLOO_WORKERS)),
-        others=tuple(others),
-        first_host_us=NEVER,
-        bucket_ends=bucket_ends_of(found, len(measured)),
-        launch_lag_us=0.0,
-        start_gap_us=gap_us,
-        turn_us=0.0,
-        exposed_us=exposed_us,
-        servers=GLOO_WORKERS,
-    )
-
-
-def _before_gradients(rows: pd.DataFrame, began: float) -> tuple[tuple[float, float], list[OtherCollective]]:
-    """When the CPU began and ended to wait for collectives before the first gradient, and these, one after another."""
-    if rows.empty:
-        return (0.0, 0.0), []
-    created = rows["launch_us"].to_numpy(dtype=float) - began
-    ends = (rows["start_us"] + rows["duration_us"]).to_numpy(dtype=float) - began
-    reach, found = max(0.0, float(created.min())), []
-    first = reach
-    for row, end in zip(rows.to_dict("records"), ends, strict=True):
-        cost = max(0.0, float(end) - reach)
-        reach = max(reach, float(end))
-        size = float(row["bytes"]) if pd.notna(row["bytes"]) else None
-        found.append(OtherCollective(str(row["kind"]), size, 1, cost, blocks=True))
-    return (first, reach), found
-
-
-def _parts(created: Sequence[float], sizes: Sequence[float], began: float) -> tuple[Floats, Floats, str]:
-    """Without gradients: each bucket's bytes in equal parts over the time since the bucket before."""
-    ready: list[float] = []
-    before = created[0] - began if created else 0.0
-    for when in created:
-        end = when - began
-        ready += [before + (end - before) * (part + 1) / PARTS for part in range(PARTS)]
-        before = end
-    parts = np.repeat(np.array(sizes, dtype=float) / PARTS, PARTS)
-    return np.array(ready), parts, INTERPOLATED
+    exposed_us = steps.real("exposed_us")[usable].tolist()
+    profiles = []
+    for number, exposed in zip(steps["step"][usable].tolist(), exposed_us, strict=True):
+        index = attribution.steps.numbers.index(number)
+        own = rows.take(rows["step"] == number)
+        profiles.append(make(attribution, index, own, exposed, parameter_bytes))
+    return profiles

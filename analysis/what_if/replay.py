@@ -7,8 +7,9 @@ replayed step are those of the ledger of a traced one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from dpscope.analysis.what_if.step_profile import (
     NO_WORK,
     StepProfile,
     Stretch,
-    Works,
     joined,
     stretches,
 )
@@ -131,7 +131,7 @@ class Point:
     needs: float | None  # the share of the gradients' bytes that the next work waits for
     launch_us: float  # from where the host is to when its launch would let the next work start
     following: Stretch
-    compute_us: float = 0.0  # of the works in that stretch
+    compute_us: float  # of the works in that stretch
 
 
 AS_IT_WAS = Compute()
@@ -141,61 +141,52 @@ class Prepared:
     """A profile under one compute scale, its works joined between the points where anything else happens."""
 
     def __init__(self, profile: StepProfile, compute: Compute = AS_IT_WAS) -> None:
-        self.profile, self.compute = profile, compute
-        works = scaled(profile.works, compute)
-        self.compute_us = float(works.device_us.sum())
-        gradients = profile.gradients
-        waits = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
-        self.needs = {int(at): float(works.needs[at]) for at in waits}
-        self.others_at: dict[int, tuple[int, ...]] = {}
-        for place, one in enumerate(profile.others):
-            self.others_at[one.after] = (*self.others_at.get(one.after, ()), place)
-        self.after = gradients.after.tolist()
-        self.last_gradient = self.after[-1] if self.after else 0
-        self.one_pass_compute_us = float(works.device_us[: self.last_gradient].sum())
-        places = {0, len(works), self.last_gradient, *self.after, *self.needs}
-        self.cuts = sorted(places | {one.after for one in profile.others})
-        self.launches_us = (works.host_us * compute.host + works.launch_gap_us).tolist()
-        self.stretches = stretches(works, self.cuts, compute.host)
-        self.computes_us = np.diff(np.concatenate(([0.0], np.cumsum(works.device_us)))[self.cuts]).tolist()
-        reach = np.cumsum(gradients.bytes)
+        works = profile.works
+        device_us = works.device_us * compute.device * np.where(works.by_samples, compute.by_samples, 1.0)
+        self.profile = profile
+        self.launches_us = [*(works.host_us * compute.host + works.launch_gap_us).tolist(), NEVER]
+        self._stretches = stretches(works, device_us, compute.host)
+        self._reach_us = np.concatenate(([0.0], np.cumsum(device_us))).tolist()
+        self._needs = {int(at): float(works.needs[at]) for at in np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)}
+        self.compute_us = self._reach_us[-1]
+        after = profile.gradients.after
+        self._last_gradient = int(after[-1]) if len(after) else 0
+        self.one_pass = reduce(joined, self._stretches[: self._last_gradient], NO_WORK)  # without any collective
+        self.one_pass_compute_us = self._reach_us[self._last_gradient]
+        reach = np.cumsum(profile.gradients.bytes)
         self.reach = (reach / reach[-1]).tolist() if len(reach) else []
         self._points: dict[tuple[int, ...], list[Point]] = {}
 
     def points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
         """The step under these buckets; kept, as scenarios differ in costs more often than in buckets."""
-        if bucket_ends in self._points:
-            return self._points[bucket_ends]
-        ready: dict[int, tuple[int, ...]] = {}
-        for bucket, end in enumerate(bucket_ends):
-            ready[self.after[end]] = (*ready.get(self.after[end], ()), bucket)
-        found: list[Point] = []
-        for index, cut in enumerate(self.cuts):
-            following, compute_us = NO_WORK, 0.0
-            if index < len(self.stretches):
-                following, compute_us = self.stretches[index], self.computes_us[index]
-            needs = self.needs.get(cut)
-            happens = (ready.get(cut, ()), self.others_at.get(cut, ()), needs)
-            if found and happens == ((), (), None):
-                last = found[-1]
-                following, compute_us = joined(last.following, following), last.compute_us + compute_us
-                found[-1] = replace(last, following=following, compute_us=compute_us)
-            else:
-                launch_us = self.launches_us[cut] if cut < len(self.launches_us) else NEVER
-                found.append(Point(*happens, launch_us, following, compute_us))
-        self._points[bucket_ends] = found
-        return found
+        if bucket_ends not in self._points:
+            self._points[bucket_ends] = self._cut(bucket_ends)
+        return self._points[bucket_ends]
 
-    @cached_property
-    def one_pass(self) -> Stretch:
-        """Forward and backward without any collective."""
-        return reduce(joined, self.stretches[: max(1, self.cuts.index(self.last_gradient))])
+    def _cut(self, bucket_ends: tuple[int, ...]) -> list[Point]:
+        after, last = self.profile.gradients.after.tolist(), len(self._stretches)
+        buckets = _places([after[end] for end in bucket_ends])
+        others = _places([one.after for one in self.profile.others])
+        cuts = sorted({0, *buckets, *others, *self._needs})
+        return [
+            Point(
+                buckets=buckets.get(begin, ()),
+                others=others.get(begin, ()),
+                needs=self._needs.get(begin),
+                launch_us=self.launches_us[begin],
+                following=reduce(joined, self._stretches[begin:end], NO_WORK),
+                compute_us=self._reach_us[end] - self._reach_us[begin],
+            )
+            for begin, end in pairwise([*cuts, last])
+        ]
 
 
-def scaled(works: Works, compute: Compute) -> Works:
-    """The works with their kernels' times scaled."""
-    factor = compute.device * np.where(works.by_samples, compute.by_samples, 1.0)
-    return works if np.all(factor == 1.0) else replace(works, device_us=works.device_us * factor)
+def _places(values: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """The places at which each value stands."""
+    places: dict[int, tuple[int, ...]] = {}
+    for place, value in enumerate(values):
+        places[value] = (*places.get(value, ()), place)
+    return places
 
 
 def replay(prepared: Prepared, conditions: Conditions) -> Replayed:

@@ -15,8 +15,6 @@ measured on torch 2.15.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -157,18 +155,18 @@ def joined(first: Stretch, second: Stretch) -> Stretch:
     )
 
 
-def stretches(works: Works, cuts: Sequence[int], host_scale: float = 1.0) -> list[Stretch]:
-    """The works between every two of the cuts, which count works from 0 and ascend; the host's own time is scaled."""
-    host = works.host_us * host_scale
-    through = works.launch_gap_us + works.device_us
-    in_order = works.order_gap_us + works.device_us
-    goes_on = np.where(np.isnan(works.sync_us), NEVER, works.sync_us)
-    columns = (host.tolist(), through.tolist(), in_order.tolist(), goes_on.tolist())
-    of_work = [
-        (max(own, own + to_end + after), after + following, own + to_end, following)
-        for own, to_end, following, after in zip(*columns, strict=True)
+def stretches(works: Works, device_us: Floats, host_scale: float = 1.0) -> list[Stretch]:
+    """Each work as a stretch, with these times on the device; the host's own time is scaled."""
+    columns = (
+        works.host_us * host_scale,
+        works.launch_gap_us + device_us,  # from the launch to the end
+        works.order_gap_us + device_us,  # from the end of the work before
+        np.where(np.isnan(works.sync_us), NEVER, works.sync_us),
+    )
+    return [
+        (max(host, host + launched + resumes), ordered + resumes, host + launched, ordered)
+        for host, launched, ordered, resumes in zip(*(column.tolist() for column in columns), strict=True)
     ]
-    return [reduce(joined, of_work[begin:end], NO_WORK) for begin, end in pairwise(cuts)]
 
 
 FIRST_MIB, USUAL_MIB = 1.0, 25.0

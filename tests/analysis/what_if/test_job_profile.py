@@ -1,24 +1,18 @@
 """Profiles of traces, made and real: replayed, they take as long as they were measured to."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpscope.analysis import attribute, collectives, read_trace
-from dpscope.analysis.what_if.job_profile import JobProfile, at_slowdown, job_profile, slowdown_of
+from dpscope.analysis.what_if.job_profile import JobProfile, job_profile
 from dpscope.analysis.what_if.replay import Prepared, base_error, measured_conditions, replay
-from dpscope.analysis.what_if.step_profile import BY_ORDER, MeasuredBucket, StepProfile
-from dpscope.analysis.what_if.traced_step import NODE, ready_gradients
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
-from tests.helpers.known import known
 from tests.helpers.made_traces import operator, write
 from tests.helpers.paced_ranks import paced
 from tests.helpers.paths import DATA, EXAMPLE_RUN
-from tests.helpers.replayed_steps import profile, works
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = sorted((DATA / "v100x8_ddp_dlrm").glob("*.json.gz"))
@@ -121,79 +115,6 @@ def test_what_a_trace_lacks_is_listed() -> None:
 def test_a_trace_without_a_whole_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="no whole step"):
         job_profile([write(tmp_path, [operator("aten::mm", 0.0, 5.0)])])
-
-
-FIRST, LAST = (100.0, 150.0), (500.0, 600.0)  # when the nodes of two tensors begin, in the two backward passes
-
-
-def trace_of(path: Path, starts: tuple[float, ...]) -> Path:
-    nodes = [
-        {"ph": "X", "cat": "cpu_op", "name": NODE, "pid": 1, "tid": 2, "ts": start, "dur": 10.0, "args": {}}
-        for start in (0.0, *starts)
-    ]
-    nodes[0]["name"] = "aten::convolution"
-    path.write_text(json.dumps({"traceEvents": nodes}))
-    return path
-
-
-@pytest.mark.parametrize("starts", [(*FIRST, *LAST), LAST])
-def test_only_the_last_micro_batchs_gradients_are_in_a_bucket(tmp_path: Path, starts: tuple[float, ...]) -> None:
-    events = read_trace(trace_of(tmp_path / "0_0.pt.trace.json", starts)).events
-    found = known(ready_gradients(events, (0.0, 1000.0), [620.0], [300.0], parameter_bytes=[100, 200]))
-    assert found.known == BY_ORDER
-    assert found.bytes.tolist() == [200.0, 100.0]  # in the order of the backward pass
-    assert found.end_us.tolist() == [510.0, 620.0]  # the last one when its bucket is launched
-
-
-def step_of(*spans: tuple[float, float, float], megabytes: float = 1.0, **more: object) -> StepProfile:
-    """Buckets on two workers of gloo by (ready, start, end), microseconds; nothing follows the last."""
-    gaps = [later - earlier for (earlier, *_), (later, *_) in zip([(0.0, 0.0, 0.0), *spans], spans, strict=False)]
-    rows = tuple(MeasuredBucket(megabytes * 1e6, *times, late_us=0.0, cost_us=times[2] - times[1]) for times in spans)
-    made = profile(works([*gaps, 0.0]), after=list(range(1, len(spans) + 1)), ends=tuple(range(len(spans))))
-    return replace(made, buckets=rows, servers=2, step_us=max(one.end_us for one in rows), **more)  # type: ignore[arg-type]
-
-
-# Ready at 0, 10 and 12, 20 us each alone; the third waits for one of two workers.
-APART = step_of((0, 0, 20), (10, 10, 30), (12, 20, 40))  # none slows another
-SHARED = step_of((0, 0, 30), (10, 10, 50), (12, 30, 60))  # two share every byte, see test_collective_streams.py
-# half as much again: 10 left at 10, until 25; by then the second has moved 10, until 40; by then the third 10, until 50
-BETWEEN = step_of((0, 0, 25), (10, 10, 40), (12, 25, 50))
-
-
-@pytest.mark.parametrize(("step", "slowdown"), [(APART, 1.0), (BETWEEN, 1.5), (SHARED, 2.0)])
-def test_each_costs_alone_what_it_would(step: StepProfile, slowdown: float) -> None:
-    stated = at_slowdown(step, slowdown)
-    assert [one.cost_us for one in stated.buckets] == pytest.approx([20, 20, 20], abs=0.1)
-    assert base_error(Prepared(stated)) == pytest.approx(0, abs=1e-3)  # the replay uses these costs
-
-
-def test_the_wrong_factor_gives_equal_buckets_unequal_costs() -> None:
-    # taken to share: the first alone 10 of its 20 us, then 5; the second 5 + 5; the third 5, then 10 alone
-    assert [one.cost_us for one in at_slowdown(APART, 2.0).buckets] == pytest.approx([15, 10, 15], abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ([APART], (1.0, 1.0, 1.0)),
-        ([BETWEEN], (1.5, 1.5, 1.5)),
-        # twice the bytes in twice the time, next to others and alone: nothing slows anything
-        ([APART, step_of((0, 0, 40), (10, 10, 50), (12, 40, 80), megabytes=2.0)], (1.0, 1.0, 1.0)),
-        ([SHARED], None),  # as assumed
-        ([step_of((0, 0, 20), (30, 30, 50))], None),  # nothing overlaps
-        ([replace(APART, servers=1)], None),  # one stream runs all
-        # two that overlap, noisy by a tenth: any factor makes costs as unlike
-        ([step_of((0, 0, 20), (10, 10, 32)), step_of((0, 0, 23), (10, 10, 31))], None),
-    ],
-)
-def test_how_much_transfers_that_overlap_slow_each_other(
-    steps: list[StepProfile], expected: tuple[float, float, float] | None
-) -> None:
-    assert slowdown_of(steps) == expected
-
-
-def test_one_stream_has_no_slowdown() -> None:
-    assert at_slowdown(replace(APART, servers=1), 1.5).buckets == APART.buckets
 
 
 def test_a_far_longer_step_is_not_replayed(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""A step's gradients: when each is ready and how many bytes it has, by the autograd nodes that its trace shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpscope.analysis.stats.samples import Floats
+from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
+from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
+from dpscope.analysis.what_if.step_profile import BY_ORDER, INTERPOLATED, RECORDED, UNKNOWN, Ints
+
+NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+_INNER = "torch::autograd::AccumulateGrad"
+_NO_ARGS = CommunicationArgs()
+PARTS = 20  # of a bucket whose gradients the trace does not show
+
+
+@dataclass(frozen=True)
+class ReadyGradients:
+    """In order of readiness, per gradient: when its node ended (from the trace's start) and bytes; the last of each bucket."""
+
+    end_us: Floats
+    bytes: Floats
+    ends: tuple[int, ...]
+    known: str
+
+
+def ready_gradients(
+    events: EventTable,
+    window: tuple[float, float],
+    launches_us: Floats,
+    sizes: Floats,
+    parameter_bytes: Sequence[int] = (),
+) -> ReadyGradients | None:
+    """The gradients whose nodes begin in a window of the host, given when each bucket's all-reduce was launched and its bytes.
+
+    Bytes as the trace records them, else those of the parameters in reverse order, else each bucket's spread evenly over its
+    gradients: the first of these that adds up to the buckets. Where no bucket has bytes, every one counts alike. None where the
+    trace shows no node for a bucket.
+    """
+    rows = _named(events, NODE)
+    rows = rows[(events.start_us[rows] >= window[0]) & (events.start_us[rows] < window[1])]
+    if parameter_bytes and len(rows) % len(parameter_bytes) == 0:
+        rows = rows[-len(parameter_bytes) :]  # of accumulated micro-batches only the last one's are reduced
+    begin, end = events.start_us[rows], events.end_us[rows]
+    last = np.searchsorted(begin, launches_us, side="right") - 1
+    if not len(rows) or not len(last) or last[0] < 0 or (np.diff(last) <= 0).any():
+        return None
+    last[-1] = len(rows) - 1
+    bucket = np.searchsorted(last, np.arange(len(rows)), side="left")
+    end = np.minimum(end, np.append(begin[1:], np.inf))  # nodes of one thread do not overlap
+    end[last] = launches_us
+    ends = tuple(last.tolist())
+    by_order = np.array(parameter_bytes[::-1], dtype=float) if len(parameter_bytes) == len(rows) else None
+    for known, found in ((RECORDED, _recorded(events, rows)), (BY_ORDER, by_order)):
+        if found is not None and _adds_up(found, bucket, sizes):
+            return ReadyGradients(end, found, ends, known)
+    weights, known = bucket_weights(sizes)
+    return ReadyGradients(end, (weights / np.bincount(bucket, minlength=len(last)))[bucket], ends, known)
+
+
+def bucket_weights(sizes: Floats) -> tuple[Floats, str]:
+    """The buckets' bytes, to be spread over their gradients; every bucket alike where one has none."""
+    return (np.ones(len(sizes)), UNKNOWN) if np.isnan(sizes).any() else (sizes, INTERPOLATED)
+
+
+def spread_evenly(first: float, ends: Floats) -> Floats:
+    """PARTS places for each bucket, at equal distances from the end of the bucket before to its own.
+
+    >>> spread_evenly(0.0, np.array([20.0, 60.0]))[[0, 19, 20, 39]].tolist()
+    [1.0, 20.0, 22.0, 60.0]
+    """
+    begins = np.concatenate(([first], ends[:-1])) if len(ends) else ends
+    shares = np.arange(1, PARTS + 1) / PARTS
+    return np.asarray((begins[:, None] + (ends - begins)[:, None] * shares).ravel())
+
+
+def bucket_ends_of(found: ReadyGradients | None, buckets: int) -> tuple[int, ...]:
+    """The last gradient of every bucket; of buckets whose gradients the trace does not show, the last of PARTS each."""
+    return found.ends if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
+
+
+def _named(events: EventTable, name: str) -> Ints:
+    """Rows of an operator, in order of start."""
+    rows = np.flatnonzero(events.named(lambda one: one == name) & events.is_category(Category.CPU_OP))
+    return rows[np.argsort(events.start_us[rows], kind="stable")]
+
+
+def _recorded(events: EventTable, nodes: Ints) -> Floats | None:
+    """Bytes by the shapes of the function inside each node."""
+    inner = _named(events, _INNER)
+    places = np.searchsorted(events.start_us[inner], events.start_us[nodes], side="left")
+    if (places >= len(inner)).any():
+        return None
+    args = [events.communication.get(row, _NO_ARGS) for row in inner[places].tolist()]
+    sizes = [(one.input_elements, element_bytes(one.dtype)) for one in args]
+    known = [elements * size for elements, size in sizes if elements is not None and size is not None]
+    return np.array(known, dtype=float) if len(known) == len(sizes) else None
+
+
+def _adds_up(sizes: Floats, bucket: Ints, totals: Floats) -> bool:
+    """Whether the gradients of every bucket have its bytes, or one same share of them (a hook's type)."""
+    sums = np.bincount(bucket, weights=sizes, minlength=len(totals))
+    ratio = totals / np.maximum(sums, 1.0)
+    return bool(sums.min() > 0 and np.ptp(ratio) < 1e-6 * ratio.max() and ratio.max() <= 1.0 + 1e-9)
