@@ -35,7 +35,7 @@ COMMANDS = {
     "tensorboard": "Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the "
     "traces.",
     "estimate": "Report what published or hand-timed times can and cannot show, and predict those of other device counts.",
-    "whatif": "Predict steps that were not measured from a run, a trace or a table of measured steps, with a band or a reason.",
+    "whatif": "Predict steps that were not measured from a run or traces by replaying one, with a band or a reason.",
     "doctor": "Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds.",
     "bundle": "Pack a run into one file of at most 16 MB for a bug report: host and user names replaced, traces reduced.",
     "train": "Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch.",

@@ -36,6 +36,15 @@ def distance_error(times_largest: float) -> float:
     return float(np.interp(math.log(times_largest), np.log(times), halves))
 
 
+def beyond_reach(devices: int, largest: int) -> str | None:
+    """Why so many devices have no number, given the largest measured count; None where they may have one."""
+    times = devices / largest
+    if times <= FARTHEST:
+        return None
+    far = f"{times:,.0f}x the largest measured count ({largest}): no number"
+    return f"{far} and no range" if times > UNKNOWABLE else f"{far}; the range begins without any exposed communication"
+
+
 def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replayed, step_us: float) -> Parts:
     """What a replay is off by where its costs, the slowdown of two in flight, or gamma are at the ends of what they may be."""
     conditions = inputs.conditions

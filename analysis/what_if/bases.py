@@ -228,18 +228,11 @@ def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:
 
 
 def _chosen(run: RunData, name: str | None) -> CellData:
+    """The named cell of a run, else its traced DDP cell on the most devices, without options where there is one."""
     several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and not one.no_scaling]
     usable = [one for one in several if len(one.tables.steps)]
     if name is not None:
-        found = run.cells.get(name)
-        if found is None or not found.measured:
-            measured = [one.cell.name for one in run.measured]
-            raise DpscopeError(f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
-        if found.no_scaling:
-            raise DpscopeError(f"{name} cannot be the base: {found.no_scaling}, so its times predict no others")
-        if found not in usable:
-            raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
-        return found
+        return _named(run, name, usable)
     if not usable:
         shared = "".join(sorted({f" ({one.no_scaling})" for one in run.measured if one.no_scaling}))
         raise DpscopeError(
@@ -247,6 +240,18 @@ def _chosen(run: RunData, name: str | None) -> CellData:
         )
     plain = [one for one in usable if not one.cell.variant] or usable
     return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
+
+
+def _named(run: RunData, name: str, usable: Sequence[CellData]) -> CellData:
+    cell = run.cells.get(name)
+    if cell is None or not cell.measured:
+        measured = [one.cell.name for one in run.measured]
+        raise DpscopeError(f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
+    if cell.no_scaling:
+        raise DpscopeError(f"{name} cannot be the base: {cell.no_scaling}, so its times predict no others")
+    if cell not in usable:
+        raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
+    return cell
 
 
 def _joined(jobs: Sequence[JobProfile]) -> JobProfile:

@@ -258,37 +258,33 @@ class Costs:
     def _on_stated(self, one: _Collective, stated: LinkRate, reached: tuple[float, str] | None = None) -> Cost:
         """`reached`: the reached share of the rate and its description, where it was measured and is not a specification."""
         kind, size, place, links = one
-        several, inside = place.nodes > 1, min(place.per_node, place.devices)
         at_other_layout = reached is not None
         if stated.source == REACHED_RATE:
             reached = (1.0, ", as reached")
         efficiency, how = reached or self._efficiency(kind)
-        basis = f"{stated.name}{how}" if reached else f"{stated.name}: specification{how}"
-        latency, whence = (links.latency_us, "") if links.latency_us is not None else self._hop(kind, several)
+        hop_us, whence = (links.latency_us, "") if links.latency_us is not None else self._hop(kind, place.nodes > 1)
+        inside = min(place.per_node, place.devices)
+        within, words = self._within(kind, size, inside, links) if place.nodes > 1 and inside > 1 else (None, "")
+        inner = None if within is None else (within.latency_us, within.transfer_us)
         rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
-        inner, words = None, ""
-        if several and inside > 1:
-            try:
-                within = self._within(kind, size, inside, links)
-            except NotKnown:
-                words = "; links within a node taken to be no slower"
-            else:
-                inner = (within.latency_us, within.transfer_us)
-                words = "" if links.intra is None else f"; within a node {within.basis}"
-        if (way := best_way(kind, size, place.devices, inside, latency, rate, inner)) is None:
+        way = best_way(kind, size, place.devices, inside, hop_us, rate, inner)
+        if way is None:
             raise NotKnown(f"there is no model of {kind} by a link's rate")
         name, latency_us, transfer_us = way
-        by_levels = name == HIERARCHICAL
-        spread = _HIERARCHY if by_levels or at_other_layout else _SPECIFIED if reached is None else _CARRIED
-        words = f"{basis}{whence}, {name}{words}"
-        return Cost(latency_us, transfer_us, words, spread, reached is None and not by_levels and how == _BOUND)
+        specified = "" if reached else ": specification"
+        basis = f"{stated.name}{specified}{how}{whence}, {name}{words}"
+        if name == HIERARCHICAL or at_other_layout:
+            return Cost(latency_us, transfer_us, basis, _HIERARCHY)
+        spread = _SPECIFIED if reached is None else _CARRIED
+        return Cost(latency_us, transfer_us, basis, spread, bound=reached is None and how == _BOUND)
 
-    def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost:
-        """On the devices of one node: over the stated link, else as measured."""
-        if links.intra is not None:
-            within = _Collective(kind, size, Place(inside, inside), Links(intra=links.intra))
-            return self._on_stated(within, links.intra)
-        return self._found(_Collective(kind, size, Place(inside, inside), Links()))
+    def _within(self, kind: str, size: float, inside: int, links: Links) -> tuple[Cost | None, str]:
+        """On the devices of one node, over the stated link, else as measured; and what the basis says of it."""
+        try:
+            cost = self._found(_Collective(kind, size, Place(inside, inside), Links(intra=links.intra)))
+        except NotKnown:
+            return None, "; links within a node taken to be no slower"
+        return cost, "" if links.intra is None else f"; within a node {cost.basis}"
 
     def _efficiency(self, kind: str) -> tuple[float, str]:
         """What of a link's specification was reached, where a specification and a measurement of one link are known."""

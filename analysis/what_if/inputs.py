@@ -72,34 +72,27 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     """What to replay a profile under; raises NotKnown."""
     place = place_of(base, scenario)
     ends, sizes = _buckets(base, profile, scenario)
-    each = [costs.cost("all_reduce", size, place, scenario.links) for size in sizes]
-    new_link = scenario.links.on(place)
-    if not new_link and (scenario.links.intra is None or place.per_node == 1):
-        each = _as_in_the_run(base, profile, place, sizes, each, costs)
-    slowdown, slowdowns = base.interference.slowdown, base.interference.slowdown_band
+    each = _bucket_costs(base, profile, scenario, costs, sizes)
     latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in each)
     transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in each)
-    if new_link:  # by a stated rate each call alone fills the link
+    slowdown, slowdowns = base.interference.slowdown, base.interference.slowdown_band
+    if scenario.links.on(place) is not None:  # by a stated rate each call alone fills the link
         slowdown, slowdowns = SHARES_THE_LINK, (SHARES_THE_LINK, SHARES_THE_LINK)
     elif base.interference.slowdown_measured:
         # A measured slowdown is of whole calls: on a long way a call waits for round trips, which queue behind the other's bytes.
         latency, transfer = (0.0,) * len(each), tuple(np.add(latency, transfer).tolist())
-    others = [_other_us(one, place, scenario, costs) for one in profile.others]
+    others = [(one, _other_us(one, place, scenario, costs)) for one in profile.others]
     conditions = Conditions(
         bucket_ends=ends,
         latency_us=latency,
         transfer_us=transfer,
         late_us=_late_us(base, profile, ends, scenario),
-        other_us=tuple(one.cost_us if us is None else us for one, us in zip(profile.others, others, strict=True)),
+        other_us=tuple(one.cost_us if us is None else us for one, us in others),
         passes=passes_of(base, scenario),
         gamma=base.interference.gamma,
         slowdown=slowdown,
     )
     total = max(sum(one.total_us for one in each), 1e-9)
-    basis = [one.basis for one in each]
-    kept = sorted({one.kind for one, us in zip(profile.others, others, strict=True) if us is None})
-    if kept and place.devices > 1:
-        basis.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
     return Inputs(
         prepared=base.prepared(profile, compute_of(base, scenario)),
         conditions=conditions,
@@ -107,8 +100,27 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         below=sum(one.spread * one.total_us for one in each if not one.bound) / total,
         above=sum(one.spread * one.total_us for one in each) / total,
         slowdowns=slowdowns,
-        basis=tuple(dict.fromkeys(basis)),
+        basis=(*dict.fromkeys(one.basis for one in each), *_as_measured(others, place)),
     )
+
+
+def _as_measured(others: Sequence[tuple[OtherCollective, float | None]], place: Place) -> list[str]:
+    """The basis of collectives whose cost in the scenario is not known."""
+    kinds = sorted({one.kind for one, us in others if us is None})
+    if not kinds or place.devices == 1:
+        return []
+    return [f"{' and '.join(kinds)} as measured: what they cost there is not known"]
+
+
+def _bucket_costs(
+    base: Base, profile: StepProfile, scenario: Scenario, costs: Costs, sizes: Sequence[float]
+) -> list[Cost]:
+    """Of an all-reduce of each size; on the measured links as the run's own collectives have it."""
+    place, links = place_of(base, scenario), scenario.links
+    each = [costs.cost("all_reduce", size, place, links) for size in sizes]
+    if links.on(place) is not None or (links.intra is not None and place.per_node > 1):
+        return each
+    return _as_in_the_run(base, profile, place, sizes, each, costs)
 
 
 def _buckets(base: Base, profile: StepProfile, scenario: Scenario) -> tuple[tuple[int, ...], list[float]]:

@@ -1,6 +1,6 @@
 """The profiles of a job: every whole step of every rank whose trace was read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,19 +68,30 @@ def job_profile(
         profiles = [with_bytes(one, gradient_bytes) for one in profiles]
     if not profiles:
         raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
-    stated = [one.trace.world_size for one in attributions if one.trace.world_size]
-    sizes = matched["group_size"][matched.known("group_size")] if len(matched) else np.empty(0)
-    devices = stated[0] if stated else int(sizes.max()) if len(sizes) else None
-    lacks = [finding.message for finding in found.of("")]
-    if devices is None:
-        lacks.append("the number of devices: give --base-devices")
-    if (missing := (devices or 1) - len(attributions)) > 0:
-        ranks = counted(devices or 1, "rank")
-        lacks.append(f"{missing} of {ranks}: transfers are upper bounds that hold waiting")
-    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
-        lacks.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
+    devices = _devices(attributions, matched)
     kinds = frozenset(matched.words("kind").counts) if len(matched) else frozenset[str]()
+    findings = [finding.message for finding in found.of("")]
+    lacks = [*findings, *_lacks(profiles, devices, len(attributions))]
     return JobProfile(tuple(profiles), devices, kinds, tuple(lacks))
+
+
+def _devices(attributions: Sequence[Attribution], matched: Table) -> int | None:
+    """The world size that a trace states, else the size of the largest group."""
+    stated = [one.trace.world_size for one in attributions if one.trace.world_size]
+    if stated or not len(matched):
+        return stated[0] if stated else None
+    sizes = matched["group_size"][matched.known("group_size")]
+    return int(sizes.max()) if len(sizes) else None
+
+
+def _lacks(profiles: Sequence[StepProfile], devices: int | None, ranks: int) -> Iterator[str]:
+    """What the traces of so many ranks do not show, in words."""
+    if devices is None:
+        yield "the number of devices: give --base-devices"
+    elif devices > ranks:
+        yield f"{devices - ranks} of {counted(devices, 'rank')}: transfers are upper bounds that hold waiting"
+    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
+        yield "sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket"
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:

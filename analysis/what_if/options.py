@@ -8,9 +8,9 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
+from dpscope.analysis.what_if.band import UNKNOWABLE
 from dpscope.analysis.what_if.collective_costs import Links
 from dpscope.analysis.what_if.inputs import place_of
-from dpscope.analysis.what_if.prediction import check_reach
 from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.analysis.what_if.step_profile import HOOK_FACTORS
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -63,7 +63,12 @@ def placed(base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario
     Raises DpscopeError for a link that none of the scenarios has, and for devices of which nothing is known.
     """
     stated, places = scenarios[0][0], [place_of(base, one) for _, one in scenarios]
-    check_reach([one.devices for one in places], base.largest)
+    most = max(one.devices for one in places)
+    if most > UNKNOWABLE * base.largest:
+        raise DpscopeError(
+            f"--devices {most}: nothing is known beyond {UNKNOWABLE} times the largest measured count ({base.largest}); give "
+            f"{UNKNOWABLE * base.largest} or fewer"
+        )
     if "inter" in stated and all(one.nodes == 1 for one in places):
         raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
     if "intra" in stated and all(one.per_node == 1 for one in places):
@@ -75,11 +80,6 @@ def placed(base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario
         (words, replace(one, links=replace(one.links, **{level: None})))
         for (words, one), level in zip(scenarios, unused, strict=True)
     ]
-
-
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """A list such as ``8,16``, without repetitions. Raises DpscopeError with the option."""
-    return tuple(dict.fromkeys(read_option(option, word.strip(), _whole) for word in text.split(",")))
 
 
 def _whole(word: str) -> int:

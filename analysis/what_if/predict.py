@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.band import (
     ASSUMED_ERROR,
-    FARTHEST,
     UNKNOWABLE,
     Parts,
+    beyond_reach,
     half_band,
     replay_parts,
 )
@@ -108,6 +109,19 @@ def _base_refusal(base: Base) -> str | None:
         return f"the job runs {foreign} in addition to DDP's all-reduces: it is not plain data parallelism"
     if base.devices == 1:
         return None
+    if (why := _bucket_refusal(base)) is not None:
+        return why
+    alone_us = base.single_us.get(base.batch_size or 0)
+    if alone_us is not None and base.step_us < _IMPOSSIBLE * alone_us:
+        return (
+            f"{base.devices} devices take {base.step_us / 1e3:.1f} ms where one takes {alone_us / 1e3:.1f} ms at the same batch: "
+            "something else changed between these cells, or they are noisier than the requested change"
+        )
+    return None
+
+
+def _bucket_refusal(base: Base) -> str | None:
+    """Why the base's buckets are not understood."""
     buckets = [one for profile in base.profiles for one in profile.buckets]
     if not buckets:
         return (
@@ -120,12 +134,6 @@ def _base_refusal(base: Base) -> str | None:
     for profile in base.profiles:
         if (why := not_reproduced(profile, base.bucketing, HOOK_FACTORS[base.hook])) is not None:
             return why
-    alone_us = base.single_us.get(base.batch_size or 0)
-    if alone_us is not None and base.step_us < _IMPOSSIBLE * alone_us:
-        return (
-            f"{base.devices} devices take {base.step_us / 1e3:.1f} ms where one takes {alone_us / 1e3:.1f} ms at the same batch: "
-            "something else changed between these cells, or they are noisier than the requested change"
-        )
     return None
 
 
@@ -183,28 +191,21 @@ def _joined(
     base: Base, scenario: Scenario, costs: Costs, unanswered: Prediction, replays: Sequence[ReplayedScenario]
 ) -> Prediction:
     """The mean over the profiles, with its band; beyond the reach a range and no number."""
-    step_us = float(np.mean([one.step_us for one in replays]))
-    exposed_us = float(np.mean([one.exposed_us for one in replays]))
+    step_us, devices = float(np.mean([one.step_us for one in replays])), unanswered.devices
     alone_us, alone_basis = _one_device(base, scenario, costs)
-    devices = unanswered.devices
     if devices == 1 and alone_us is not None:
-        step_us, exposed_us = alone_us, 0.0
+        step_us = alone_us
     ledger, missing = predicted_ledger(base.ledger, [one.changes for one in replays], step_us, devices)
     if scenario == Scenario() and base.ledger is not None:
         ledger = base.ledger
-    if ledger is not None and ledger.exposed_us is not None:
-        exposed_us = ledger.exposed_us
-    times = devices / base.largest
+    exposed_us = _exposed_us(ledger, devices, replays)
     share = max(one.exposed_us / one.step_us for one in replays)
-    below, above = half_band(base, scenario, [one.unsure for one in replays], share, times)
-    if times > FARTHEST:
-        far = f"{times:,.0f}x the largest measured count ({base.largest}): no number"
-        if times > UNKNOWABLE:
-            return replace(unanswered, reason=f"{far} and no range")
+    below, above = half_band(base, scenario, [one.unsure for one in replays], share, devices / base.largest)
+    if (reason := beyond_reach(devices, base.largest)) is not None:
+        if devices > UNKNOWABLE * base.largest:
+            return replace(unanswered, reason=reason)
         least_us = min(step_us - exposed_us, step_us if alone_us is None else alone_us) * math.exp(-base.spread)
-        most_us = (step_us + exposed_us) * math.exp(above)
-        reason = f"{far}; the range begins without any exposed communication"
-        return replace(unanswered, low_us=least_us, high_us=most_us, reason=reason)
+        return replace(unanswered, low_us=least_us, high_us=(step_us + exposed_us) * math.exp(above), reason=reason)
     basis = [alone_basis] if devices == 1 else list(replays[0].basis)
     basis += _rests_on(base, scenario, place_of(base, scenario))
     efficiency = None if alone_us is None else alone_us / step_us
@@ -223,6 +224,13 @@ def _joined(
         ledger=ledger,
         missing=missing,
     )
+
+
+def _exposed_us(ledger: Ledger | None, devices: int, replays: Sequence[ReplayedScenario]) -> float:
+    """Exposed communication by the ledger, else by the replays."""
+    if ledger is not None and ledger.exposed_us is not None:
+        return ledger.exposed_us
+    return 0.0 if devices == 1 else float(np.mean([one.exposed_us for one in replays]))
 
 
 def _one_device(base: Base, scenario: Scenario, costs: Costs) -> tuple[float | None, str]:

@@ -21,28 +21,11 @@ if TYPE_CHECKING:
 _TABLES = (".csv", ".tsv")
 
 
-def _reads_table(values: OptionValues) -> bool:
-    return bool(values["paths"][0].suffix.lower() in _TABLES)
-
-
 def _reads_run(values: OptionValues) -> bool:
     return options.holds_run(values["paths"][0])
 
 
 IDLE = (
-    Idle("per_node batch_size", "measured", "the rows of --measured contain it"),
-    Idle(
-        "cell link inter intra bucket_mb comm_hook accumulate overlap faster on_time jitter figure base_devices "
-        "base_batch_size base_bucket_mb",
-        _reads_table,
-        "a table of step times does not show its effect; give a run or a trace",
-    ),
-    Idle("measured", lambda values: not _reads_table(values), "it is for a table, and a run or a trace was named"),
-    Idle(
-        "gradient_bytes",
-        lambda values: _reads_table(values) and values["output_format"] == "csv",
-        "CSV has a row for each prediction and none for the rates of links",
-    ),
     Idle("cell", lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
     Idle("base_devices base_batch_size base_bucket_mb gradient_bytes", _reads_run, "a run contains it"),
 )
@@ -50,7 +33,7 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfRequest(Request):
-    paths: list[Path] = argument("a run folder, traces of one job, or a CSV table of measured steps")
+    paths: list[Path] = argument("a run folder, or traces of one job")
     cell: str | None = option("the cell of a run to predict from, such as ddp-d2-b32")
     devices: str | None = option("device counts to predict, such as 32,64")
     per_node: str | None = option("devices on a node; default: full nodes as measured, or the one node of the base")
@@ -70,64 +53,25 @@ class WhatIfRequest(Request):
     faster: str | None = option("how much faster the device computes, such as 1.7")
     on_time: str | None = option("a rank that is no longer late, such as 7")
     jitter: str | None = option("how late a rank is, of the step, such as 3%")
-    measured: Path | None = option("of a table: CSV of measured steps to predict and be scored on")
     base_devices: int | None = option("of a trace: devices of its job", min=1)
     base_batch_size: int | None = option("of a trace: its batch per device", min=1)
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")
-    gradient_bytes: str | None = option("of a trace or a table: size of all gradients, such as 44.7MB", metavar="SIZE")
+    gradient_bytes: str | None = option("of a trace: size of all gradients, such as 44.7MB", metavar="SIZE")
     figure: Path | None = option("draw efficiency over devices, *.png, *.svg or *.pdf")
     output_format: Literal["table", "json", "csv"] = option("what to print", "--format", default="table")
 
 
 def whatif(request: WhatIfRequest) -> None:
+    """By a replay of steps, of which the user states what traces may not show."""
+    for path in request.paths:
+        if path.suffix.lower() in _TABLES:
+            raise DpscopeError(
+                f"{path} is a table, which whatif does not replay: give it to dpscope estimate --predict"
+            )
+        if not path.exists():
+            raise DpscopeError(f"{path} does not exist; give a run folder, or traces of one job")
     gradient_bytes = options.read_size("--gradient-bytes", request.gradient_bytes)
     bucket_bytes = options.read_size("--base-bucket-mb", request.base_bucket_mb, MIB)
-    for path in request.paths:
-        if not path.exists():
-            raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
-    if request.paths[0].suffix.lower() in _TABLES:
-        _of_table(request, gradient_bytes)
-    else:
-        _of_run_or_traces(request, bucket_bytes, gradient_bytes)
-
-
-def _of_table(request: WhatIfRequest, gradient_bytes: float | None) -> None:
-    table, measured = request.paths[0], request.measured
-    if len(request.paths) > 1:
-        raise DpscopeError(f"{table} is a table: give it alone")
-    if (request.devices is None) == (measured is None):
-        raise DpscopeError("name what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
-    if not table.is_file():
-        raise DpscopeError(f"{table} is not a file; give a CSV table")
-    from dpscope.analysis.text.terminal import print_sentences, print_table
-    from dpscope.analysis.text.text_table import render
-    from dpscope.analysis.what_if import table_answer as what_if
-    from dpscope.analysis.what_if.options import whole_numbers
-
-    if measured is not None:
-        answer = what_if.score_table(table, measured, gradient_bytes)
-    else:
-        devices = whole_numbers(request.devices or "", "--devices")
-        batches = request.batch_size and whole_numbers(request.batch_size, "--batch-size")
-        each = whole_numbers(request.per_node, "--per-node") if request.per_node is not None else (None,)
-        if len(each) > 1:
-            raise DpscopeError(f"--per-node {request.per_node}: give one number for a table")
-        answer = what_if.predict_table(table, devices, each[0], batches or None, gradient_bytes)
-    if request.output_format == "json":
-        write_out(answer.as_json() + "\n")
-    elif request.output_format == "csv":
-        write_out(render(what_if.prediction_table(answer), "csv"))
-    else:
-        console = open_console()
-        sentences = what_if.table_answer_sentences(answer)
-        print_sentences(console, sentences)
-        if not sentences or any(one.low_us is not None for _, _, one in answer.predictions):
-            print_table(console, what_if.prediction_table(answer))
-        print_sentences(console, what_if.error_sentences(answer))
-
-
-def _of_run_or_traces(request: WhatIfRequest, bucket_bytes: float | None, gradient_bytes: float | None) -> None:
-    """By a replay of steps, of which the user states what traces may not show."""
     from dpscope.analysis.what_if import options as scenario_options
 
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}

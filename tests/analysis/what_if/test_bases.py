@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -147,3 +149,15 @@ def test_a_band_of_repeats_holds_one_more_of_them() -> None:
     assumed = (0.03 / 1.645) ** 2 / 2
     expected = 2.353 * ((assumed + 2 * 0.01) / 3 * 4 / 3) ** 0.5
     assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_a_replay_imports_no_pandas() -> None:
+    code = (
+        "import sys; from dpscope.analysis import Scenario, base_of_traces, predict; "
+        f"question = base_of_traces([{str(A100)!r}]); "
+        "assert predict(question.base, Scenario(overlap=False), question.costs).step_us; print('pandas' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "False\n"

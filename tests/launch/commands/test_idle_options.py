@@ -30,10 +30,6 @@ OF_DDP = (
     "--comm-hook fp16 --nccl-engine legacy --bucket-mb 5 --ddp-args batched_grad_copy=true --overlap off "
     "--gradient-as-bucket-view --static-graph --broadcast-buffers off"
 )
-OF_TRACES = (
-    "--cell ddp-d2-b8 --link 1Gb/s --inter 1Gb/s --intra 1Gb/s --bucket-mb 5 --comm-hook fp16 --accumulate 2 --overlap off "
-    "--faster 2 --on-time 1 --jitter 3% --figure x.png --base-devices 2 --base-batch-size 8 --base-bucket-mb 5"
-)
 LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
 MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
@@ -55,11 +51,8 @@ SITUATIONS = {
     "analyze PARTIAL": LIMITS,
     "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 {LIMITS}",
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",
-    "whatif TABLE --measured TABLE": "--per-node 8 --batch-size 32",
-    "whatif TABLE --devices 8": OF_TRACES,
-    "whatif TABLE --devices 8 --format csv": "--gradient-bytes 8",
-    "whatif TRACE": "--measured TABLE --cell ddp-d2-b8",
-    "whatif RUN": "--base-devices 2 --base-batch-size 8 --gradient-bytes 8",
+    "whatif TRACE": "--cell ddp-d2-b8",
+    "whatif RUN": "--base-devices 2 --base-batch-size 8 --base-bucket-mb 5 --gradient-bytes 8",
     "bundle RUN --list": "--output b.zip",
     "compare TRAINED EARLIER": "--fail-over 5%",
     "tensorboard TRAINED": "--link 10GB/s",
