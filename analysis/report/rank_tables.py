@@ -105,8 +105,10 @@ def wait_table(waits: Mapping[str, Table], means: str = "") -> TextTable:
     """The rows of `with_exposed_waits` by cell; `means` states over what they are means."""
     rows, left = _first_records(waits, _MOST_PAIRS)
     notes = [f"and {left} more pairs with shorter waits"] if left else []
-    times = [value for table in waits.values() if len(table) for value in table["exposed_wait_us"].tolist()]
-    return table_of(f"Which ranks wait for which{means}", _WAITS, rows, notes, times=times)
+    longest_us = max(
+        (float(row["exposed_wait_us"]) for row in rows), default=None
+    )  # with a unit for it, short waits are short
+    return table_of(f"Which ranks wait for which{means}", _WAITS, rows, notes, times=[longest_us])
 
 
 def _first_records(tables: Mapping[str, Table], most: int) -> tuple[list[dict[str, Any]], int]:

@@ -37,12 +37,13 @@ class StepCalls:
 
 
 class ModelCalls:
-    """Counts the calls of the modules that it watches, except for calls that torch.compile traces."""
+    """Counts the calls of the modules that it watches, except for calls that torch.compile traces or a CUDA graph records."""
 
     def __init__(self, device_type: str, on_training: Callable[[], None] | None = None) -> None:
         """`on_training` is called before each training call is counted."""
         self.precision: Amp | None = None  # of autocast around the first calls
         self._device_type = device_type
+        self._may_record = device_type == "cuda"
         self._on_training = on_training
         self._before: Callable[[], None] | None = self._check_precision  # called before a training call
         self._precision_checks = 0
@@ -93,6 +94,8 @@ class ModelCalls:
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # This runs within timed steps with cold caches, where each lookup takes 0.2 to 2 us, a hundred times as long as in a
         # tight loop. So the usual batch is found without a further function call.
+        if self._may_record and torch.cuda.is_current_stream_capturing():
+            return  # nothing runs, and what looks at the inputs would end the recording with an error
         if not is_grad_enabled():
             self._step.other += not module.training
         elif module.training:
@@ -107,6 +110,8 @@ class ModelCalls:
                 self._step.each.append(samples_of([*args, *kwargs.values()]) or 0)
 
     def _called_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._may_record and torch.cuda.is_current_stream_capturing():
+            return
         if not is_grad_enabled():  # validations often call the wrapped module
             self._step.other += not module.training
 

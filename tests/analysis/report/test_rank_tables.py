@@ -10,6 +10,7 @@ from dpscope.analysis.report.rank_tables import contention_table, phase_table, r
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded, reported
 from tests.helpers.run_cells import cell_data, traced_table, windows, with_tables
@@ -31,6 +32,17 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
     )  # fmt: skip
     repeats, collectives = len(per_repeat), traced_table("collectives", rows)
     return cell_data(DDP, [[1.0] * 5] * repeats, windows(DDP, STEPS, repeats, step_us=100.0), collectives)
+
+
+def test_the_longest_wait_chooses_the_unit() -> None:
+    """Of 2 us, 400 us and 30 ms the middle one would give microseconds."""
+    waits = Table.of(
+        late_rank=[1, 2, 3], waiting_rank=[0, 0, 0], collectives=[4, 4, 4], exposed_wait_us=[30e3, 400.0, 2.0],
+        exposed_share=[0.9, 0.09, 0.01], wait_per_step_us=[30e3, 400.0, 2.0],
+    )  # fmt: skip
+    table = wait_table({"ddp-d4-b8": waits})
+    assert table.headings[4] == "exposed wait [ms]"
+    assert [row[4] for row in table.rows] == ["30.0", "0.4", "0.0"]
 
 
 def test_waits_are_means_over_all_repeats() -> None:

@@ -1,11 +1,11 @@
-"""How many samples the arguments of a model's call hold."""
+"""How many samples the arguments of a model's call hold, and which calls count."""
 
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from dpscope.profiling.attached.model_calls import samples_of
+from dpscope.profiling.attached.model_calls import ModelCalls, samples_of
 
 IMAGE = torch.zeros(3, 8, 8)
 ROWS = torch.zeros(32, 10)
@@ -47,3 +47,24 @@ class Pair(NamedTuple):
 )
 def test_the_only_number_that_all_arguments_may_stand_for(arguments: list[object], samples: int | None) -> None:
     assert samples_of(arguments) == samples
+
+
+def test_calls_that_a_graph_records_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs in them: reading the inputs for their checksum would end the recording with an error."""
+    training_calls: list[str] = []
+    calls = ModelCalls("cuda", on_training=lambda: training_calls.append("call"))
+    model = torch.nn.Linear(10, 2)
+    calls.watch([model])
+    recording = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    model(ROWS)
+    with torch.no_grad():
+        model.eval()(ROWS)
+    model.train()
+    recorded = calls.take()
+    assert (recorded.each, recorded.other, training_calls, calls.inputs) == ([], 0, [], None)
+    recording = False
+    model(ROWS + torch.arange(10))
+    assert (calls.take().each, training_calls) == ([32], ["call"])
+    assert calls.inputs is not None
+    calls.stop()
