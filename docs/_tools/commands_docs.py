@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from dpscope.launch.cli import COMMANDS, app
+from dpscope.launch.contents import COMMANDS, app
 from dpscope.profiling.store.files import write_text
 
 PATH = Path("docs/commands.md")

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.calibration.settings import calibration_settings
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.job_outcome import read_failures
 from dpscope.launch.jobs.torchrun import Job

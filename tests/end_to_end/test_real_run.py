@@ -20,7 +20,7 @@ from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json

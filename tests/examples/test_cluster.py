@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.launch.jobs.node_place import Address, NodePlace, node_place
 from tests.helpers.paths import ROOT
 

@@ -16,7 +16,7 @@ import pytest
 
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.launch import cli
+from dpscope.launch import cli, contents
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT, USER_MODELS
 
 TRACES = EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces"
@@ -229,11 +229,11 @@ def test_versions_where_a_package_has_no_distribution(monkeypatch: pytest.Monkey
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    monkeypatch.setattr(cli, "Path", lambda folder: Path("/nowhere"))  # no records of distributions
+    monkeypatch.setattr(contents, "Path", lambda folder: Path("/nowhere"))  # no records of distributions
     import typer
 
-    assert cli._installed_version("typer") == typer.__version__
-    assert cli._installed_version("no_such_package") == "not installed"
+    assert contents._installed_version("typer") == typer.__version__
+    assert contents._installed_version("no_such_package") == "not installed"
 
 
 def test_what_may_not_be_read_is_not_called_unwritable(
@@ -249,7 +249,7 @@ def test_what_may_not_be_read_is_not_called_unwritable(
     def denied() -> None:
         raise PermissionError(13, "Permission denied", str(trace))
 
-    monkeypatch.setattr(cli, "app", denied)
+    monkeypatch.setattr(contents, "app", denied)
     unreadable = f"dpscope: cannot read {trace}: Permission denied; change its permissions, or name another\n"
     assert denied_line(readable=False) == unreadable
     assert denied_line(readable=True) == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 _BEGINS = (
-    "from dpscope.launch import cli; cli.app = lambda: (print('begun', flush=True), __import__('time').sleep(60)); "
+    "from dpscope.launch import cli, contents; "
+    "contents.app = lambda: (print('begun', flush=True), __import__('time').sleep(60)); "
 )
 
 
@@ -33,10 +34,10 @@ def test_a_signal_is_one_line(number: signal.Signals) -> None:
 def test_a_signal_whose_exception_is_lost_still_ends_the_command() -> None:
     """As while Python frees an object: it prints and drops what is raised there."""
     loses = (
-        "import time\nfrom dpscope.launch import cli\ncli._CLEANED_UP_S = 0.5\n"
+        "import time\nfrom dpscope.launch import cli, contents\ncli._CLEANED_UP_S = 0.5\n"
         "class Freed:\n    def __del__(self):\n        print('begun', flush=True)\n        time.sleep(2)\n"
         "def app():\n    Freed()\n    time.sleep(60)\n"
-        "cli.app = app\ncli.main()"
+        "contents.app = app\ncli.main()"
     )
     command = subprocess.Popen([sys.executable, "-c", loses], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert command.stdout is not None
@@ -58,6 +59,19 @@ def test_an_ignored_signal_stays_ignored() -> None:
     command.send_signal(signal.SIGHUP)
     command.communicate(timeout=20)
     assert command.returncode == 0
+
+
+@pytest.mark.process
+def test_signals_are_taken_before_the_commands_are_loaded() -> None:
+    """Loading the command line takes most of the time until a command begins."""
+    loads = (
+        "import signal, sys\nfrom dpscope.launch import cli\nassert 'typer' not in sys.modules\n"
+        "class Commands:\n    def find_spec(self, name, *_):\n        if name == 'typer':\n"
+        "            signal.raise_signal(signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Commands())\ncli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (143, "dpscope: stopped by SIGTERM\n")
 
 
 @pytest.mark.process

@@ -59,11 +59,11 @@ def test_gpus_are_found_without_nvml_where_only_torch_knows_them(plant: Plant) -
     """As on a Jetson or ROCm under WSL, whose device file here is /dev/null."""
     program = """
 from pathlib import Path
-from dpscope.launch import cli
+from dpscope.launch import contents
 from dpscope.launch.jobs import devices
 assert devices.present_gpus() is None
 devices._DEVICE_FILES = (Path("/dev/null"),)
-cli.app()
+contents.app()
 """
     node = plant(Node(nvml=Nvml(missing=("nvmlInitWithFlags",))))
     planned = node.run("-c", program, "run", "--strategy", "single", "--devices", "1", "--dry-run")

@@ -13,7 +13,7 @@ from dpscope.analysis.figures.step import device_use
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.output.analyze import check_flops
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.machine.gpu_speed import StatedFlops, gpu_speed, parse_flops
 from dpscope.profiling.records.run import Cell, MatmulPeak, StepFlops
 from dpscope.profiling.records.run_codes import RunCode

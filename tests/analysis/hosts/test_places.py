@@ -14,7 +14,7 @@ from dpscope.analysis.partials.file import analyze_partials
 from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials
 

@@ -14,7 +14,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from dpscope.launch.cli import app, main
+from dpscope.launch.cli import main
+from dpscope.launch.contents import app
 from dpscope.profiling.mirrors.tensorboard_mirror import EventLog
 from dpscope.profiling.records.run import CellResult, Manifest, RankResult
 from dpscope.profiling.store.files import decodes

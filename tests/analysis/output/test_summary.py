@@ -17,7 +17,7 @@ from dpscope.analysis.report.comparison_tables import first_cells
 from dpscope.analysis.report.files import PrintedReport
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.records.run_codes import RunCode
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 

@@ -34,7 +34,7 @@ from dpscope.analysis.partials.found import find_partials
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_ddp_job, write_trace
 

@@ -12,7 +12,7 @@ from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.costs.nccl_choices import MeasuredTimes, job_choices, job_log, read_logs
 from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.report.nccl_tables import NcclChapter, nccl_findings, ring_sentence
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known

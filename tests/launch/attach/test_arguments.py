@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from dpscope.launch.attach.arguments import attachment, check_script
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import EXAMPLE_RUN
 

@@ -26,8 +26,8 @@ from dpscope.launch.attach.jobs import (
     run_job,
     unexplained,
 )
-from dpscope.launch.cli import app
 from dpscope.launch.commands.attach import parse_jobs
+from dpscope.launch.contents import app
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.machine.cores import usable_cores

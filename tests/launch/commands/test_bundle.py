@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.launch.cli import app
 from dpscope.launch.commands import bundle
+from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.worker_process import TorchrunPlace, work
 from dpscope.profiling.store.errors import DpscopeError

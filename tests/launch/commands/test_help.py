@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from dpscope.analysis.text.terminal import open_in_browser
-from dpscope.launch.cli import app
 from dpscope.launch.commands.command import heading_of
+from dpscope.launch.contents import app
 from dpscope.launch.planning.run_config import load_config, out_folder
 from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.settings import HEADINGS

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dpscope.launch.cli import app
 from dpscope.launch.commands.command import Command
+from dpscope.launch.contents import app
 from dpscope.launch.planning.run_config import flag_name, load_config
 from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.config import RunConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from tests.helpers.paths import EXAMPLE_RUN
 
 COMMANDS = {

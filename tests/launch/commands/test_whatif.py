@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dpscope.launch.cli import app
+from dpscope.launch.contents import app
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.text.units import show_bytes
-from dpscope.launch.cli import app
 from dpscope.launch.commands.options import read_limits
+from dpscope.launch.contents import app
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
