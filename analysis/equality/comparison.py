@@ -21,7 +21,6 @@ from dpscope.analysis.equality.data import (
     EqualityData,
     RecordedTraining,
     first_names,
-    repeated_samples,
     sample_mistakes,
 )
 from dpscope.analysis.equality.differences import output_differences, training_differences
@@ -44,14 +43,13 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
     outputs = [one for pair in moved for one in output_differences(*pair).values() if not math.isnan(one)]
     judged = differences.judged_steps(tolerance, rounding)
     pairs = [differences.judge_pair(*pair, tolerance, judged) for pair in itertools.combinations(data.compared, 2)]
-    ranks = [_rank_result(training, data) for training in data.compared if len(training.ranks) > 1]
+    ranks = [differences.rank_result(training) for training in data.compared if len(training.ranks) > 1]
     samples = {training.name: training.samples() for training in data.compared}
 
     output_tolerance = max(differences.least_tolerance(settings), differences.SAFETY * max(outputs, default=0.0))
     evidence = _Evidence(data, tolerance, output_tolerance, pairs)
     explained = [evidence.batch_norm_finding(pair) if pair.verdict == "different" else None for pair in pairs]
-    shuffled = reference.ranks[0].record.shuffled
-    in_samples = ((name, finding) for name in samples for finding in sample_mistakes(name, samples, shuffled))
+    in_samples = ((name, finding) for name in samples for finding in sample_mistakes(name, samples))
     mistakes = [*in_samples, *_rank_mistakes(ranks)]  # with the training that each is about
     mistaken = {training for training, _ in mistakes}
     different = [(pair, found) for pair, found in zip(pairs, explained, strict=True) if pair.verdict == "different"]
@@ -72,18 +70,9 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
             *(evidence.unexplained(one) for one in unexplained if not mistaken & {one.reference, one.other}),
             *filter(None, explained),
             *_judged(settings, min(pair.judged_steps for pair in pairs)),
-            *_recorded_settings(settings, reference, samples[reference.name]),
+            *_random_layers(reference),
         ),
     )
-
-
-def _rank_result(training: RecordedTraining, data: EqualityData) -> result.RankAgreement:
-    """Compare the ranks of a training, and with a training that should agree with it, if there is one."""
-    scope = _statistics_of(training, data.settings)
-    same_scope = [one for one in data.compared if one is not training and _statistics_of(one, data.settings) == scope]
-    if scope == "share" and data.in_shares is not None:
-        same_scope.append(data.in_shares)
-    return differences.rank_result(training, same_scope[-1] if same_scope else data.compared[0])
 
 
 def _rank_mistakes(ranks: Sequence[result.RankAgreement]) -> Iterator[tuple[str, Finding]]:
@@ -92,9 +81,8 @@ def _rank_mistakes(ranks: Sequence[result.RankAgreement]) -> Iterator[tuple[str,
         if not one.same_bits:
             apart = ", ".join(map(str, one.ranks_apart))
             finding = LearningCode.RANKS_APART.finding(
-                f"{one.training}: from step {one.first_step} on rank {apart} has different {one.what}s "
-                f"({one.tensor} differs by {_share(one.relative)} from another rank's): they are not averaged there",
-                "find out why gradients are not averaged on that rank: no_sync, a communication hook, a different graph",
+                f"{one.training}: from step {one.first_step} on rank {apart} has different {one.what}s from rank 0's "
+                f"({one.tensor} differs by {_share(one.relative)}): they are not averaged there"
             )
             yield one.training, finding
 
@@ -113,23 +101,10 @@ def _judged(settings: EqualitySettings, judged_steps: int) -> Iterator[Finding]:
         )
 
 
-def _recorded_settings(
-    settings: EqualitySettings, reference: RecordedTraining, samples: pd.DataFrame
-) -> Iterator[Finding]:
-    """What was not compared or was disabled for the comparison; `samples` are the reference's."""
-    record = reference.ranks[0].record
-    if record.random_layers:
+def _random_layers(reference: RecordedTraining) -> Iterator[Finding]:
+    if disabled := reference.ranks[0].record.random_layers:
         yield LearningCode.RANDOM_LAYERS_OFF.finding(
-            f"dropout and similar layers are disabled ({first_names(record.random_layers)}): each strategy draws other "
-            "random numbers"
-        )
-    if record.shuffled and samples["epoch"].nunique() < 2:
-        yield LearningCode.NO_EPOCH_BOUNDARY.finding(
-            f"no epoch ended within {counted(settings.steps, 'step')}: reshuffling (set_epoch) was not tested"
-        )
-    if record.shuffled and (padding := repeated_samples(samples)):
-        yield LearningCode.SAMPLES_PADDED.finding(
-            f"an epoch takes {counted(padding, 'sample')} twice, to make all shares equal, under every strategy"
+            f"dropout and similar layers are disabled ({first_names(disabled)}): each strategy draws other random numbers"
         )
 
 

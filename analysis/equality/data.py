@@ -1,6 +1,5 @@
 """The recorded trainings of `dpscope equal` as arrays and tables, and mistakes in the samples that they trained on."""
 
-import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from dpscope.profiling.records.equality import (
     TrainingKind,
     rank_paths,
 )
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.quantities import MOST_COUNT
 from dpscope.profiling.records.run import Cell
@@ -27,7 +26,6 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import SETTINGS_NAME
 
-_MIN_ORDERS = 10_000  # possible orders; with fewer, a repeated one may be chance
 MAX_LISTED = 5  # names or indices in a message
 
 SampleTables = Mapping[str, pd.DataFrame]
@@ -128,36 +126,20 @@ def read_process(record: Path, arrays: Path) -> ProcessData:
     return ProcessData(described, stored)
 
 
-def sample_mistakes(name: str, samples: SampleTables, shuffled: bool) -> Iterator[Finding]:
-    """In a training: samples other than the reference's, samples lost between loader and model, epochs in the same order."""
+def sample_mistakes(name: str, samples: SampleTables) -> Iterator[Finding]:
+    """In a training: samples lost or repeated between loader and model, and samples other than the reference's."""
     table, reference_name = samples[name], next(iter(samples))
-    if repeated := repeated_epoch(table) if shuffled else None:
-        epoch, step, compared = repeated
-        yield LearningCode.EPOCH_ORDER_REPEATED.finding(
-            f"{name} takes the samples of epoch {epoch}, from step {step} on, in the order of the previous epoch "
-            f"({counted(compared, 'step')} compared)",
-            "call the sampler's set_epoch at the beginning of every epoch",
-        )
-    step, never, repeatedly = lost_samples(table) or (0, [], [])
-    if never:
+    if lost := lost_samples(table):
+        step, never, repeatedly = lost
         yield LearningCode.SAMPLES_LOST.finding(
-            f"from step {step} on {name} loses samples between loader and model: in that step "
-            f"{_listed(never, 'enters', 'enter')} no device's forward",
-            "check how a batch is scattered: a remainder may go to no device",
+            f"from step {step} on {name} loses or repeats samples between loader and model: in that step "
+            f"{_listed(never, 'enters', 'enter')} no device's forward, and {_listed(repeatedly, 'enters', 'enter')} several"
         )
-    if repeatedly:
-        yield LearningCode.SAMPLES_REPEATED.finding(
-            f"from step {step} on {name} trains on samples more than once: in that step "
-            f"{_listed(repeatedly, 'enters', 'enter')} several forwards",
-            "check how a batch is scattered: shares may overlap",
-        )
-    other = sample_difference(samples[reference_name], table)
-    if other is not None and (repeated is None or other[0] < repeated[1]):
+    if other := sample_difference(samples[reference_name], table):
         step, missing, extra = other
         yield LearningCode.SAMPLES_DIFFER.finding(
             f"from step {step} on {name} trains on different samples from {reference_name}: in that step "
-            f"{_listed(missing, 'is', 'are')} missing and {_listed(extra, 'is', 'are')} too many",
-            "check how the sampler splits an epoch: remainders that no rank gets, shuffling, seeds",
+            f"{_listed(missing, 'is', 'are')} missing and {_listed(extra, 'is', 'are')} too many"
         )
 
 
@@ -199,31 +181,3 @@ def lost_samples(samples: pd.DataFrame) -> tuple[int, list[int], list[int]] | No
     first = wrong[wrong["step"] == step].sort_values("index")
     never = first["entered"] == 0
     return int(step), first.loc[never, "index"].tolist(), first.loc[~never, "index"].tolist()
-
-
-def repeated_epoch(samples: pd.DataFrame) -> tuple[int, int, int] | None:
-    """The first epoch that repeats the order of the epoch before: its number, its first step, the steps compared.
-
-    Steps are compared that both epochs have.
-    """
-    epochs = {int(str(epoch)): rows for epoch, rows in samples.groupby("epoch")}
-    for epoch, rows in epochs.items():
-        if epoch - 1 in epochs:
-            current, before = _ordered(rows), _ordered(epochs[epoch - 1])
-            common = min(current["step"].max(), before["step"].max()) + 1
-            current, before = current[current["step"] < common], before[before["step"] < common]
-            if math.perm(len(epochs[epoch - 1]), len(current)) >= _MIN_ORDERS and current.equals(before):
-                return epoch, int(rows["step"].min()), int(common)
-    return None
-
-
-def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rank, step of the epoch and index, ordered by rank and loading."""
-    table = rows[["rank", "step", "index"]].assign(step=rows["step"] - rows["step"].min())
-    return table.sort_values(["rank", "step"], kind="stable", ignore_index=True)
-
-
-def repeated_samples(samples: pd.DataFrame) -> int:
-    """The largest number of repeated samples of an epoch: the padding of uneven shares."""
-    counts = samples.groupby(["epoch", "index"]).size()
-    return int((counts - 1).groupby("epoch").sum().max())

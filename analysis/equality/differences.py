@@ -216,12 +216,8 @@ def _distance(table: pd.DataFrame) -> result.TensorDistance:
     )
 
 
-def rank_result(training: RecordedTraining, reference: RecordedTraining) -> result.RankAgreement:
-    """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks.
-
-    `reference`, a training that should agree otherwise (another strategy with the same shares), shows which ranks are wrong:
-    those that differ from it or, if all or none do, from rank 0.
-    """
+def rank_result(training: RecordedTraining) -> result.RankAgreement:
+    """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks."""
     ranks, found = training.ranks, []
     for what in _TENSORS:
         hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in ranks])
@@ -229,7 +225,7 @@ def rank_result(training: RecordedTraining, reference: RecordedTraining) -> resu
         found += [(step, what, np.flatnonzero(apart[:, step]).tolist()) for step in np.flatnonzero(apart.any(axis=0))]
     if not found:
         return result.RankAgreement(training.name, len(ranks), True, None, None, None, None, ())
-    step, what, unlike_rank_0 = min(found, key=lambda one: one[0])  # the first of equal ones: the gradients
+    step, what, apart_from_0 = min(found, key=lambda one: one[0])  # the first of equal ones: the gradients
 
     def largest(one: ProcessData, other: ProcessData) -> tuple[float, str]:
         rows = process_differences(one, other)
@@ -237,9 +233,9 @@ def rank_result(training: RecordedTraining, reference: RecordedTraining) -> resu
         return float(row["relative"]), str(row["tensor"])
 
     relative, tensor = max((largest(ranks[0], rank) for rank in ranks[1:]), key=lambda one: one[0])
-    wrong = [one.record.rank for one in ranks if largest(reference.ranks[0], one)[0] > LARGEST_TOLERANCE]
-    ranks_apart = tuple(wrong if 0 < len(wrong) < len(ranks) else unlike_rank_0)
-    return result.RankAgreement(training.name, len(ranks), False, int(step), what, tensor, known(relative), ranks_apart)
+    return result.RankAgreement(
+        training.name, len(ranks), False, int(step), what, tensor, known(relative), tuple(apart_from_0)
+    )
 
 
 def known(value: float) -> float | None:

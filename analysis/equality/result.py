@@ -86,7 +86,7 @@ class RankAgreement(Stored, frozen=True):
     what: What | None
     tensor: str | None
     relative: Value  # the largest difference to rank 0 at that step
-    ranks_apart: tuple[int, ...]  # that differ from the others or from the reference
+    ranks_apart: tuple[int, ...]  # that differ from rank 0
 
 
 class EqualityReport(Stored, frozen=True):

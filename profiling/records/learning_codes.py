@@ -38,21 +38,16 @@ class LearningCode(FindingCode):
         batch"""
     UNEXPLAINED_DIFFERENCE = """error: Two strategies compute different values, beyond rounding, and no cause was found.
         -> find what the two compute differently in that step; equality.json lists every tensor"""
-    SAMPLES_LOST = """error: Some samples enter the forward pass of no device.
-        -> check how a batch is scattered: a remainder may go to no device"""
-    SAMPLES_REPEATED = """error: Some samples enter several forward passes of a step.
-        -> check how a batch is scattered: shares may overlap"""
+    SAMPLES_LOST = """error: Some samples enter the forward pass of no device, or several forward passes of a step.
+        -> check how a batch is scattered: a remainder may go to no device, or shares overlap"""
     SAMPLES_DIFFER = """error: A strategy trains on different samples from the reference.
-        -> check how the sampler splits an epoch: remainders that no rank receives, shuffling, seeds"""
-    EPOCH_ORDER_REPEATED = """error: An epoch uses its samples in the same order as the previous epoch.
-        -> call the sampler's set_epoch at the beginning of every epoch"""
+        -> check how the sampler splits an epoch: remainders that no rank receives, seeds, set_epoch at the beginning of every
+        epoch"""
     RANKS_APART = """error: A rank has different values from the other ranks of its training.
         -> find out what prevents gradients from being averaged on that rank: no_sync, a communication hook, a different
         graph"""
     RANDOM_LAYERS_OFF = """info: Dropout and similar random layers are disabled for the comparison.
         -> no action needed; with random layers, strategies agree only on average"""
-    NO_EPOCH_BOUNDARY = """info: No epoch ended within the steps, so reshuffling was not tested.
-        -> use more --steps, or fewer --samples"""
     NOTHING_JUDGED = """error: No step can be judged, so the comparison shows nothing.
         -> check that the loss is finite; use --dtype float64, or a smaller --lr"""
     ROUNDING_GROWS = """warning: Only the first steps are judged, because rounding grows too large after them.

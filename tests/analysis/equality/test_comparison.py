@@ -16,8 +16,6 @@ from dpscope.analysis.equality.data import (
     ProcessData,
     RecordedTraining,
     lost_samples,
-    repeated_epoch,
-    repeated_samples,
     sample_difference,
 )
 from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
@@ -185,15 +183,14 @@ def test_batch_norm_explains_a_difference_only_with_evidence(
     assert report.sound == (verdict == "explained")
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_the_rank_that_differs_is_named(wrong: int) -> None:
+def test_the_rank_that_differs_is_named() -> None:
     wrong_values = [PLAIN[0], [1.0, 1.0, 1.0], PLAIN[2]]
-    ranks = [process(wrong_values if rank == wrong else PLAIN, rank, 2) for rank in (0, 1)]
+    ranks = [process(wrong_values if rank == 1 else PLAIN, rank, 2) for rank in (0, 1)]
     report = compare_trainings(data(training(DP, process(PLAIN)), training(DDP, *ranks)))
     (result,) = report.ranks
-    assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (wrong,))
+    assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (1,))
     (message,) = (finding.message for finding in report.findings if finding.severity == "error")
-    assert f"ddp-d2-b2: from step 1 on rank {wrong} has different gradients" in message
+    assert "ddp-d2-b2: from step 1 on rank 1 has different gradients from rank 0's" in message
 
 
 def test_without_a_judged_step_nothing_is_equal() -> None:
@@ -236,20 +233,3 @@ def test_samples_that_differ_never_enter_or_enter_twice() -> None:
     table = samples((0, 0, 0, 5), (0, 1, 0, 6), (0, 1, 0, 7), (0, 2, 0, 8))
     assert lost_samples(table) is None
     assert lost_samples(table.assign(entered=[1, 0, 2, 0])) == (1, [6], [7])
-    # an epoch's padding
-    assert repeated_samples(samples((0, 0, 0, 5), (1, 0, 0, 6), (0, 1, 0, 7), (1, 1, 0, 5), (0, 2, 1, 5))) == 1
-    assert repeated_samples(samples((0, 0, 0, 5), (0, 1, 1, 5))) == 0
-
-
-def test_an_epoch_in_the_order_of_the_previous_one() -> None:
-    orders = ([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 7, 5, 0, 2, 6], [3, 1, 4, 7, 5])
-    rows = [
-        (0, step + sum(map(len, orders[:epoch])), epoch, index)
-        for epoch, order in enumerate(orders)
-        for step, index in enumerate(order)
-    ]
-    # The last epoch was cut short after five steps: one in 8 x 7 x 6 x 5 x 4 = 6,720 would repeat them by chance.
-    assert repeated_epoch(samples(*rows)) is None
-    sixth = (0, rows[-1][1] + 1, 2, 0)
-    assert repeated_epoch(samples(*rows, sixth)) == (2, 16, 6)  # epoch, its first step, steps compared
-    assert repeated_epoch(samples(*rows, (*sixth[:3], 6))) is None
