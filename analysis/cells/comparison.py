@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.cells.columns import BY_NAME, NAMES, VALUE_RANGE
 from dpscope.analysis.cells.device_use import cpu_peaks
@@ -32,6 +31,9 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import traits_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
 GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
@@ -148,13 +150,17 @@ class Comparison:
         return {(name, column): why for name, row in self.rows.items() for column, why in row.reasons.items()}
 
     @cached_property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row per cell with the columns NAMES, of the Python API: a missing number is NaN in a column of floats."""
+        import pandas as pd
+
         values = {name: [row.value(name) for row in self.rows.values()] for name in NAMES}
         return pd.DataFrame({name: _column(name, column) for name, column in values.items()})
 
 
 def _column(name: str, values: Any) -> "pd.Series[Any]":
+    import pandas as pd
+
     if BY_NAME[name].quantity in ("text", "flag"):
         return pd.Series(values, dtype=object).convert_dtypes()
     lost = any(value is None for value in values)

@@ -1,14 +1,13 @@
 """A whole run as JSON (the comparison, the gaps, steps, collectives and findings), and its cells for a mirror."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 
 import msgspec
 
 from dpscope.analysis.cells.columns import NAMES
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import Value
 from dpscope.analysis.output.traces import (
     COLLECTIVE_FIELDS,
     WAIT_FIELDS,
@@ -18,6 +17,7 @@ from dpscope.analysis.output.traces import (
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.text.units import whole_numbers
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.reading.table import Table
@@ -75,18 +75,11 @@ def run_json(report: Report) -> str:
 
 def cell_records(comparison: Comparison) -> list[dict[str, object]]:
     """Each cell's columns and `missing`: by column, why its value is missing."""
-    columns = {name: _whole([row.value(name) for row in comparison.rows.values()]) for name in NAMES}
+    columns = {name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES}
     return [
         {**{name: decimals(values[index]) for name, values in columns.items()}, "missing": row.reasons}
         for index, row in enumerate(comparison.rows.values())
     ]
-
-
-def _whole(values: Sequence[Value]) -> list[Value]:
-    """A column's numbers as a DataFrame's nullable types have them: all integers where all are whole, else all floats."""
-    numbers = [float(one) for one in values if one is not None and not isinstance(one, bool | str)]
-    kind = int if all(one.is_integer() for one in numbers) else float
-    return [one if one is None or isinstance(one, bool | str) else kind(one) for one in values]
 
 
 def _rows(

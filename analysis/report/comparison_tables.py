@@ -1,13 +1,15 @@
 """The comparison's tables for terminal, CSV, Markdown and LaTeX, with one unit per column, given in its heading."""
 
+import csv
+import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dpscope.analysis.cells.columns import BY_NAME
+from dpscope.analysis.cells.columns import BY_NAME, NAMES
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
-from dpscope.analysis.text.units import NA, Unit
+from dpscope.analysis.text.units import NA, Unit, whole_numbers
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.matrix import Layout
@@ -347,5 +349,10 @@ def gap_table(comparison: Comparison) -> TextTable:
 def comparison_csv(comparison: Comparison) -> str:
     """All columns in their stored units (given in the headings), and a column with the reasons for missing values."""
     missing = ["; ".join(f"{name}: {why}" for name, why in row.reasons.items()) for row in comparison.rows.values()]
-    table = comparison.table.convert_dtypes()  # whole numbers without decimals, also where some are missing
-    return str(table.assign(missing=missing).to_csv(index=False, na_rep=NA))
+    columns = {name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES}
+    columns["missing"] = list(missing)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(columns)
+    rows.writerows([NA if value is None else value for value in row] for row in zip(*columns.values(), strict=True))
+    return text.getvalue()

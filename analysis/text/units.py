@@ -74,6 +74,19 @@ def show(value: object, unit: Unit) -> str:
     return str(value)
 
 
+def whole_numbers(values: Iterable[object]) -> list[object]:
+    """A column with its numbers as integers where all of them are whole, else as floats; other values as they are.
+
+    >>> whole_numbers([2.0, None, 3]), whole_numbers([2, 2.5, True])
+    ([2, None, 3], [2.0, 2.5, True])
+    """
+    column = list(values)
+    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in column]
+    numbers = [float(value) for value, number in zip(column, is_number, strict=True) if number]  # type: ignore[arg-type]
+    kind = int if all(number.is_integer() for number in numbers) else float
+    return [kind(value) if number else value for value, number in zip(column, is_number, strict=True)]  # type: ignore[call-overload]
+
+
 def plain(value: object) -> object:
     """A table's entry as plain Python: numpy scalars unwrapped, missing values of any kind as None."""
     pandas, numpy = map(sys.modules.get, ("pandas", "numpy"))  # their values exist only once they are imported
