@@ -98,10 +98,5 @@ def ddp_run(bench: Bench) -> Path:
 
 
 @pytest.fixture(scope="session")
-def overlap_run(bench: Bench) -> Path:
-    return bench.run("overlap")
-
-
-@pytest.fixture(scope="session")
 def all_run(bench: Bench) -> Path:
     return bench.run("all")

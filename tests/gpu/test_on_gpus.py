@@ -145,9 +145,9 @@ def test_ddp_on_two_gpus(bench: Bench, ddp_run: Path, record_property: Record) -
 
 
 @pytest.mark.gpu(least=2, expected_s=120, limit_s=300)
-def test_overlap_by_nccl_engine(bench: Bench, overlap_run: Path, record_property: Record) -> None:
+def test_overlap_by_nccl_engine(bench: Bench, record_property: Record) -> None:
     """What each of torch's engines hides is recorded; with `--overlap off` nothing is hidden."""
-    analysis = bench.analysis(overlap_run)
+    analysis = bench.analysis(bench.run("overlap"))
     shares = gpu_checks.hidden_shares(analysis)
     record_property("hidden_shares", shares)
     assert gpu_checks.problems(analysis) == []

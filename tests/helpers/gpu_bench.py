@@ -17,6 +17,7 @@ from tests.helpers.paths import ROOT
 _SHORT = ("--steps", "15", "--traced-steps", "2", "--repeats", "1")
 _BUSY = ("--batch-size", "512")
 _OPTION = ("--devices", "1", "--batch-size", "128", *_SHORT)
+_TWICE = ("--steps", "15", "--traced-steps", "2", "--repeats", "2")  # one repeat gives no interval
 _ON_ALL = ("--batch-size", "128", *_SHORT, "--no-calibrate")
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,10 @@ RUNS: dict[str, tuple[str, ...]] = {
              "--samples", "1024", "--no-calibrate"),
     "last_device": ("--strategy", "single", "--devices", "1", "--batch-size", "128", *_SHORT),
     **{f"option_{name}": (*flags, *_OPTION) for name, flags in OPTIONS.items()},
+    **dict.fromkeys(
+        ("compared", "compared_again"),
+        ("--strategy", "ddp", "--devices", ALL, "--batch-size", "128", *_TWICE, "--no-calibrate"),
+    ),
     "all": ("--strategy", "single,dp,ddp,replicate,fsdp,hsdp", "--devices", f"1,{ALL}", *_ON_ALL),
     **{f"all_{name}": (*flags, "--devices", ALL, *_ON_ALL) for name, flags in OPTIONS_ON_ALL.items()},
 }  # fmt: skip
