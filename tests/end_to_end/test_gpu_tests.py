@@ -144,9 +144,9 @@ def test_calibrated_rates_and_choices() -> None:
         CalibrationPoint("all_gather", 2, 4_000_000, 500_000, "float32", (2000.0,)),
         CalibrationPoint("all_reduce", 2, 4_000_000, 1_000_000, "float32", (2000.0,)),
     ]
-    choices = [Choice("all_gather", 2_000_000, "ring", "simple", 2, None, 1)]
-    choices.append(Choice("all_reduce", 4_000_000, "ring", "simple", 2, None, 1))
-    log = CalibratedChoices(2, 1, NcclLog("NCCL 2.30.7", ("a",), (), tuple(choices)))
+    gathered = Choice("all_gather", 2_000_000, "ring", "simple", calls=1)
+    reduced = Choice("all_reduce", 4_000_000, "ring", "simple", calls=1)
+    log = CalibratedChoices(2, 1, NcclLog("NCCL 2.30.7", ("a",), (gathered, reduced)))
     calibration = Calibration(1, "", "", "measured", None, None, None, (), tuple(points), links={2: link}, nccl=(log,))
     assert gpu_checks.calibration_problems(calibration) == [
         "all_reduce of 4000000 bytes at 2 GB/s, over a link",
