@@ -38,7 +38,6 @@ class Device:
     multiprocessors: int = 108
     teraflops: float = 10.0
     memory_gb_per_s: float = 500.0
-    l2_kib: int = 40960
     slowdown: float = 1.0  # factor of every kernel's time
 
 

@@ -35,7 +35,6 @@ Device read_device(const Json &record, int index) {
         .multiprocessors = (int)record.number("multiprocessors", 108),
         .teraflops = record.number("teraflops", 10),
         .memory_gb_per_s = record.number("memory_gb_per_s", 500),
-        .l2_bytes = (int)record.number("l2_kib", 40960) << 10,
         .slowdown = record.number("slowdown", 1),
     };
 }

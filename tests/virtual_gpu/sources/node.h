@@ -18,7 +18,6 @@ struct Device {
     int multiprocessors;
     double teraflops;
     double memory_gb_per_s;
-    int l2_bytes;
     double slowdown;  // factor of every kernel's time
     std::string uuid() const;
 };

@@ -143,7 +143,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     properties->textureAlignment = 512;
     properties->texturePitchAlignment = 32;
     properties->memoryBusWidth = 5120;
-    properties->l2CacheSize = planted.l2_bytes;
+    properties->l2CacheSize = 40 << 20;
     properties->asyncEngineCount = 3;
     properties->ECCEnabled = 1;
     properties->canMapHostMemory = properties->concurrentKernels = properties->unifiedAddressing = 1;
