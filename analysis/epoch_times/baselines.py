@@ -61,6 +61,12 @@ class Baselines:
                 return one, f"T_1 at batch {batch_size}{where}"
         return None, self._missing(row, batch_size)
 
+    def out_of_memory(self, row: EpochTime, batch_size: int) -> bool:
+        """Whether a single device ran out of memory at that batch."""
+        alike = chain.from_iterable(self._alike.values())
+        setting = (row.study, row.model, batch_size)
+        return any((one.study, one.model, one.batch_size) == setting and one.epoch_seconds is None for one in alike)
+
     def _missing(self, row: EpochTime, batch_size: int) -> str:
         """Why no single-device time at `batch_size` is compared with the row: there is none, or what it differs in."""
         for other in chain.from_iterable(self._alike.values()):

@@ -1,4 +1,4 @@
-"""What epoch times alone support: named estimates of scaling and communication, sound or not, and scaling laws.
+"""What epoch times alone support: named estimates of scaling and communication, sound or not, and their bounds.
 
 Words: b is the batch per device, G = N b the global batch; t is a step time, T an epoch time over a fixed data
 set, so that an epoch on N devices has 1/N of the steps that one device needs at the same b. Where an epoch on N devices holds
@@ -6,14 +6,13 @@ more samples, as with equal steps at the same b, T_1 stands for the time that on
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.baselines import Baselines
 from dpscope.analysis.epoch_times.epoch_time import Bounded, EpochTime, Setting
-from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, amdahl_speedup, fit_scaling, predicted_speedup
-from dpscope.profiling.records.finding import counted, listed
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
 UNITS = {
@@ -24,7 +23,6 @@ UNITS = {
     "effective_bandwidth": "GB/s",
 }
 BYTES_PER_PARAMETER = 4
-_MISUSE_TOLERANCE = 0.05
 _LEVELS = {"communication_seconds": (0.0, "the sign"), "speedup": (1.0, "faster or slower than one device")}
 """By quantity: the value that separates faster from slower, and what is uncertain on both sides of it."""
 
@@ -165,11 +163,18 @@ def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
     return [*found, _bandwidth(row, added)]
 
 
-def epoch_length_unknown(devices: int, ratio: float) -> str:
-    """Why nothing follows from T_1/T_N at the same batch per device where it may be of equal steps or of equal samples."""
+def length_unknown(row: EpochTime, single: EpochTime) -> str:
+    """Why nothing follows from T_1/T_N at the same batch per device, as of equal steps or of equal samples; empty if it does."""
+    if row.batch_size_is != "per_device" or row.devices == 1 or row.samples_over(single) is not None:
+        return ""
+    if row.epoch_seconds is None or single.epoch_seconds is None:
+        return ""
+    ratio = single.epoch_seconds / row.epoch_seconds
+    if ratio >= MAY_BE_EQUAL_STEPS:
+        return ""
     return (
-        f"a speedup of {ratio:.2f} if an epoch has the same samples on {counted(devices, 'device')} as on one, but of "
-        f"{devices * ratio:.2f} if it has the same steps: give samples_per_epoch or steps_per_epoch"
+        f"a speedup of {ratio:.2f} if an epoch has the same samples on {counted(row.devices, 'device')} as on one, but of "
+        f"{row.devices * ratio:.2f} if it has the same steps: give samples_per_epoch or steps_per_epoch"
     )
 
 
@@ -192,18 +197,10 @@ def _derived(
     if t_n is None or t_1 is None or single is None:
         reason = "no epoch time: out of memory" if t_n is None else note
         return _estimate(row, quantity, method, None, reason, False)
-    samples = row.samples_over(single)
-    if samples is None:
-        samples = 1.0
-        if (
-            method in _AT_LOCAL_BATCH
-            and row.batch_size_is == "per_device"
-            and t_1.value < MAY_BE_EQUAL_STEPS * t_n.value
-        ):
-            return _estimate(
-                row, quantity, method, None, epoch_length_unknown(row.devices, t_1.value / t_n.value), False
-            )
-    elif samples != 1.0:
+    if method in _AT_LOCAL_BATCH and (unknown := length_unknown(row, single)):
+        return _estimate(row, quantity, method, None, unknown, False)
+    samples = row.samples_over(single) or 1.0
+    if samples != 1.0:
         note += f", times {samples:.3g} as the epoch has {samples:.3g} times its samples"
     ends = [formula(ours, samples * theirs, row.devices) for ours in t_n[1:] for theirs in t_1[1:]]
     value = Bounded(formula(t_n.value, samples * t_1.value, row.devices), min(ends), max(ends))
@@ -246,91 +243,3 @@ def _estimate(
     study, run, strategy, batch_size, devices, nodes = row.setting
     setting = (study, run, strategy, batch_size, devices)
     return EpochEstimate(*setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason, nodes)
-
-
-class EpochLaw(NamedTuple):
-    """The law that the speedups of one series support, and its speedup on twice the largest measured count.
-
-    `misuse` holds by device count what Amdahl's law gives with the share of added time as its serial fraction. That share is a
-    cost of every step on several devices, not work that one device must do alone, so the value is wrong.
-    """
-
-    study: str | None
-    run: str | None
-    strategy: str
-    batch_size: int
-    scaling: Scaling
-    law: str
-    parameters: Mapping[str, float]
-    speedups: Mapping[int, float]  # as measured, by device count
-    worst_relative_error: float
-    predicted_devices: int
-    predicted_speedup: float | None
-    note: str  # why nothing is predicted, or how far the law is extrapolated
-    misuse: Mapping[int, float]
-    devices_per_node: int | None = None  # of a series over several nodes that are not full
-
-
-def law_fits(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[EpochLaw]:
-    """A law for every series of one study, run, strategy and batch_size with a sound speedup.
-
-    Rows on one node and on full nodes are one series; those on nodes with fewer devices are series of their own.
-    """
-    methods: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"}
-    row_of = {row.setting: row for row in rows}
-    series: dict[tuple[str | None, str | None, str, int, Scaling, int | None], dict[int, float]] = {}
-    shares: dict[tuple[object, ...], float] = {}
-    for one in found:
-        row, value = row_of[one.setting], one.value
-        sparse = _sparse_nodes(row, rows)
-        scaling = methods.get(row.batch_size_is)
-        if value is None or not one.sound or scaling is None:
-            continue
-        if (one.quantity, one.method) == ("speedup", scaling):
-            series.setdefault((*one[:4], scaling, sparse), {})[one.devices] = value
-        elif (one.quantity, one.method) == ("communication_seconds", "same_local_batch") and row.epoch_seconds:
-            shares[(*one[:4], sparse, one.devices)] = value / row.epoch_seconds
-    laws = []
-    for key, speedups in series.items():
-        scaling, sparse = key[4:]
-        fit = fit_scaling(speedups, scaling)
-        assert fit is not None
-        farthest = FARTHEST_FACTOR * fit.largest_devices
-        prediction = predicted_speedup(fit, farthest)
-        parameters = {name: one.value for name, one in fit.parameters.items() if one.value is not None}
-        serial = {n: shares.get((*key[:4], sparse, n), 0.0) for n in sorted(speedups)}
-        misuse = {n: amdahl_speedup(share, n) for n, share in serial.items() if 0 < share < 1}
-        measured = dict(sorted(speedups.items()))
-        predicted = farthest, prediction.speedup.value, prediction.note
-        laws.append(
-            EpochLaw(*key[:5], fit.law, parameters, measured, fit.worst_relative_error, *predicted, misuse, sparse)
-        )
-    return laws
-
-
-def _per_node(row: EpochTime) -> int:
-    return -(-row.devices // (row.nodes or 1))
-
-
-def _sparse_nodes(row: EpochTime, rows: Sequence[EpochTime]) -> int | None:
-    """Devices per node of a row over several nodes, if other rows of its study have more on one; else None."""
-    if row.nodes is None or row.nodes == 1:
-        return None
-    fullest = max(_per_node(other) for other in rows if other.study == row.study and other.nodes is not None)
-    return _per_node(row) if _per_node(row) < fullest else None
-
-
-def misuse_sentence(laws: Sequence[EpochLaw]) -> str:
-    """The error of Amdahl's law with the share of added time as its serial fraction; empty if it is small."""
-    wrong = [
-        f"{value:.2f}x on {devices} for a measured {law.speedups[devices]:.2f}x (batch_size {law.batch_size})"
-        for law in laws
-        for devices, value in law.misuse.items()
-        if abs(value / law.speedups[devices] - 1) > _MISUSE_TOLERANCE
-    ]
-    if not wrong:
-        return ""
-    return (
-        "The share of added time is not a serial fraction: it is a cost of every step on several devices, not work that one "
-        f"device does alone. In Amdahl's law it would give {listed(wrong)}."
-    )

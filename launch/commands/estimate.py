@@ -14,14 +14,20 @@ def estimate(
     predict: str | None = option("device counts or layouts to predict the time of, such as 8,16 or 2x8"),
     output_format: Literal["table", "json", "csv", "markdown"] = option("what to print", "--format", default="table"),
 ) -> None:
-    from dpscope.analysis.epoch_times.report import run_estimate, run_prediction
-    from dpscope.analysis.text.terminal import print_table
+    from dpscope.analysis.epoch_times.report import LEGEND, estimate_tables, run_estimate, run_prediction
+    from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
+    from dpscope.analysis.text.text_table import TextTable
 
-    if predict is not None:
-        answer = run_prediction(table, predict, output_format)
-        if isinstance(answer, str):
-            write_out(answer.rstrip() + "\n")
-        else:
-            print_table(open_console(), answer)
+    answer = run_prediction(table, predict, output_format) if predict else run_estimate(table, output_format)
+    if isinstance(answer, str):
+        write_out(answer.rstrip() + "\n")
         return
-    write_out(run_estimate(table, output_format).rstrip() + "\n")
+    console = open_console()
+    if isinstance(answer, TextTable):
+        print_table(console, answer)
+        return
+    for one in estimate_tables(answer):
+        print_table(console, one)
+    if answer.estimates:
+        print_sentences(console, ["", LEGEND])
+    print_findings(console, answer.findings)

@@ -16,25 +16,20 @@ class EstimateCode(FindingCode):
         -> set batch_size_is to global or per_device; a sound baseline depends on it"""
     STEPS_CONTRADICT_BATCH = """warning: The number of steps contradicts a row's batch_size_is.
         -> correct batch_size_is or the steps"""
-    EPOCHS_OF_OTHER_SAMPLES = """info: An epoch of several devices does not hold the samples of one device's, as where every
-        device goes through the whole data set. Values compare the time of as many samples.
-        -> no action needed if each device goes through all samples; if the batch is global, correct batch_size_is"""
     EPOCH_LENGTH_UNKNOWN = """warning: An epoch may hold the same samples on several devices as on one, or the same steps, and
         thus N times the samples.
         -> add a column samples_per_epoch or steps_per_epoch"""
     BATCH_EXCEEDS_DATASET = """warning: A batch is larger than the data set, so no step had the batch that the table gives.
         -> remove these rows, or correct their batch size"""
     RUNS_DIFFER = """warning: Runs of the same setting have different times.
-        -> repeat each run and show the spread; smaller differences may be chance"""
-    SIGN_NOT_CERTAIN = """warning: The clock is too coarse to say whether a time was added or saved.
-        -> time more epochs together, or with a finer clock"""
-    RESOLUTION_TOO_COARSE = """warning: The clock's resolution is a large part of some times.
+        -> add a column nodes if their numbers of nodes differ; else repeat each run and show the spread, as smaller differences
+        may be chance"""
+    CLOCK_TOO_COARSE = """warning: The clock is too coarse for some values: it leaves open whether a time was added or saved, or a
+        quarter of the added time.
         -> time more epochs together, or with a finer clock"""
     NO_SAME_LOCAL_BASELINE = """warning: No single-device time at the same batch per device was measured, so the added time is
         unknown.
-        -> time one device at the same batch per device"""
-    LITTLE_SPEEDUP = """warning: Several devices are hardly faster than one, or slower than one.
-        -> find out what each step waits for; a larger batch per device spreads fixed costs"""
+        -> time one device at the same batch per device, with the same run, model and dataset"""
     SUPERLINEAR_SPEEDUP = """warning: N devices are more than N times as fast as one.
         -> the single-device time includes something the others do not: time both the same way"""
     DP_IS_NO_ALL_REDUCE = """info: DataParallel runs no all-reduce, so the ring volume does not describe it.

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTime
-from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, epoch_estimates, law_fits
+from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, epoch_estimates
+from dpscope.analysis.epoch_times.laws import law_fits
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
@@ -278,6 +279,3 @@ def test_series_of_full_nodes_and_of_sparse_nodes_have_laws_of_their_own(tmp_pat
     assert full.speedups == {2: pytest.approx(80 / 42), 4: pytest.approx(80 / 22), 8: pytest.approx(80 / 12)}
     assert sparse.speedups == {2: pytest.approx(1.6), 4: pytest.approx(80 / 31)}
     assert (full.devices_per_node, sparse.devices_per_node) == (None, 1)
-    # Added: 42 - 40 s of 42, 50 - 40 s of 50.
-    assert full.misuse[2] == pytest.approx(1 / (2 / 42 + 40 / 42 / 2))
-    assert sparse.misuse[2] == pytest.approx(1 / (10 / 50 + 40 / 50 / 2))
