@@ -127,6 +127,8 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
         for reason, rows in notes.items()
     }
     texts = [f"{listed(of)}: {reason}." for reason, of in settings.items()]
+    if not predicted:
+        texts = ["No row of several devices has a time: nothing to predict."]
     return table_of("Times that were not measured", fields, predicted, texts)
 
 

@@ -63,7 +63,8 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> T
     if output_format == "json":
         return _json({"predictions": predicted})
     if output_format == "csv":
-        return _csv([one._asdict() for one in predicted], Predicted._fields)
+        rows = [{**one._asdict(), "measured": " ".join(map(str, one.measured))} for one in predicted]
+        return _csv(rows, Predicted._fields)
     table = prediction_table(predicted)
     return render(table, "markdown") if output_format == "markdown" else table
 

@@ -140,6 +140,13 @@ def test_formats_and_texts_that_are_no_counts() -> None:
             run_prediction(times, text, "json")
 
 
+def test_a_table_of_one_device_has_nothing_to_predict(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\n")
+    table = run_prediction(tmp_path / "one.csv", "8", "table")
+    assert isinstance(table, TextTable)
+    assert (table.rows, table.notes) == ((), ("No row of several devices has a time: nothing to predict.",))
+
+
 @pytest.mark.process
 def test_the_command_predicts(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text(steps({1: 100.0, 2: 100.0, 4: 100.0}))
