@@ -133,7 +133,7 @@ def test_generated_pages_are_current_and_made_by_make_docs() -> None:
         assert (ROOT / f"docs/{name}.md").read_text() == made(), "run: make docs"
     recipe = re.search(r"^docs:.*?\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
-    by = re.compile(r"(?:Made|Generated) by `python (docs/_tools/\w+\.py)`")
+    by = re.compile(r"(?:Made|Generated) by `python ((?:docs/_tools|examples/published)/\w+\.py)`")
     generated = {page.name: module[1] for page in PAGES if (module := by.search(page.read_text()))}
     assert set(generated) == {"columns.md", "commands.md", "findings.md", "glossary.md", "links.md", "results.md"}
     assert all(module in recipe[1] for module in generated.values())
