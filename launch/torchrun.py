@@ -29,7 +29,10 @@ _SEVERAL_NODES_PORT = 29500  # torchrun's default
 
 
 class _OneAddress(StaticTCPRendezvous):
-    """The static rendezvous with a store that only listens at the first node's address."""
+    """The static rendezvous with a store that only listens at the first node's address.
+
+    Its base class and the store's `master_listen_fd` are the same in torch 2.8.0 and 2.14.1.
+    """
 
     def get_backend(self) -> str:
         return _BACKEND
