@@ -3,88 +3,57 @@
 import math
 from dataclasses import replace
 
-from dpscope.analysis.cells.columns import INTERVAL
-from dpscope.analysis.cells.row import RowBuilder, minus
-from dpscope.analysis.runs.cell_data import CellData, RunSpreads
+from dpscope.analysis.cells.identity import LOST, measured, single_at_same_batch
+from dpscope.analysis.cells.view import Bounds, CellView, Missing, if_known, known, once
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
-from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
+from dpscope.analysis.traces.ranks.contention import (
+    Contentions,
+    contentions,
+    with_contention,
+)
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 
-LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
-_CHANGES = ("idle", "tracer")
-"""Of t_N(b) - t_1(b): what slowdown and exposed communication leave, as changes of these parts."""
-_VALUES = (
-    *(f"{name}_us" for name in LEDGER), "contention_us", "contention_ratio", "other_slowdown_us",
-    *(f"added_{part}_us" for part in _CHANGES),
-)  # fmt: skip
-LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
+NO_TRACED_STEP = "no whole traced step"
+NOT_SHOWN = "the trace does not show it"
+NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or too few repeats: no interval"
 NOT_MATCHED = "needs matched collectives of every rank"
 ONE_PROCESS = "one process drives all devices: there are no ranks to match"
 _ZERO = "0 in every traced step: no interval"
-_NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or too few repeats: no interval"
+_NO_TRACED_SINGLE = "no traced single-device cell at this batch per device"
+
+Measured = tuple[float, Interval | None]
+"""A part of the ledger, and its interval where there is one."""
 
 
-def put_ledger(row: RowBuilder, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
-    """The ledger's columns, and t_N(b) - t_1(b) = slowdown + exposed + change of idle + change of tracer.
+@once
+def traced_ledger(cell: CellView) -> Ledger:
+    """Without the parts that need other cells."""
+    measured(cell)
+    return known(cell.spreads.ledger(cell.data), NO_TRACED_STEP)
 
-    `single` is the cell of one device at the same batch, None if none was measured.
-    """
-    ledger = spreads.ledger(data)
-    if ledger is None:
-        bounds = (end for column in (*_VALUES, "exposed_us") for end in INTERVAL.of(column))
-        row.clear((*_VALUES, *bounds), "no whole traced step")
-        return
-    alone = spreads.ledger(single) if single is not None and data.cell.devices > 1 else None
-    changes = {part: _change(ledger, alone, part) for part in ("compute", *_CHANGES)}
-    slowdown_us, around = changes["compute"]
-    intervals = {**ledger.intervals} | ({"slowdown": around} if around is not None else {})
-    ledger = replace(ledger, slowdown_us=slowdown_us, intervals=intervals)
-    not_hidden = "the trace shows no communication that could be hidden"
-    if ledger.hidden_us is not None:
-        row.contentions = cell_contentions(data, single)
-        ledger, not_hidden = with_contention(ledger, row.contentions), row.contentions.reason
-    row.ledger, intervals = ledger, {**ledger.intervals}
-    few_kernels = "too few places of kernels, or too few free kernels: no interval"
-    _put(row, "contention_us", ledger.contention_us, not_hidden, intervals.get("contention"), few_kernels)
-    _put(row, "contention_ratio", ledger.contention_ratio, not_hidden, ledger.contention_ratio_interval, few_kernels)
-    other_us = minus(slowdown_us, ledger.contention_us)
-    why = not_hidden if slowdown_us is not None else _reason("slowdown", data)
-    around = _around(
-        other_us, *((getattr(ledger, f"{part}_us"), intervals.get(part)) for part in ("slowdown", "contention"))
+
+@once
+def ledger(cell: CellView) -> Ledger:
+    """With slowdown and contention, as far as they are known."""
+    own, slowdown = traced_ledger(cell), if_known(slowdown_of, cell)
+    if slowdown is not None:
+        added_us, bounds = slowdown
+        intervals = {**own.intervals} | ({"slowdown": bounds} if bounds is not None else {})
+        own = replace(own, slowdown_us=added_us, intervals=intervals)
+    found = if_known(contentions_shown, cell)
+    return own if found is None else with_contention(own, found)
+
+
+@once
+def contentions_shown(cell: CellView) -> Contentions:
+    """What slows the compute of a cell whose trace shows hidden communication."""
+    known(
+        traced_ledger(cell).hidden_us,
+        "the trace shows no communication that could be hidden",
     )
-    _put(row, "other_slowdown_us", other_us, why, around)
-    for name in LEDGER:
-        value = getattr(ledger, f"{name}_us")
-        zero = value == 0.0 and name in STEP_PARTS
-        _put(row, f"{name}_us", value, _reason(name, data), intervals.get(name), _ZERO if zero else _NO_INTERVAL)
-    exposed_us = ledger.exposed_us
-    no_ends = _reason("exposed", data) if exposed_us is None else _NO_INTERVAL if exposed_us else _ZERO
-    row.put_interval(no_ends, "exposed_us", intervals.get("exposed"))
-    for part in _CHANGES:
-        change, around = changes[part] if ledger.exposed_us is not None else (None, None)
-        why = "needs communication and a traced single-device cell at this batch per device"
-        _put(row, f"added_{part}_us", change, why, around)
-
-
-def _put(
-    row: RowBuilder,
-    column: str,
-    value: float | None,
-    why: str,
-    bounds: Interval | None,
-    no_interval: str = _NO_INTERVAL,
-) -> None:
-    row.put(why, **{column: value})
-    row.put_interval(why if value is None else no_interval, column, bounds)
-
-
-def _around(value: float | None, *parts: tuple[float | None, Interval | None]) -> Interval | None:
-    """The interval of a sum or difference of parts, whose half widths add up as squares do; None if one is unknown."""
-    known = [bounds.half_width(part) for part, bounds in parts if part is not None and bounds is not None]
-    if value is None or len(known) < len(parts):
-        return None
-    half = math.hypot(*known)
-    return Interval(value - half, value + half)
+    single = if_known(single_at_same_batch, cell)
+    return cell_contentions(cell.data, single.data if single is not None else None)
 
 
 def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
@@ -94,27 +63,53 @@ def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
     return against_single if against_single.every is not None else contentions(data.tables.kernels)
 
 
-def _change(more: Ledger | None, less: Ledger | None, part: str) -> tuple[float | None, Interval | None]:
-    """One part of N devices minus that of one; half widths add up as squares do."""
-    if more is None or less is None:
-        return None, None
-    sides = [(getattr(one, f"{part}_us"), one.intervals.get(part)) for one in (more, less)]
-    change = minus(*(value for value, _ in sides))
-    return change, _around(change, *sides)
+@once
+def changes(cell: CellView) -> dict[str, Measured]:
+    """Parts of the step on N devices minus those on one device at the same batch, as far as both are known."""
+    if cell.devices == 1:
+        raise Missing("one device: nothing to compare")
+    single = known(if_known(single_at_same_batch, cell), _NO_TRACED_SINGLE)
+    more, less = (
+        _parts(traced_ledger(cell)),
+        _parts(known(if_known(traced_ledger, single), _NO_TRACED_SINGLE)),
+    )
+    both = [name for name in more if name in less]
+    return {name: with_interval(more[name][0] - less[name][0], more[name], less[name]) for name in both}
 
 
-def _reason(name: str, data: CellData) -> str:
-    alone = data.cell.devices == 1
-    if name == "slowdown":
-        return "one device: nothing to compare" if alone else "no traced single-device cell at this batch per device"
-    if name == "tracer":
-        return "no untraced step was timed"
-    if not name.startswith("exposed"):
-        return "the trace does not show it"
-    if alone:
-        return "one device: nothing to communicate"
-    if not data.communication_known:
-        return LOST
-    if data.cell.traits.one_process:
-        return ONE_PROCESS
-    return NOT_MATCHED
+def slowdown_of(cell: CellView) -> Measured:
+    """Compute minus that of one device at the same batch."""
+    return known(changes(cell).get("compute"), NOT_SHOWN)
+
+
+def _parts(own: Ledger) -> dict[str, Measured]:
+    values_us = own.parts_us | ({"tracer": own.tracer_us} if own.tracer_us is not None else {})
+    return {name: (us, own.intervals.get(name)) for name, us in values_us.items()}
+
+
+def with_interval(value: float, *parts: Measured) -> Measured:
+    """A sum or difference of parts: half the widths of their intervals add up as squares do."""
+    halves = [bounds.half_width(part) for part, bounds in parts if bounds is not None]
+    if len(halves) < len(parts):
+        return value, None
+    half = math.hypot(*halves)
+    return value, Interval(value - half, value + half)
+
+
+def exposed(cell: CellView, part_us: float | None) -> float:
+    """A part of the exposed communication, or why it is not known."""
+    if cell.devices == 1:
+        raise Missing("one device: nothing to communicate")
+    if not cell.data.communication_known:
+        raise Missing(LOST)
+    return known(part_us, ONE_PROCESS if cell.traits.one_process else NOT_MATCHED)
+
+
+def interval_of(part: str) -> Bounds:
+    """The interval of a part, by its name in the ledger."""
+
+    def ends(cell: CellView, value: float) -> tuple[float, float]:
+        always_zero = value == 0.0 and part in (*STEP_PARTS, "exposed")
+        return known(ledger(cell).intervals.get(part), _ZERO if always_zero else NO_INTERVAL)
+
+    return ends

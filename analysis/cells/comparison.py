@@ -8,27 +8,37 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dpscope.analysis.cells.columns import BY_NAME, NAMES, VALUE_RANGE
+from dpscope.analysis.cells.columns import BY_NAME, NAMES
 from dpscope.analysis.cells.device_use import cpu_peaks
-from dpscope.analysis.cells.measured import summarise_cell
-from dpscope.analysis.cells.predicted import CollectivePrediction, sources_of
-from dpscope.analysis.cells.row import CellRow, RowBuilder, minus
-from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.cells.predicted import (
+    CollectivePrediction,
+    prediction,
+    sources_of,
+)
+from dpscope.analysis.cells.row import CellRow, minus, row_of
+from dpscope.analysis.cells.scaling import (
+    ScalingChoice,
+    ScalingSeries,
+    scaling_choices,
+    scaling_series,
+)
+from dpscope.analysis.cells.view import CellView, if_known
 from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.costs.sources import CostSources, cost_sources
-from dpscope.analysis.runs.cell_data import STEP_KEYS, TRACES_ALONE, AnyCell, CellData, knows_batch
+from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines, strategy_pairs
+from dpscope.analysis.runs.variant_savings import (
+    shared_options,
+    single_device_baselines,
+    strategy_pairs,
+)
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.analysis.traces.data_parallel.phases import PHASES
-from dpscope.analysis.training.data import TrainedCell, TrainingData
-from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.run import Cell, Manifest
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import traits_of
 
@@ -37,7 +47,6 @@ if TYPE_CHECKING:
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
 GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
-_ACCURACY = ("test_accuracy_percent", *VALUE_RANGE.of("test_accuracy_percent"), "test_accuracy_seeds")
 
 
 @dataclass(frozen=True)
@@ -78,10 +87,18 @@ class StrategyGap:
 
     def record(self) -> dict[str, object]:
         """The gap flattened, as it is written."""
-        ratio, parts = self.ratio, ("exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
+        ratio, parts = (
+            self.ratio,
+            ("exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us"),
+        )
         return {
             **{name: getattr(self, name) for name in ("dp", "ddp", "devices", "batch_size")},
-            **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "count": ratio.count},
+            **{
+                "ratio": ratio.value,
+                "ratio_low": ratio.low,
+                "ratio_high": ratio.high,
+                "count": ratio.count,
+            },
             **{name: getattr(self, name) for name in ("gap_us", *parts)},
         }
 
@@ -180,52 +197,90 @@ def compare(
     the same machine, with its fits, else that in the run's folder; `target_efficiency` (0..1) else the run's. `flops` are those
     of cells that did not count them, as the user states them.
     """
-    recorded, spreads = run.recorded, run.spreads
+    recorded, spread = run.recorded, run.spreads.step
     if recorded is not None:
         calibration = calibration or calibration_of_run(run.path)
         target_efficiency = target_efficiency or recorded.config.reporting.target_efficiency
     sources = cost_sources(recorded, link, calibration)
-    batched = [data for data in run.measured if knows_batch(data.cell) and not data.no_scaling]
-    peaks = cpu_peaks(run.measured)
-    rows, predictions = {}, list[CollectivePrediction]()
-    for name, data in run.cells.items():
-        singles = single_device_baselines(run, data.cell)
-        builder = summarise_cell(data, singles, sources_of(data, sources), spreads, peaks, flops)
-        put_accuracy(builder, data.cell, recorded.config.workload if recorded is not None else None, run.training)
-        rows[name] = builder.row()
-        predictions += builder.predictions if data.communication_known else ()
-    engine = calibration.nccl_engine if calibration is not None else None
-    engines = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
-    batches = {
-        (data.cell.batch_size, data.cell.options.accumulate, data.batch_text)
-        for data in run.measured
-        if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
-    }
-    failed = [one for one in recorded.findings if one.code == AttachCode.JOB_NOT_MEASURED.code] if recorded else []
-    later = False
-    if recorded is not None and calibration is not None and calibration.source == "measured":  # a log has no time
-        began, calibrated = (datetime.fromisoformat(one.created_at) for one in (recorded, calibration))
-        later = calibrated > began
+    views = views_of(run, sources, flops)
+    rows = {name: row_of(view) for name, view in views.items()}
+    predictions = [if_known(prediction, view) for view in views.values()]
+    batched = _scalable(run)
     return Comparison(
         rows=rows,
-        gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
-        scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spreads.step),
-        choices=scaling_choices(batched, spreads.step),
-        predictions=tuple(predictions),
+        gaps=tuple(_gap(rows, dp, ddp, spread) for dp, ddp in strategy_pairs(run)),
+        scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spread),
+        choices=scaling_choices(batched, spread),
+        predictions=tuple(row for one in filter(None, predictions) for row in one.collectives),
         sources=sources,
         target_efficiency=target_efficiency,
         of_traces=recorded is None,
-        batches_seen=tuple(size + f" in {n} micro-batches" * (n > 1) for _, n, size in sorted(batches)),
-        unmeasured_jobs=tuple(one.message.partition(":")[0] for one in failed),
-        over_itself=_over_itself(batched, spreads.step),
+        batches_seen=_batches_seen(run),
+        unmeasured_jobs=_unmeasured_jobs(recorded),
+        over_itself=_over_itself(batched, spread),
         no_scaling={data.cell.name: data.no_scaling for data in run.measured if data.no_scaling},
         of_script=recorded is not None and recorded.script is not None,
-        calibrated_later=later,
-        calibrated_engine=engine,
-        other_engines={cell: ran for cell, ran in engines if engine is not None and ran not in (None, engine)},
-        costs=_costs(run.measured, rows, spreads.step),
+        calibrated_later=_calibrated_later(recorded, calibration),
+        calibrated_engine=calibration.nccl_engine if calibration is not None else None,
+        other_engines=_other_engines(run, calibration),
+        costs=_costs(run.measured, rows, spread),
         variants={name: data.cell.variant for name, data in run.cells.items() if data.cell.variant},
     )
+
+
+def _scalable(run: RunData) -> list[CellData]:
+    """The measured cells whose steps say what more devices gain."""
+    return [data for data in run.measured if knows_batch(data.cell) and not data.no_scaling]
+
+
+def _batches_seen(run: RunData) -> tuple[str, ...]:
+    """Batches per device of a script's cells, as far as they were only detected."""
+    seen = [data for data in run.measured if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)]
+    batches = {(data.cell.batch_size, data.cell.options.accumulate, data.batch_text) for data in seen}
+    return tuple(size + f" in {count} micro-batches" * (count > 1) for _, count, size in sorted(batches))
+
+
+def _unmeasured_jobs(recorded: Manifest | None) -> tuple[str, ...]:
+    findings = recorded.findings if recorded is not None else ()
+    code = AttachCode.JOB_NOT_MEASURED.code
+    return tuple(one.message.partition(":")[0] for one in findings if one.code == code)
+
+
+def _calibrated_later(recorded: Manifest | None, calibration: Calibration | None) -> bool:
+    """Whether the calibration was made when the run had begun; a log has no time."""
+    if recorded is None or calibration is None or calibration.source != "measured":
+        return False
+    return datetime.fromisoformat(calibration.created_at) > datetime.fromisoformat(recorded.created_at)
+
+
+def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, str]:
+    """By cell, the class that ran NCCL where it is not that of the calibration."""
+    engine = calibration.nccl_engine if calibration is not None else None
+    if engine is None:
+        return {}
+    ran = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
+    return {cell: other for cell, other in ran if other not in (None, engine)}
+
+
+def views_of(run: RunData, sources: CostSources, flops: StatedFlops | None = None) -> dict[str, CellView]:
+    """The view of each cell of a run by name, each knowing those of the single devices that it is compared with."""
+    peaks = cpu_peaks(run.measured)
+    views = {
+        name: CellView(
+            data,
+            sources_of(data, sources),
+            run.spreads,
+            peaks=peaks,
+            flops=flops,
+            workload=run.recorded.config.workload if run.recorded is not None else None,
+            training=run.training,
+        )
+        for name, data in run.cells.items()
+    }
+    for view in views.values():
+        singles = single_device_baselines(run, view.data.cell)
+        view.singles.update({batch: views[single.cell.name] for batch, single in singles.items()})
+    return views
 
 
 def _costs(measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Spread) -> tuple[StrategyCost, ...]:
@@ -311,45 +366,12 @@ def _parts(row: CellRow, data: CellData) -> dict[str, float | None]:
         if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
             copies = 0.0
         idle = minus(idle, copies)
-    return {"exposed_us": exposed, "host_copies_us": copies, "compute_us": row.compute_us, "idle_us": idle}
-
-
-def put_accuracy(row: RowBuilder, cell: AnyCell, workload: Workload | None, training: TrainingData | None) -> None:
-    """Fill a measured cell's columns of learning, or why they are missing; `workload` is the measurement's, None for traces."""
-    trained: TrainedCell | str = TRACES_ALONE
-    if workload is not None and isinstance(cell, Cell):
-        trained = "nothing was trained here (`dpscope train` into this folder)"
-        if training is not None:
-            trained = trained_like(training, cell)
-            had = training.manifest.config.workload if training.manifest is not None else workload
-            for name in ("amp", "model"):
-                if (other := getattr(had, name)) != (own := getattr(workload, name)):
-                    trained = f"trained with {name} {other}, measured with {own}"
-    if isinstance(trained, str):
-        row.clear((*_ACCURACY, "trained_global_batch_size"), trained)
-        return
-    accuracy = final_accuracy(trained)
-    values = (accuracy.value, accuracy.smallest, accuracy.largest, accuracy.count or None)
-    row.put(f"no training of {trained.name} has all its epochs", **dict(zip(_ACCURACY, values, strict=True)))
-    row.put("train.json does not hold the batch", trained_global_batch_size=trained.global_batch_size)
-
-
-def trained_like(training: TrainingData, cell: Cell) -> TrainedCell | str:
-    """The trained cell that a measured one stands for, or why there is none.
-
-    Strategy, devices and variant are the same; the batch per device too where that was trained, else the global batch,
-    else the only one that was.
-    """
-    place = (cell.strategy, cell.devices, cell.variant)
-    alike = [other for other in training.trained if (other.strategy, other.devices, other.variant) == place]
-    same_batch = [other for other in alike if other.batch_size == cell.batch_size]
-    same_global = [other for other in alike if other.global_batch_size == cell.global_batch_size]
-    for same in (same_batch, same_global, alike):
-        if len(same) == 1:
-            return same[0]
-    if alike:
-        return f"trained with other batches only: {', '.join(other.name for other in alike)}"
-    return "its strategy on that many devices was not trained"
+    return {
+        "exposed_us": exposed,
+        "host_copies_us": copies,
+        "compute_us": row.compute_us,
+        "idle_us": idle,
+    }
 
 
 @dataclass(frozen=True)
@@ -390,7 +412,14 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
         *((*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
         ("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
         ("host_copies", "host copies", copies),
-        *((name, name, value) for name, value in (("compute", compute), ("idle", idle), ("tracer", tracer))),
+        *(
+            (name, name, value)
+            for name, value in (
+                ("compute", compute),
+                ("idle", idle),
+                ("tracer", tracer),
+            )
+        ),
     )
     return tuple(WaterfallPart(*part) for part in parts if abs(part[2]) > 1e-3)
 
@@ -400,5 +429,11 @@ def exposed_by_phase(data: CellData) -> dict[str, float]:
     windows, every = data.critical_windows, data.tables.dp_phases
     own = every.take(~every.known("replica")).within(windows, STEP_KEYS)
     phases = own.group("phase")
-    sums_us = dict(zip(own.words("phase")[phases.first].tolist(), phases.sums(own["exposed_us"]).tolist(), strict=True))
+    sums_us = dict(
+        zip(
+            own.words("phase")[phases.first].tolist(),
+            phases.sums(own["exposed_us"]).tolist(),
+            strict=True,
+        )
+    )
     return {name: sums_us[name] / len(windows) for name in PHASES if sums_us.get(name, 0.0) > 0}

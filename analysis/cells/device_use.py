@@ -1,42 +1,24 @@
 """How much of a device a cell uses: FLOPs a second, their share of the device's peak, and where the rest of the step goes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dpscope.analysis.cells.row import RowBuilder, ratio
+from dpscope.analysis.cells.identity import measured
+from dpscope.analysis.cells.times import NO_STEP
+from dpscope.analysis.cells.traced import compute_us, idle_us
+from dpscope.analysis.cells.view import CellView, CpuPeaks, Group, Missing, if_known, known, once, quotient
 from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import Estimate, pooled_median, pooled_spread, ratio_estimate
+from dpscope.analysis.stats.samples import Estimate, Spread, pooled_spread, ratio_estimate
 from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import Unit, choose_unit
-from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, StatedFlops, gpu_speed
+from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_speed
 from dpscope.profiling.records.run import Precision, StepFlops
 
-CpuPeaks = Mapping[tuple[str, int], float]
-"""The largest measured rate of matrix products in TFLOP/s, by dtype and threads."""
-
 _BOUNDS: dict[Precision, int] = {"fp32": FP32, "tf32": TF32, "half": HALF}
-_LOST = {  # column -> part of the ledger
-    "lost_wait_points": "exposed_wait",
-    "lost_transfer_points": "exposed_transfer",
-    "lost_other_points": "exposed_other",
-    "lost_idle_points": "idle",
-    "lost_contention_points": "contention",
-}
-POINTS = ("used_points", *_LOST, "lost_below_peak_points")
-"""Columns that add up to 100, the traced step; an unknown part is in the last one."""
+NO_CPU_PEAK = "no matrix product was timed: a script, traces alone, or a run of an older version"
 
-
-@dataclass(frozen=True)
-class DeviceWork:
-    """One device's FLOPs in a step and the time that they take at its peak; None is unknown, for the reason given."""
-
-    flops: float | None
-    on_cpu: bool
-    least_us: float | None = None
-    cpu_peak_tflops: float | None = None
-    no_flops: str = ""
-    no_peak: str = ""
+DEVICE = Group("device", "How much of a device is used", needs=measured)
 
 
 def cpu_peaks(cells: Iterable[CellData]) -> CpuPeaks:
@@ -49,31 +31,55 @@ def cpu_peaks(cells: Iterable[CellData]) -> CpuPeaks:
     return peaks
 
 
-def device_work(data: CellData, peaks: CpuPeaks, stated: StatedFlops | None = None) -> DeviceWork:
+@once
+def on_cpu(cell: CellView) -> bool:
+    """Whether its devices are CPU cores; traces of unknown devices that show none are of a CPU."""
+    data = cell.data
+    return data.device_name == "cpu" or (not data.ranks and not data.on_device)
+
+
+def _recorded_flops(cell: CellView) -> StepFlops | None:
+    return next((rank.flops for _, rank in cell.data.ranks if rank.flops is not None), None)
+
+
+def _counted(cell: CellView) -> bool:
+    flops = _recorded_flops(cell)
+    return flops is not None and flops.total is not None
+
+
+@once
+def step_flops(cell: CellView) -> StepFlops:
     """The FLOPs that a run counted, else those that the user states."""
-    ranks = [rank for _, rank in data.ranks]
-    name = data.device_name
-    on_cpu = name == "cpu" or (not ranks and not data.on_device)
-    counted = next((rank.flops for rank in ranks if rank.flops is not None), None)
-    no_precision = ""
-    if stated is not None and (counted is None or counted.total is None):
-        counted = StepFlops(total=round(stated.total), product_precision=stated.precision or "fp32")
-        no_precision = "" if stated.precision else "the precision of the products is not stated: --flops 1.2T:bf16"
-    if counted is None or counted.total is None:
-        why = "not counted: a script, or a run of an older version (--flops states them)"
-        why = counted.missing if counted is not None else why if ranks else f"{TRACES_ALONE} (--flops)"
-        return DeviceWork(None, on_cpu, no_flops=why, no_peak=why)
-    if on_cpu:
-        timed = next((rank.matmul_peak for rank in ranks if rank.matmul_peak is not None), None)
-        peak = peaks.get((timed.dtype, timed.threads)) if timed is not None else None
-        least_us = counted.total / peak / 1e6 if peak else None
-        why = "no matrix product was timed: a script, traces alone, or a run of an older version"
-        return DeviceWork(counted.total, True, least_us, peak, no_peak=why)
-    speed = gpu_speed(name)
-    if speed is None or no_precision:
-        why = no_precision if speed is not None else f"no specified peak of {name or 'this device'}"
-        return DeviceWork(counted.total, False, no_peak=why)
-    return DeviceWork(counted.total, False, least_step_us(counted, speed))
+    recorded, stated = _recorded_flops(cell), cell.flops
+    if recorded is not None and (_counted(cell) or stated is None):
+        known(recorded.total, recorded.missing)
+        return recorded
+    if stated is not None:
+        return StepFlops(total=round(stated.total), product_precision=stated.precision or "fp32")
+    if not cell.data.ranks:
+        raise Missing(f"{TRACES_ALONE} (--flops)")
+    raise Missing("not counted: a script, or a run of an older version (--flops states them)")
+
+
+@once
+def _cpu_peak(cell: CellView) -> float:
+    """TFLOP/s of matrix products, as any process of the run measured it with this type and as many threads."""
+    step_flops(cell)
+    peak = next((rank.matmul_peak for _, rank in cell.data.ranks if rank.matmul_peak is not None), None)
+    timed = known(peak, NO_CPU_PEAK)
+    return known(cell.peaks.get((timed.dtype, timed.threads)), NO_CPU_PEAK)
+
+
+@once
+def least_us(cell: CellView) -> float:
+    """The time that a step's FLOPs take at the device's peak."""
+    flops, name = step_flops(cell), cell.data.device_name
+    if on_cpu(cell):
+        return (flops.total or 0) / _cpu_peak(cell) / 1e6
+    speed = known(gpu_speed(name), f"no specified peak of {name or 'this device'}")
+    if not _counted(cell) and cell.flops is not None and cell.flops.precision is None:
+        raise Missing("the precision of the products is not stated: --flops 1.2T:bf16")
+    return least_step_us(flops, speed)
 
 
 def least_step_us(flops: StepFlops, speed: GpuSpeed) -> float:
@@ -86,33 +92,125 @@ def least_step_us(flops: StepFlops, speed: GpuSpeed) -> float:
     return sum(count / rate for count, rate in zip((products, flops.convolutions), rates, strict=True)) / 1e6
 
 
-def put_device_use(row: RowBuilder, data: CellData, peaks: CpuPeaks, stated: StatedFlops | None = None) -> None:
-    """FLOPs, their rate, its share of the peak, and the ledger in points of 100; after the step and the ledger."""
-    work = device_work(data, peaks, stated)
-    step_us = row.number("step_us") if data.ranks else row.number("traced_step_us")
-    rate = work.flops / step_us / 1e6 if work.flops is not None and step_us else None
-    row.put(work.no_flops, flops_per_step=work.flops)
-    row.put(work.no_flops or "no step was timed", achieved_tflops=rate)
-    share = ratio(work.least_us, step_us)
-    row.put("a CPU has no specified peak" if work.on_cpu else work.no_peak, mfu=None if work.on_cpu else share)
-    row.put(
-        work.no_peak if work.on_cpu else "a GPU: mfu is its share of the specified peak",
-        cpu_peak_tflops=work.cpu_peak_tflops,
-        cpu_peak_share=share if work.on_cpu else None,
-    )
-    ledger = row.ledger
-    if work.least_us is None or ledger is None or ledger.idle_us is None or ledger.compute_us is None:
-        why = work.no_peak if work.least_us is None else row.reasons.get("idle_us", "no whole traced step")
-        row.clear(POINTS, why)
-        return
-    used = 100 * work.least_us / ledger.traced_step_us
-    lost = 0.0  # beyond `used`, what is left of 100 is compute below the peak
-    for column, part in _LOST.items():
-        us = getattr(ledger, f"{part}_us")
-        points = None if us is None else 100 * us / ledger.traced_step_us
-        row.put(row.reasons.get(f"{part}_us", ""), **{column: points})
-        lost += points or 0.0
-    row.put("", used_points=used, lost_below_peak_points=100 - used - lost)
+@once
+def _used_step_us(cell: CellView) -> float:
+    """The step that rates are of: the untraced one, of traces alone the traced one."""
+    return cell.step_us if cell.data.ranks else cell.traced_step_us
+
+
+@DEVICE.column(
+    "FLOPs/step",
+    "flops",
+    "Of one device, forward and backward: matrix products, convolutions, attention; two a multiply-add",
+)
+def flops_per_step(cell: CellView) -> float:
+    return known(step_flops(cell).total, "not counted")
+
+
+@DEVICE.column(
+    "achieved",
+    "flop_rate",
+    "flops_per_step / step_us of one device, in 1e12 FLOPs per second; of traces alone over traced_step_us",
+)
+def achieved_tflops(cell: CellView) -> float:
+    return quotient(cell.flops_per_step, _used_step_us(cell), NO_STEP) / 1e6
+
+
+def _share_of_peak(cell: CellView) -> float:
+    return quotient(least_us(cell), _used_step_us(cell), NO_STEP)
+
+
+@DEVICE.column("MFU", "share", "Time of those FLOPs at the GPU's specified dense peak / step")
+def mfu(cell: CellView) -> float:
+    if on_cpu(cell):
+        raise Missing("a CPU has no specified peak")
+    return _share_of_peak(cell)
+
+
+def _on_cpu(cell: CellView) -> None:
+    if not on_cpu(cell):
+        raise Missing("a GPU: mfu is its share of the specified peak")
+
+
+@DEVICE.column(
+    "CPU matmul peak",
+    "flop_rate",
+    "Measured CPU matmul peak in 1e12 FLOPs per second: the fastest product of square matrices in this dtype and with as "
+    "many threads that a process of the run timed",
+    needs=_on_cpu,
+)
+def cpu_peak_tflops(cell: CellView) -> float:
+    return _cpu_peak(cell)
+
+
+@DEVICE.column(
+    "of CPU matmul peak",
+    "share",
+    "achieved_tflops / cpu_peak_tflops: a share of a measured peak, not the MFU of a specified one",
+    needs=_on_cpu,
+)
+def cpu_peak_share(cell: CellView) -> float:
+    return _share_of_peak(cell)
+
+
+def _points(cell: CellView, time_us: float) -> float:
+    """A time in points of 100, the traced step."""
+    return 100 * time_us / cell.traced_step_us
+
+
+def _adds_up(cell: CellView) -> None:
+    """What the points need: the time at the peak, and a ledger with idle and compute."""
+    for part in (least_us, idle_us, compute_us):
+        part(cell)
+
+
+@DEVICE.column(
+    "used",
+    "points",
+    "Time of those FLOPs at the peak / traced_step_us; this and the columns below add up to 100, the traced step",
+    needs=_adds_up,
+)
+def used_points(cell: CellView) -> float:
+    return _points(cell, least_us(cell))
+
+
+@DEVICE.column("wait", "points", "exposed_wait_us / traced_step_us", needs=_adds_up)
+def lost_wait_points(cell: CellView) -> float:
+    return _points(cell, cell.exposed_wait_us)
+
+
+@DEVICE.column("transfer", "points", "exposed_transfer_us / traced_step_us", needs=_adds_up)
+def lost_transfer_points(cell: CellView) -> float:
+    return _points(cell, cell.exposed_transfer_us)
+
+
+@DEVICE.column("other", "points", "exposed_other_us / traced_step_us", needs=_adds_up)
+def lost_other_points(cell: CellView) -> float:
+    return _points(cell, cell.exposed_other_us)
+
+
+@DEVICE.column("idle", "points", "idle_us / traced_step_us", needs=_adds_up)
+def lost_idle_points(cell: CellView) -> float:
+    return _points(cell, cell.idle_us)
+
+
+@DEVICE.column("contention", "points", "contention_us / traced_step_us", needs=_adds_up)
+def lost_contention_points(cell: CellView) -> float:
+    return _points(cell, cell.contention_us)
+
+
+LOST_POINTS = (lost_wait_points, lost_transfer_points, lost_other_points, lost_idle_points, lost_contention_points)
+
+
+@DEVICE.column(
+    "below peak",
+    "points",
+    "The rest of 100: compute that runs below the peak, and parts that are not known",
+    needs=_adds_up,
+)
+def lost_below_peak_points(cell: CellView) -> float:
+    lost = sum(if_known(part, cell) or 0.0 for part in LOST_POINTS)
+    return 100 - cell.used_points - lost
 
 
 @dataclass(frozen=True)
@@ -141,28 +239,28 @@ class UseChange:
 
 def use_changes(before: RunData, after: RunData) -> list[UseChange]:
     """A change for each cell that was measured with known FLOPs in both runs."""
-    later, changes = {data.cell.name: data for data in after.measured}, []
-    pairs = [(data, later[data.cell.name]) for data in before.measured if data.cell.name in later]
-    spread = pooled_spread(one.step_samples() for pair in pairs for one in pair)
-    peaks = cpu_peaks(before.measured), cpu_peaks(after.measured)
-    for pair in pairs:
-        first, second = (device_work(data, known) for data, known in zip(pair, peaks, strict=True))
-        steps_us = [pooled_median(data.step_samples()) for data in pair]
-        if first.flops is None or second.flops is None or not steps_us[0] or not steps_us[1]:
-            continue
-        faster = ratio_estimate(pair[0].step_samples(), pair[1].step_samples(), spread)
-        changes.append(
-            UseChange(
-                cell=pair[0].cell.name,
-                before_tflops=first.flops / steps_us[0] / 1e6,
-                after_tflops=second.flops / steps_us[1] / 1e6,
-                ratio=faster.times(second.flops / first.flops),
-                before_share=ratio(first.least_us, steps_us[0]),
-                after_share=ratio(second.least_us, steps_us[1]),
-                on_cpu=second.on_cpu,
-            )
-        )
-    return changes
+    earlier, later = _measured_views(before), _measured_views(after)
+    pairs = [(view, later[name]) for name, view in earlier.items() if name in later]
+    spread = pooled_spread(view.data.step_samples() for pair in pairs for view in pair)
+    return [_change(*pair, spread) for pair in pairs if all(if_known(achieved_tflops, view) for view in pair)]
+
+
+def _measured_views(run: RunData) -> dict[str, CellView]:
+    peaks = cpu_peaks(run.measured)
+    return {data.cell.name: CellView(data, peaks=peaks) for data in run.measured}
+
+
+def _change(before: CellView, after: CellView, spread: Spread) -> UseChange:
+    faster = ratio_estimate(before.data.step_samples(), after.data.step_samples(), spread)
+    return UseChange(
+        cell=before.data.cell.name,
+        before_tflops=before.achieved_tflops,
+        after_tflops=after.achieved_tflops,
+        ratio=faster.times(after.flops_per_step / before.flops_per_step),
+        before_share=if_known(_share_of_peak, before),
+        after_share=if_known(_share_of_peak, after),
+        on_cpu=on_cpu(after),
+    )
 
 
 def use_table(changes: Sequence[UseChange]) -> TextTable | None:

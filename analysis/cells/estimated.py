@@ -1,34 +1,26 @@
-"""The estimates of one cell's row: subtractions per step and epoch, models, evidence, effective bandwidth by three definitions.
+"""Columns that estimate communication without a trace: by subtraction, per step and epoch, and by the ring formula.
 
-t_N(b) is a step on N devices at b samples per device, G = N b. Effective bandwidth is wire bytes per step over a time per step:
-the bytes each rank sends, by the bus factors of nccl-tests (doc/PERFORMANCE.md), so that it compares with a link's rate one way.
-The three times: the subtraction estimate t_N(b) - t_1(b), which contains more and less than communication; the union of
-communication, which contains waiting; the transfers alone.
+t_N(b) is a step on N devices at b samples per device, G = N b. The subtractions are what people take for communication; the
+columns next to them are how far each is from what was measured, and what shows why. Assumptions: same_local_batch is sound as
+added wall time; ideal_split takes all of t_1(G) to shrink with the batch and errs by its fixed part; same_total compares
+different work per device and goes negative as soon as parallel training pays. An epoch has the same steps on both sides, N
+times fewer of them than one device needs at b.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.cells.columns import COLUMNS
-from dpscope.analysis.cells.predicted import (
-    COST_KEY,
-    all_known,
-    by_nccl,
-    cost_keys,
-    model_sizes,
-    predict_cell,
-    relative_error,
-)
-from dpscope.analysis.cells.row import NO_GLOBAL_BATCH, NO_SAME_BATCH, RowBuilder, minus, ratio
-from dpscope.analysis.costs.formulas import bus_factor, ring_us
-from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData, RunSpreads
+from dpscope.analysis.cells.cell_ledger import NO_INTERVAL, Measured, changes, exposed, ledger
+from dpscope.analysis.cells.identity import on_several_devices, single_at_global_batch, single_at_same_batch
+from dpscope.analysis.cells.predicted import all_known, model_sizes
+from dpscope.analysis.cells.times import NO_STEP, ends_of
+from dpscope.analysis.cells.view import CellView, Group, Missing, known, once
+from dpscope.analysis.costs.formulas import ring_us as ring_formula_us
+from dpscope.analysis.costs.sources import RingRate
+from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.traffic_check import expected_bytes, reduced_bytes
-from dpscope.analysis.stats.samples import NO_INTERVAL, difference_estimate, pooled_median
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.stats.samples import difference_estimate
 from dpscope.profiling.records.strategies import shard_groups
 
 FORMULAS = {
@@ -36,137 +28,193 @@ FORMULAS = {
     "ideal_split": "t_N(G/N) - t_1(G)/N",
     "same_total": "t_N(G/N) - t_1(G)",
 }
-ESTIMATE_COLUMNS = tuple(
-    column.name
-    for column in COLUMNS
-    if column.group in ("estimates", "predictions") and not column.name.startswith(("added_idle", "added_tracer"))
+ESTIMATES = Group("estimates", "Estimates by subtraction", needs=on_several_devices)
+
+
+def subtractable(cell: CellView) -> None:
+    """Raises Missing for traces alone."""
+    if not cell.data.ranks:
+        raise Missing(f"{TRACES_ALONE}, and nothing on one device to subtract")
+
+
+def _added_ends(cell: CellView, _: float) -> tuple[float, float]:
+    single = single_at_same_batch(cell).data
+    return ends_of(difference_estimate(cell.data.step_samples(), single.step_samples(), cell.spreads.step))
+
+
+@ESTIMATES.column(
+    "same local batch",
+    "time",
+    "t_N(b) - t_1(b): added wall time at the same batch per device",
+    needs=subtractable,
+    interval=_added_ends,
 )
+def same_local_batch_us(cell: CellView) -> float:
+    return cell.step_us - single_at_same_batch(cell).step_us
 
 
-def single_step_us(singles: Mapping[int, CellData], batch_size: int) -> float | None:
-    """Median step time of the single-device cell at a batch size, None without one."""
-    single = singles.get(batch_size)
-    return pooled_median(single.step_samples()) if single is not None else None
+@ESTIMATES.column("minus exposed", "time", "Estimate minus exposed communication")
+def same_local_batch_error_exposed_us(cell: CellView) -> float:
+    return cell.same_local_batch_us - cell.exposed_us
 
 
-def put_estimates(
-    row: RowBuilder, data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads
-) -> None:
-    """Fill ESTIMATE_COLUMNS; times and breakdown are filled already."""
-    if data.cell.devices == 1:
-        row.clear(ESTIMATE_COLUMNS, "one device: nothing to estimate")
-        return
-    if data.ranks:
-        _put_subtractions(row, data, singles, spreads)
-    else:
-        row.clear(ESTIMATE_COLUMNS, f"{TRACES_ALONE}, and nothing on one device to subtract")
-    _put_evidence(row, data, singles.get(data.cell.batch_size) if data.ranks else None)
-    _put_ring(row, data, sources)
-    _put_predictions(row, data, sources)
+@ESTIMATES.column("minus all comm.", "time", "Estimate minus all communication")
+def same_local_batch_error_communication_us(cell: CellView) -> float:
+    return cell.same_local_batch_us - cell.communication_us
 
 
-def _put_subtractions(row: RowBuilder, data: CellData, singles: Mapping[int, CellData], spreads: RunSpreads) -> None:
-    """The subtractions that people take for communication, how far each is from what was measured, and their epochs.
-
-    Assumptions: same_local_batch is sound as added wall time; ideal_split takes all of t_1(G) to shrink with the batch and errs
-    by its fixed part; same_total compares different work per device and goes negative as soon as parallel training pays. An
-    epoch has the same steps on both sides, N times fewer of them than one device needs at b.
-    """
-    cell, step_us, steps = data.cell, row.number("step_us"), row.number("steps_per_epoch")
-    same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, data.global_batch_size)
-    split = total / cell.devices if total is not None else None
-    baselines = ((same, NO_SAME_BATCH), (split, NO_GLOBAL_BATCH), (total, NO_GLOBAL_BATCH))
-    for method, (baseline, why_not) in zip(FORMULAS, baselines, strict=True):
-        value = minus(step_us, baseline)
-        row.put(
-            why_not if value is None else "communication is not known",
-            **{f"{method}_us": value, f"{method}_error_exposed_us": minus(value, row.number("exposed_us"))},
-            **{f"{method}_error_communication_us": minus(value, row.number("communication_us"))},
-        )
-    single = singles.get(cell.batch_size)
-    added = difference_estimate(data.step_samples(), single.step_samples() if single is not None else [], spreads.step)
-    row.put_interval(NO_SAME_BATCH if single is None else NO_INTERVAL, "same_local_batch_us", added)
-    row.put(
-        "needs single-device cells at the batch per device and at the global batch",
-        ideal_split_local_batch_us=minus(same, split),
-        same_total_local_batch_us=minus(same, total),
-    )
-    for name in (*FORMULAS, "exposed", "communication"):
-        per_step = row.number(f"{name}_us")
-        value = per_step * steps if per_step is not None and steps is not None else None
-        row.put(row.reasons.get(f"{name}_us", "the length of an epoch is not known"), **{f"{name}_epoch_us": value})
+def _added(cell: CellView, part: str) -> Measured:
+    """The change of a part of the step, with its interval; what slowdown and exposed communication leave of the whole."""
+    exposed(cell, ledger(cell).exposed_us)
+    return known(changes(cell).get(part), "needs a traced single-device cell at this batch per device")
 
 
-def _put_evidence(row: RowBuilder, data: CellData, single: CellData | None) -> None:
-    """What shows why an estimate is off: waiting for data, and devices that compute longer than others."""
-    waits = [one.step_samples("data_wait_us") if one is not None else [] for one in (data, single)]
-    row.put(
-        NO_SAME_BATCH, added_data_wait_us=minus(*(float(np.concatenate(one).mean()) if one else None for one in waits))
-    )
-    traits, windows = data.cell.traits, data.whole_windows
-    by_device = windows.group("rank", "device", in_order=True).means(windows["compute_us"])
-    computed = by_device[~np.isnan(by_device)].tolist()
-    untraced, spread, excess = "not every device was traced", None, None
-    if len(computed) == data.cell.devices:
-        spread = (max(computed) - min(computed)) / float(np.mean(computed))
-        excess = computed[0] - float(np.mean(computed[1:])) if traits.peer_copies else None
-    row.put("the replicas share one process's timeline" if traits.host_copies else untraced, compute_spread=spread)
-    only_dp = "only DataParallel gathers on its first device"
-    row.put(untraced if traits.peer_copies else only_dp, first_device_excess_us=excess)
+@ESTIMATES.column(
+    "idle",
+    "time",
+    "Of t_N(b)-t_1(b): change of idle",
+    interval=lambda cell, _: known(_added(cell, "idle")[1], NO_INTERVAL),
+)
+def added_idle_us(cell: CellView) -> float:
+    return _added(cell, "idle")[0]
 
 
-def _put_ring(row: RowBuilder, data: CellData, sources: CostSources) -> None:
-    """The ring formula as people use it: all gradients over the link's rate, else at the calibration's bus bandwidth.
-
-    Of FSDP all that it gathers and scatters, one kind after the other. Compared with what these kinds transferred, if no other
-    ones' transfers are in the sum.
-    """
-    loads = ring_loads(data)
-    if isinstance(loads, str):
-        row.clear(("ring_us", "ring_error_us", "ring_source"), loads)
-        return
-    found = [sources.ring_rate(load.ranks, load.kind) for load in loads]
-    rates = tuple(rate for rate in found if rate is not None)
-    ring = None
-    if len(rates) == len(loads):
-        row.ring_rates = rates
-        ring = sum(
-            ring_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0
-            for load, rate in zip(loads, rates, strict=True)
-        )
-    unknown = sources.no_source(loads[0].ranks)
-    row.put(unknown, ring_us=ring, ring_source=rates[0].source if ring is not None else None)
-    error, table, not_compared = None, data.tables.collectives, "no transfer time is known: traces of ranks are missing"
-    kinds = set(table.words("kind")[table.known("transfer_us")].counts)
-    if others := sorted(kinds - {load.kind for load in loads}):
-        not_compared = (
-            f"the measured transfers include those of {', '.join(others)}, which the formula does not describe"
-        )
-    elif kinds:
-        error = minus(ring, row.number("transfer_us"))
-    row.put(unknown if ring is None else not_compared, ring_error_us=error)
+@ESTIMATES.column(
+    "tracer",
+    "time",
+    "The part of the untraced t_N(b)-t_1(b) that the traced windows do not explain",
+    interval=lambda cell, _: known(_added(cell, "tracer")[1], NO_INTERVAL),
+)
+def added_tracer_us(cell: CellView) -> float:
+    return _added(cell, "tracer")[0]
 
 
-def _put_predictions(row: RowBuilder, data: CellData, sources: CostSources) -> None:
-    """Predicted transfers and exposed communication; DP, all of whose communication is exposed, has no matched transfers."""
-    prediction = predict_cell(data, sources)
-    row.predictions = prediction.collectives
-    row.put(prediction.transfer_reason or "not predicted", prediction_source=prediction.source)
-    row.put(
-        "no contention data in a calibration, or nothing overlaps", prediction_contention=prediction.contention or None
-    )
-    measured = row.number("communication_us" if data.cell.traits.peer_copies else "transfer_us")
-    for name, predicted, against, reason in (
-        ("transfer", prediction.transfer_us, measured, prediction.transfer_reason),
-        ("exposed", prediction.exposed_us, row.number("exposed_us"), prediction.exposed_reason),
-    ):
-        unknown = reason or "not predicted"
-        why = unknown if predicted is None else "the measured value is unknown or 0"
-        row.put(unknown, **{f"predicted_{name}_us": predicted})
-        row.put(why, **{f"predicted_{name}_error": relative_error(predicted, against)})
+def _mean_wait_us(data: CellData) -> float:
+    waits = data.step_samples("data_wait_us")
+    if not waits:
+        raise Missing(NO_STEP)
+    return float(np.concatenate(waits).mean())
 
 
-BANDWIDTH_COLUMNS = tuple(column.name for column in COLUMNS if column.group == "bandwidth")
+@ESTIMATES.column("loader", "time", "Change of the mean wait for the loader, timed steps", needs=subtractable)
+def added_data_wait_us(cell: CellView) -> float:
+    return _mean_wait_us(cell.data) - _mean_wait_us(single_at_same_batch(cell).data)
+
+
+NOT_EVERY_DEVICE = "not every device was traced"
+
+
+@once
+def _compute_by_device(cell: CellView) -> list[float]:
+    """Mean compute of each device; their differences show which of them the others wait for."""
+    windows = cell.data.whole_windows
+    means = windows.group("rank", "device", in_order=True).means(windows["compute_us"])
+    computed: list[float] = means[~np.isnan(means)].tolist()
+    if len(computed) != cell.devices:
+        host_copies = cell.traits.host_copies
+        raise Missing("the replicas share one process's timeline" if host_copies else NOT_EVERY_DEVICE)
+    return computed
+
+
+@ESTIMATES.column("compute spread", "share", "(Largest - smallest) / mean compute of a device")
+def compute_spread(cell: CellView) -> float:
+    computed = _compute_by_device(cell)
+    return (max(computed) - min(computed)) / float(np.mean(computed))
+
+
+@ESTIMATES.column("device 0 excess", "time", "DP: compute of device 0 minus others' mean")
+def first_device_excess_us(cell: CellView) -> float:
+    if not cell.traits.peer_copies:
+        raise Missing("only DataParallel gathers on its first device")
+    first, *others = _compute_by_device(cell)
+    return first - float(np.mean(others))
+
+
+@ESTIMATES.column(
+    "ideal split",
+    "time",
+    "t_N(G/N) - t_1(G)/N: assumes that a step shrinks in proportion to its batch",
+    needs=subtractable,
+)
+def ideal_split_us(cell: CellView) -> float:
+    return cell.step_us - single_at_global_batch(cell).step_us / cell.devices
+
+
+@ESTIMATES.column("minus exposed", "time", "Estimate minus exposed communication")
+def ideal_split_error_exposed_us(cell: CellView) -> float:
+    return cell.ideal_split_us - cell.exposed_us
+
+
+@ESTIMATES.column("minus all comm.", "time", "Estimate minus all communication")
+def ideal_split_error_communication_us(cell: CellView) -> float:
+    return cell.ideal_split_us - cell.communication_us
+
+
+@ESTIMATES.column(
+    "same total",
+    "time",
+    "t_N(G/N) - t_1(G): negative once parallel training pays off",
+    needs=subtractable,
+)
+def same_total_us(cell: CellView) -> float:
+    return cell.step_us - single_at_global_batch(cell).step_us
+
+
+@ESTIMATES.column("minus exposed", "time", "Estimate minus exposed communication")
+def same_total_error_exposed_us(cell: CellView) -> float:
+    return cell.same_total_us - cell.exposed_us
+
+
+@ESTIMATES.column("minus all comm.", "time", "Estimate minus all communication")
+def same_total_error_communication_us(cell: CellView) -> float:
+    return cell.same_total_us - cell.communication_us
+
+
+@ESTIMATES.column(
+    "local batch",
+    "time",
+    "t_1(b) - t_1(G)/N: the error of ideal split, because a step does not shrink in proportion to its batch",
+    needs=subtractable,
+)
+def ideal_split_local_batch_us(cell: CellView) -> float:
+    return single_at_same_batch(cell).step_us - single_at_global_batch(cell).step_us / cell.devices
+
+
+@ESTIMATES.column(
+    "local batch",
+    "time",
+    "t_1(b) - t_1(G): the error of same total, because it compares different work per device",
+    needs=subtractable,
+)
+def same_total_local_batch_us(cell: CellView) -> float:
+    return single_at_same_batch(cell).step_us - single_at_global_batch(cell).step_us
+
+
+@ESTIMATES.column("same local batch", "time", "T_N - T_1/N of an epoch at equal b")
+def same_local_batch_epoch_us(cell: CellView) -> float:
+    return cell.same_local_batch_us * cell.steps_per_epoch
+
+
+@ESTIMATES.column("ideal split", "time", "T_N - T_1(G)/N of an epoch")
+def ideal_split_epoch_us(cell: CellView) -> float:
+    return cell.ideal_split_us * cell.steps_per_epoch
+
+
+@ESTIMATES.column("same total", "time", "T_N - T_1(G) of an epoch")
+def same_total_epoch_us(cell: CellView) -> float:
+    return cell.same_total_us * cell.steps_per_epoch
+
+
+@ESTIMATES.column("exposed", "time", "Exposed communication of an epoch's steps")
+def exposed_epoch_us(cell: CellView) -> float:
+    return cell.exposed_us * cell.steps_per_epoch
+
+
+@ESTIMATES.column("comm.", "time", "All communication of an epoch's steps")
+def communication_epoch_us(cell: CellView) -> float:
+    return cell.communication_us * cell.steps_per_epoch
+
+
 _MOVED = {
     "all_gather": "parameters gathered",
     "reduce_scatter": "gradients scattered",
@@ -191,105 +239,76 @@ def runs_all_reduces(data: CellData) -> bool:
     return data.cell.traits.reducer or bool(data.tables.collectives.words("kind").isin("all_reduce").any())
 
 
-def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
-    """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Else why it is not known."""
+def ring_loads(data: CellData) -> tuple[RingLoad, ...]:
+    """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Raises Missing."""
     traits, sizes = data.cell.traits, model_sizes(data)
     if not runs_all_reduces(data) and (data.cell.devices == 1 or not traits.sharded):
-        return traits.no_rings or "the traces show no all-reduce"
-    if traits.sharded and sizes is not None:
-        units = data.ranks[0][1].units
-        if not units:
-            return "a script's own FSDP: what it must move is not known"
-        if data.nodes > 1 and traits.hybrid:
-            return "its collectives run within nodes and between them: no one link"
-        groups, shards = shard_groups(data.cell.strategy, data.cell.devices, data.nodes)
-        return tuple(
-            RingLoad(size, groups if kind == "all_reduce" else shards, _MOVED[kind], kind)
-            for kind, size in expected_bytes(data.planned, units).items()
-        )
-    if sizes is not None:
-        return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
+        raise Missing(traits.no_rings or "the traces show no all-reduce")
+    if sizes is None:
+        return (_traced_load(data),)
+    if traits.sharded:
+        return _sharded_loads(data)
+    return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
+
+
+def _sharded_loads(data: CellData) -> tuple[RingLoad, ...]:
+    units = data.ranks[0][1].units
+    if not units:
+        raise Missing("a script's own FSDP: what it must move is not known")
+    if data.nodes > 1 and data.cell.traits.hybrid:
+        raise Missing("its collectives run within nodes and between them: no one link")
+    groups, shards = shard_groups(data.planned.strategy, data.cell.devices, data.nodes)
+    return tuple(
+        RingLoad(size, groups if kind == "all_reduce" else shards, _MOVED[kind], kind)
+        for kind, size in expected_bytes(data.planned, units).items()
+    )
+
+
+def _traced_load(data: CellData) -> RingLoad:
     own = data.whole_collectives.having("kind", "all_reduce")
     if not all_known(own, ("bytes", "group_size")):
-        return "the trace gives no sizes for some all-reduces"
+        raise Missing("the trace gives no sizes for some all-reduces")
     ranks = set(own["group_size"].tolist())
     if len(ranks) > 1:
-        return f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
+        raise Missing(f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring")
     size = float(own["bytes"].sum()) / len(data.whole_windows)
-    return (RingLoad(size, ranks.pop(), "what was all-reduced in a traced step"),)
+    return RingLoad(size, ranks.pop(), "what was all-reduced in a traced step")
 
 
-def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
-    """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by the model's.
-
-    DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
-    the trace gives no sizes, or nccl-tests no factor for a kind. `matched_only`: of the collectives with a transfer alone.
-    """
-    if data.cell.traits.peer_copies:
-        sizes = model_sizes(data)
-        if sizes is None:
-            return None
-        serial = 1 if by_nccl(data) else data.cell.devices - 1
-        return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
-    own = data.whole_collectives
-    if not all_known(own, COST_KEY):
-        return None
-    own = own.take(own.known("transfer_us")) if matched_only else own
-    moved = own.words("moved_as").where(own.known("moved_as"), own.words("kind")).tolist()
-    factors = [bus_factor(str(kind), ranks) for kind, ranks in zip(moved, own["group_size"].tolist(), strict=True)]
-    factors = [0.0 if ranks == 1 else factor for factor, ranks in zip(factors, own["group_size"].tolist(), strict=True)]
-    sent = float((own["bytes"] * np.array(factors, dtype=float)).sum())
-    return None if math.isnan(sent) else sent / len(data.whole_windows)
+@once
+def ring_rates(cell: CellView) -> tuple[RingRate, ...]:
+    """What the ring formula divides by, one for each of its loads: the link's rate, else the calibration's bus bandwidth."""
+    on_several_devices(cell)
+    loads = ring_loads(cell.data)
+    rates = [cell.sources.ring_rate(load.ranks, load.kind) for load in loads]
+    return tuple(known(rate, cell.sources.no_source(loads[0].ranks)) for rate in rates)
 
 
-def put_bandwidths(row: RowBuilder, data: CellData, sources: CostSources) -> None:
-    """Fill BANDWIDTH_COLUMNS of a multi-device cell with known communication, after its estimates and predictions."""
-    if data.cell.traits.host_copies:
-        row.clear(BANDWIDTH_COLUMNS, "host copies within one process: no link is used")
-        return
-    moved, loads, added = wire_bytes(data), ring_loads(data), row.number("same_local_batch_us")
-    no_time = f"t_N(b) - t_1(b) is {show_time(added)}, not a time in which bytes could move"
-    no_time = NO_SAME_BATCH if added is None else no_time
-    row.put("the trace gives no sizes for some collectives, or one has no bus factor", wire_bytes_per_step=moved)
-    row.put(no_time, subtraction_gb_per_s=_gb_per_s(moved, added))
-    if isinstance(loads, str):
-        row.put(loads, ring_subtraction_gb_per_s=None)
-    else:
-        sent = sum((bus_factor(load.kind, load.ranks) or 0.0) * load.size_bytes for load in loads)
-        row.put(no_time, ring_subtraction_gb_per_s=_gb_per_s(sent, added))
-    row.put("communication is not known", communication_gb_per_s=_gb_per_s(moved, row.number("communication_us")))
-    no_match = "needs matched all-reduces of every rank; DataParallel runs none"
-    row.put(no_match, transfer_gb_per_s=row.number("busbw_gb_per_s"))
-    link = sources.link(data.cell.devices)
-    row.put("no link bandwidth known: give --link", link_gb_per_s=link.gb_per_s if link is not None else None)
-    row.put(
-        "no calibration was given" if sources.calibration is None else "the calibration predicts no transfer here",
-        calibrated_gb_per_s=_calibrated_gb_per_s(row, data, sources, moved),
-    )
-    for way in ("subtraction", "communication", "transfer"):
-        rate = row.number(f"{way}_gb_per_s")
-        for level, column in (("link", "link_gb_per_s"), ("calibration", "calibrated_gb_per_s")):
-            why = row.reasons.get(f"{way}_gb_per_s") or row.reasons.get(column) or ""
-            row.put(why, **{f"{way}_of_{level}": ratio(rate, row.number(column))})
+@ESTIMATES.column(
+    "ring model", "time", "Ring formula of gradients, or of all that FSDP moves, one kind after the other"
+)
+def ring_us(cell: CellView) -> float:
+    rates = ring_rates(cell)
+    pairs = zip(ring_loads(cell.data), rates, strict=True)
+    return sum(ring_formula_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0 for load, rate in pairs)
 
 
-def _calibrated_gb_per_s(row: RowBuilder, data: CellData, sources: CostSources, moved: float | None) -> float | None:
-    """The rate at which the calibration would move the same messages, one after another with nothing else running.
-
-    Of DDP's all-reduces, under DP of everything.
-    """
-    predicted = row.number("predicted_transfer_us")
-    if row.values["prediction_source"] != "calibration" or not predicted:
-        return None
-    if data.cell.traits.peer_copies:
-        return _gb_per_s(moved, predicted)
-    own = data.whole_collectives
-    costs = [sources.cost(*key, "shortest") for key in cost_keys(own.take(own.known("transfer_us")))]
-    known = [cost for cost in costs if cost is not None]
-    alone_us = sum(known) / len(data.whole_windows) if known and len(known) == len(costs) else None
-    return _gb_per_s(wire_bytes(data, matched_only=True), alone_us)
+@ESTIMATES.column("ring error", "time", "Ring prediction minus transfer")
+def ring_error_us(cell: CellView) -> float:
+    predicted_us, table = cell.ring_us, cell.data.tables.collectives
+    kinds = set(table.words("kind")[table.known("transfer_us")].counts)
+    if not kinds:
+        raise Missing("no transfer time is known: traces of ranks are missing")
+    if others := sorted(kinds - {load.kind for load in ring_loads(cell.data)}):
+        what = f"the measured transfers include those of {', '.join(others)}"
+        raise Missing(f"{what}, which the formula does not describe")
+    return predicted_us - cell.transfer_us
 
 
-def _gb_per_s(moved: float | None, time_us: float | None) -> float | None:
-    rate = ratio(moved, time_us)
-    return rate / 1e3 if rate is not None else None
+@ESTIMATES.column(
+    "ring's rate",
+    "text",
+    "specification: the link's, from --link or NVML; else calibration: its bus bandwidth at its largest size",
+)
+def ring_source(cell: CellView) -> str:
+    return ring_rates(cell)[0].source

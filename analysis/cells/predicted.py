@@ -1,4 +1,4 @@
-"""A cell's communication as the models predict it, from the sizes in the run alone, for comparison with the measurement.
+"""A cell's communication as the models predict it, from the sizes in the run alone, and its columns next to the measured.
 
 What a calibration measured comes first; without one the ring model at the link's specification, which is a bound that nobody
 reaches. The two are never mixed within a cell.
@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpscope.analysis.cells.identity import communication_shown, on_several_devices
+from dpscope.analysis.cells.view import CellView, Group, known, once
 from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
@@ -18,7 +20,10 @@ from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import ParameterSizes
-from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES, concurrent_collectives
+from dpscope.profiling.records.strategies import (
+    SHARDED_COLLECTIVES,
+    concurrent_collectives,
+)
 
 _CostKey = tuple[str, int, float]  # kind, ranks, bytes
 COST_KEY = ("kind", "group_size", "bytes")
@@ -88,7 +93,9 @@ def sources_of(data: CellData, sources: CostSources) -> CostSources:
     """The sources for a cell: on its nodes, within each of them for what HSDP runs there."""
     within = SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ()
     return sources.on_nodes(
-        data.nodes, within, concurrent_collectives(data.cell.strategy, data.cell.devices, data.nodes)
+        data.nodes,
+        within,
+        concurrent_collectives(data.cell.strategy, data.cell.devices, data.nodes),
     )
 
 
@@ -101,19 +108,30 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
         return _unknown(None, sources.no_source(data.cell.devices))
     if data.cell.traits.peer_copies:
         return _predict_dp(data, sources)
-    own = data.whole_collectives
     if not len(data.whole_windows) or not len(data.tables.collectives):
         return _unknown(source, "the trace shows no collective in a whole step")
-    if not all_known(own, COST_KEY):
+    if not all_known(data.whole_collectives, COST_KEY):
         return _unknown(source, "the trace does not show kind, size and ranks of every collective")
+    return _predict_collectives(data, sources, source)
+
+
+def _predict_collectives(data: CellData, sources: CostSources, source: Source) -> CellPrediction:
+    """From kind, size and ranks of every collective of the whole steps."""
+    own = data.whole_collectives
     keys = cost_keys(own)
     costs = {key: (sources.cost(*key), sources.cost(*key, "shortest")) for key in dict.fromkeys(keys)}
-    own = own.assign(cost_us=[costs[key][0] for key in keys], predicted_us=[costs[key][1] for key in keys])
+    own = own.assign(
+        cost_us=[costs[key][0] for key in keys],
+        predicted_us=[costs[key][1] for key in keys],
+    )
     load = step_load(data, sources, own)
     own = _in_step(own, load)
     matched = own.take(own.known("transfer_us"))
     sums = matched.group(*STEP_KEYS).sums(matched["predicted_us"])
-    unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
+    unknown_matched, unknown = (
+        _unknown_reason(matched, sources),
+        _unknown_reason(own, sources),
+    )
     if not data.cell.traits.reducer:
         unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
     exposed = [] if unknown else [exposed_us(own.take(step), load) for step in own.group(*STEP_KEYS).rows()]
@@ -148,7 +166,12 @@ def step_load(data: CellData, sources: CostSources, own: Table) -> Load:
     servers = 2 if gloo else 1
     if ratios is None or not several or not data.cell.traits.reducer:
         return Load(servers)
-    return Load(servers, ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary)
+    return Load(
+        servers,
+        ratios.two_in_flight.value,
+        max(1.0, ratios.beside_compute.value),
+        ratios.summary,
+    )
 
 
 def _in_step(own: Table, load: Load) -> Table:
@@ -156,7 +179,10 @@ def _in_step(own: Table, load: Load) -> Table:
     own = own.assign(alone_us=own["predicted_us"])
     if not load.calibrated_at:
         return own
-    reduced, predicted_us = np.flatnonzero(own.words("kind").isin("all_reduce")), own["predicted_us"].copy()
+    reduced, predicted_us = (
+        np.flatnonzero(own.words("kind").isin("all_reduce")),
+        own["predicted_us"].copy(),
+    )
     for step in own.take(reduced).group(*STEP_KEYS).rows():
         rows = reduced[step]
         if own.known("predicted_us")[rows].all():
@@ -169,7 +195,11 @@ def _in_step(own: Table, load: Load) -> Table:
 def bucket_schedule(ordered: Table, cost: str, load: Load) -> BucketSchedule:
     """`ddp_schedule` of a step's all-reduces in order of readiness; `cost` is the column with what each takes alone."""
     return ddp_schedule(
-        ready_us(ordered).tolist(), ordered[cost].tolist(), load.servers, load.slowdown, load.beside_compute
+        ready_us(ordered).tolist(),
+        ordered[cost].tolist(),
+        load.servers,
+        load.slowdown,
+        load.beside_compute,
     )
 
 
@@ -265,7 +295,11 @@ def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
 
     The times of chunks are not measured, since the kernels have no size.
     """
-    sizes, devices, passes = model_sizes(data), data.cell.devices, data.cell.options.accumulate
+    sizes, devices, passes = (
+        model_sizes(data),
+        data.cell.devices,
+        data.cell.options.accumulate,
+    )
     if sizes is None or not sizes.parameter_tensors:
         holds = "traces do" if sizes is None else "the run does"
         return _unknown(None, f"{holds} not hold the sizes of the model's tensors")
@@ -282,6 +316,73 @@ def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
         return CellPrediction(sources.source(devices), moved, moved, rows, reason, reason)
     link = sources.link(devices)
     if link is None:
-        return _unknown(None, "moved by copies between devices, which no calibration measures: give --link")
+        return _unknown(
+            None,
+            "moved by copies between devices, which no calibration measures: give --link",
+        )
     moved = passes * dp_peer_copies_us(sent, reduced, devices, link.gb_per_s)
     return CellPrediction("specification", moved, moved, (), "", "")
+
+
+def _predictable(cell: CellView) -> None:
+    on_several_devices(cell)
+    communication_shown(cell)
+
+
+PREDICTIONS = Group("predictions", "Predictions", needs=_predictable)
+
+
+@once
+def prediction(cell: CellView) -> CellPrediction:
+    """From a calibration, else from the link's specification."""
+    _predictable(cell)
+    return predict_cell(cell.data, cell.sources)
+
+
+@PREDICTIONS.column("from", "text", "calibration, or the link's specification")
+def prediction_source(cell: CellView) -> str:
+    return known(prediction(cell).source, prediction(cell).transfer_reason or "not predicted")
+
+
+@PREDICTIONS.column(
+    "contention",
+    "text",
+    "Calibrated slowdown of collectives in flight together and next to compute, if it was used",
+)
+def prediction_contention(cell: CellView) -> str:
+    return known(
+        prediction(cell).contention or None,
+        "no contention data in a calibration, or nothing overlaps",
+    )
+
+
+@PREDICTIONS.column("its prediction", "time", "Predicted transfers (DP: all communication)")
+def predicted_transfer_us(cell: CellView) -> float:
+    return known(
+        prediction(cell).transfer_us,
+        prediction(cell).transfer_reason or "not predicted",
+    )
+
+
+def _error(predicted_us: float, measured_us: float) -> float:
+    return known(relative_error(predicted_us, measured_us), "the measured value is 0")
+
+
+@PREDICTIONS.column("error", "share", "Predicted over measured, minus 1")
+def predicted_transfer_error(cell: CellView) -> float:
+    """All of DataParallel's communication is exposed, and it has no matched transfers."""
+    predicted_us = cell.predicted_transfer_us
+    return _error(
+        predicted_us,
+        cell.communication_us if cell.traits.peer_copies else cell.transfer_us,
+    )
+
+
+@PREDICTIONS.column("its prediction", "time", "Predicted exposed communication")
+def predicted_exposed_us(cell: CellView) -> float:
+    return known(prediction(cell).exposed_us, prediction(cell).exposed_reason or "not predicted")
+
+
+@PREDICTIONS.column("error", "share", "Predicted over measured exposed comm., minus 1")
+def predicted_exposed_error(cell: CellView) -> float:
+    return _error(cell.predicted_exposed_us, cell.exposed_us)

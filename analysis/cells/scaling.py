@@ -81,7 +81,9 @@ class ScalingChoice:
 
 
 def scaling_series(
-    measured: Sequence[CellData], single_device_baselines: Callable[[Cell], Mapping[int, CellData]], spread: Spread
+    measured: Sequence[CellData],
+    single_device_baselines: Callable[[Cell], Mapping[int, CellData]],
+    spread: Spread,
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
 
@@ -96,7 +98,10 @@ def scaling_series(
     groups: dict[tuple[CellStrategy, str, Scaling, int], list[tuple[CellData, CellData]]] = {}
     for data in measured:
         cell = data.planned
-        kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
+        kinds: tuple[tuple[Scaling, int], ...] = (
+            ("weak", cell.batch_size),
+            ("strong", cell.global_batch_size),
+        )
         for scaling, batch in kinds if cell.devices > 1 else ():
             if (single := single_device_baselines(cell).get(batch)) is not None:
                 variant = series_variant(cell, single.planned)
@@ -132,7 +137,14 @@ def _series(
         )
         speedups[devices], several[devices] = speedup.value, samples
     draws = speedup_draws(alone, several, scaling, spread)
-    return ScalingSeries(strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws))
+    return ScalingSeries(
+        strategy,
+        variant,
+        scaling,
+        batch_size,
+        tuple(points),
+        fit_scaling(speedups, scaling, draws),
+    )
 
 
 def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:

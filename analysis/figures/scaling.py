@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from dpscope.analysis.cells.columns import INTERVAL
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.scaling import ScalingSeries
+from dpscope.analysis.cells.view import INTERVAL
 from dpscope.analysis.figures.style import (
     COLOURS,
     MARKERS,

@@ -7,9 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.cells.columns import BY_NAME, INTERVAL
+from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap, WaterfallPart, gap_parts
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.cells.view import INTERVAL
 from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData

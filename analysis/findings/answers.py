@@ -212,7 +212,7 @@ def _ring(row: CellRow, data: "CellData") -> str:
     ring, transfer = row.ring_us, row.transfer_us
     if ring is None:
         return f"The ring formula gives no value: {row.reasons.get('ring_us', NA)}."
-    of_link = row.ring_source == "specification"
+    of_link = row.text("ring_source") == "specification"
     rates = " and ".join(dict.fromkeys(f"{rate.gb_per_s:.3g}" for rate in row.ring_rates))
     at = f"at the {rates} GB/s of the link" if of_link else f"at the calibration's {rates} GB/s"
     result = f"The ring formula gives {show_time(ring)} {at}"

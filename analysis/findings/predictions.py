@@ -221,7 +221,7 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     for row, off, single in _cells_off(comparison):
         if row.cell not in comparison.no_scaling:
             yield _off_finding(row, off, single, shared_cores, comparison.of_script or comparison.of_traces)
-    calibrated = [row.cell for row in comparison.rows.values() if row.prediction_source == "calibration"]
+    calibrated = [row.cell for row in comparison.rows.values() if row.text("prediction_source") == "calibration"]
     lacking = [one for one in comparison.predictions if one.predicted_us is None]
     if lacking and calibrated:
         kinds = ",".join(sorted({one.kind for one in comparison.predictions}))
@@ -272,7 +272,7 @@ def _errors(row: CellRow, names: Iterable[str]) -> list[float]:
 def _off_finding(
     row: CellRow, off: list[str], single: list[CollectivePrediction], shared_cores: bool, of_script: bool
 ) -> Finding:
-    calibrated, traits, errors = row.prediction_source == "calibration", traits_of(row.strategy), []
+    calibrated, traits, errors = row.text("prediction_source") == "calibration", traits_of(row.strategy), []
     for name, error in zip(off, _errors(row, off), strict=True):
         # No collective of a strategy with peer copies is matched, so its transfers are all of its communication.
         of_all = name == "transfer" and traits.peer_copies
@@ -304,7 +304,7 @@ def likely_reasons(row: CellRow, off: list[str], single: Sequence[float] = (), s
     explains only exposed communication, since transfers include none; latency only errors of a specification, since a
     calibration includes it.
     """
-    errors, specified = [*_errors(row, off), *single], row.prediction_source == "specification"
+    errors, specified = [*_errors(row, off), *single], row.text("prediction_source") == "specification"
     if max(errors) > 0 and min(errors) >= 0:
         if specified:
             return ["the link is faster than the given specification, or the switch reduces (NVLink SHARP)"]

@@ -232,9 +232,9 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
     """The table of predictions with notes on what they are based on."""
     if table is None:
         return None
-    rows = [row for row in comparison.rows.values() if row.prediction_source is not None]
-    sources = grouped((row.prediction_source or "", row.cell) for row in rows)
-    ratios = grouped((row.prediction_contention or "", row.cell) for row in rows)
+    rows = [row for row in comparison.rows.values() if row.text("prediction_source") is not None]
+    sources = grouped((row.text("prediction_source") or "", row.cell) for row in rows)
+    ratios = grouped((row.text("prediction_contention") or "", row.cell) for row in rows)
     alone = {row.cell for row in rows if traits_of(row.strategy).reducer}
     idle = [cell for cell in ratios.pop("", ()) if cell in alone]
     later = "the calibration was made after the start of the run, so these are not forecasts"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.measured import epoch_seconds
+from dpscope.analysis.cells.times import epoch_seconds
 from dpscope.analysis.findings.run_findings import TRACER_COST
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData

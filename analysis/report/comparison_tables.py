@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 
 from dpscope.analysis.cells.columns import BY_NAME, NAMES
 from dpscope.analysis.cells.comparison import Comparison
@@ -255,11 +256,11 @@ def shown_views(comparison: Comparison) -> list[View]:
     views = []
     for view in (_with_known_rate(one, comparison) for one in _VIEWS):
         empty = {name for name in view.names if not comparison.has(name)}
-        optional = {name for name in view.names if BY_NAME[name].group in _OPTIONAL}
+        optional = {name for name in view.names if BY_NAME[name].group.name in _OPTIONAL}
         if (comparison.of_traces and view.name in _OF_RUNS) or (optional and optional <= empty):
             continue
         if not (comparison.of_traces or view.name == "memory"):
-            empty = {name for name in empty if BY_NAME[name].group in _BY_COLUMN}
+            empty = {name for name in empty if BY_NAME[name].group.name in _BY_COLUMN}
         kept = _without(view, empty)
         if len(kept.names) > 1 or not comparison.of_traces:  # more than the cell's name
             dropped = tuple(name for name in view.names if name in empty)
@@ -282,7 +283,15 @@ def _table(view: View, rows: Iterable[CellRow], notes: Iterable[str] = ()) -> Te
     """A view as a table; its times share one unit, which its title or its headings give."""
     shown = [row for row in rows if row.devices > 1 or not view.several_only]
     columns = [BY_NAME[name] for name in view.names]
-    fields = [Field(view.headings.get(one.name, one.heading), one.name, one.quantity, one.meaning) for one in columns]
+    fields = [
+        Field(
+            heading=view.headings.get(column.name, column.heading),
+            get=methodcaller("value", column.name),
+            unit=column.quantity,
+            meaning=column.meaning,
+        )
+        for column in columns
+    ]
     missing = _missing_notes(shown, view.names) + _missing_notes(rows, view.empty)
     return table_of(view.title, fields, shown, notes, missing)
 

@@ -90,7 +90,7 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[For
     line, sources = partial(FormulaLine, data.cell.name), model.sources_of(data, comparison.sources)
     source, ring_source = (
         "calibration" if name == "calibration" else "link's specification"
-        for name in (row.prediction_source, row.ring_source)
+        for name in (row.text("prediction_source"), row.text("ring_source"))
     )
     if (ring := row.ring_us) is not None:
         name = _SHARDED_RINGS if data.cell.traits.sharded else f"{_RING} of all gradients" if data.ranks else _RING
@@ -115,7 +115,6 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[For
 
 def _ring(data: CellData, row: CellRow) -> str:
     loads = ring_loads(data)
-    assert not isinstance(loads, str)  # else there is no ring
     rings = []
     for load, rate in zip(loads, row.ring_rates, strict=True):
         twice, size = "2" if load.kind == "all_reduce" else "", show_bytes(load.size_bytes)

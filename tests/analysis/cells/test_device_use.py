@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.device_use import POINTS, least_step_us, use_changes, use_table
+from dpscope.analysis.cells.device_use import DEVICE, least_step_us, use_changes, use_table
 from dpscope.analysis.figures.step import device_use
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.output.analyze import check_flops
@@ -24,6 +24,8 @@ from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 A100 = "NVIDIA A100-SXM4-40GB"
+
+POINTS = tuple(column.name for column in DEVICE.columns if column.quantity == "points")
 
 
 def test_convolutions_and_products_have_their_own_peak() -> None:

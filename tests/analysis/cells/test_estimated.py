@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpscope.analysis.cells.cell_ledger import LEDGER
+from dpscope.analysis.cells.bandwidth import wire_bytes
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.estimated import wire_bytes
-from dpscope.analysis.cells.measured import summarise_cell
 from dpscope.analysis.cells.predicted import predict_cell
-from dpscope.analysis.cells.row import RowBuilder
+from dpscope.analysis.cells.row import CellRow, row_of
+from dpscope.analysis.cells.view import CellView
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.answers import shortcuts_text
@@ -75,11 +74,22 @@ CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on
 WITH_BROADCASTS = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
 
 
-def row(data: CellData, sources: CostSources = NO_SOURCES) -> RowBuilder:
-    return summarise_cell(data, SINGLES, sources, RunSpreads())
+def row(data: CellData, sources: CostSources = NO_SOURCES) -> CellRow:
+    return row_next_to(data, SINGLES, sources)
 
 
-def check(found: RowBuilder, **expected: float | None) -> None:
+def row_next_to(
+    data: CellData,
+    singles: dict[int, CellData],
+    sources: CostSources = NO_SOURCES,
+    spreads: RunSpreads = RunSpreads(),  # noqa: B008
+) -> CellRow:
+    """The row of a cell that is compared with these of one device."""
+    views = {batch: CellView(single, sources, spreads) for batch, single in singles.items()}
+    return row_of(CellView(data, sources, spreads, views))
+
+
+def check(found: CellRow, **expected: float | None) -> None:
     assert {name: found.number(name) for name in expected} == pytest.approx(expected)
 
 
@@ -97,7 +107,7 @@ def test_estimates_and_the_reasons_for_their_errors() -> None:
     for method, local in (("same_local_batch", 0), ("ideal_split", 100), ("same_total", -800)):
         check(found, **{f"{method}_error_exposed_us": local + 40 + 30 - 20})
         check(found, **{f"{method}_error_communication_us": local + 40 + 30 - 20 - 250})
-    alone = summarise_cell(ddp(), {8: SINGLES[8]}, CostSources(), RunSpreads())
+    alone = row_next_to(ddp(), {8: SINGLES[8]})
     check(alone, same_local_batch_us=500, ideal_split_us=None, same_total_us=None)
     assert alone.reasons["ideal_split_us"] == "no single-device cell with the same options at the global batch"
 
@@ -121,7 +131,7 @@ def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tup
     return cell_data(cell, [[one] * STEPS for one in step_us], steps)
 
 
-def bounds(row: RowBuilder, name: str) -> tuple[float | None, float | None]:
+def bounds(row: CellRow, name: str) -> tuple[float | None, float | None]:
     return row.number(f"{name}_low_us"), row.number(f"{name}_high_us")
 
 
@@ -135,7 +145,7 @@ def test_a_ledgers_intervals_are_students() -> None:
         Cell(strategy="single", devices=1, batch_size=8), (1000.0, 1000.0),
         compute_us=(960.0, 957.0), idle_us=(40.0, 43.0),
     )  # fmt: skip
-    alone = summarise_cell(several, {8: single}, CostSources(), RunSpreads())
+    alone = row_next_to(several, {8: single})
     assert bounds(alone, "exposed") == pytest.approx((442 - 12.706 * 2, 442 + 12.706 * 2), rel=1e-4)
     assert bounds(alone, "exposed_other") == bounds(alone, "exposed")
     assert bounds(alone, "slowdown") == pytest.approx((41.5 - 12.706 * 1.5, 41.5 + 12.706 * 1.5), rel=1e-4)
@@ -145,7 +155,7 @@ def test_a_ledgers_intervals_are_students() -> None:
     assert bounds(alone, "added_tracer") == pytest.approx((0, 0), abs=1e-6)  # 0 in every repeat of both
     # Of both together compute has 2 degrees of freedom, t = 4.303, and the mean of the variances of shares of the step,
     # 0 and 3**2 / 2 / 1,000**2. DDP takes that mean, the single device keeps its own, which is larger.
-    together = summarise_cell(several, {8: single}, CostSources(), run_spreads([several, single]))
+    together = row_next_to(several, {8: single}, spreads=run_spreads([several, single]))
     half = 4.303 * ((9 / 4 / 1000**2 * 1503**2 / 2) + 9 / 2 / 2) ** 0.5
     assert bounds(together, "slowdown") == pytest.approx((41.5 - half, 41.5 + half), rel=1e-4)
     # what one device exposes is 0 by definition: DDP's exposed has its own degree of freedom alone
@@ -166,12 +176,12 @@ def test_an_interval_of_a_part_stays_within_what_a_part_can_be() -> None:
         exposed_us=(20.0, 60.0), exposed_other_us=(20.0, 60.0),
     )  # fmt: skip
     spreads = run_spreads([several, other])
-    found, second = (summarise_cell(data, {}, CostSources(), spreads) for data in (several, other))
+    found, second = (row_next_to(data, {}, spreads=spreads) for data in (several, other))
     assert found.number("exposed_other_us") == 0.0
     assert bounds(found, "exposed_other") == (None, None)
     assert found.reasons["exposed_other_low_us"] == "0 in every traced step: no interval"
     assert bounds(second, "exposed_other") == pytest.approx((0.0, 40 + 12.706 * 20), rel=1e-4)
-    alone = summarise_cell(several, {}, CostSources(), RunSpreads())
+    alone = row_next_to(several, {})
     assert bounds(alone, "exposed_wait") == pytest.approx((0.0, 3 + 12.706), rel=1e-4)
     assert bounds(alone, "exposed_transfer") == pytest.approx((1.0, 1.0))
     # one device is idle for 60 ± 12.706 x 20 us, cut at 0; the change has the whole width of both: 12.706 x hypot(1, 20)
@@ -181,7 +191,7 @@ def test_an_interval_of_a_part_stays_within_what_a_part_can_be() -> None:
         compute_us=(900.0, 900.0),
         idle_us=(80.0, 40.0),
     )
-    added = summarise_cell(several, {8: single}, CostSources(), RunSpreads())
+    added = row_next_to(several, {8: single})
     half = 12.706 * (1**2 + 20**2) ** 0.5
     assert bounds(added, "added_idle") == pytest.approx((36 - half, 36 + half), rel=1e-4)
 
@@ -234,15 +244,16 @@ def test_one_repeat_alone_has_no_interval() -> None:
     found = row(data)
     check(found, step_us=1500, step_low_us=None)
     assert found.reasons["step_low_us"] == "fewer than 5 timed steps, or too few repeats: no interval"
-    assert {bounds(found, name) for name in LEDGER} == {(None, None)}
+    ledger = ("traced_step", "compute", "exposed_other", "idle", "tracer", "slowdown")
+    assert {bounds(found, name) for name in ledger} == {(None, None)}
     # a second repeat of another cell shows how far repeats lie apart
-    assert summarise_cell(data, SINGLES, CostSources(), run_spreads([data, SINGLES[8]])).number("step_low_us") == 1500
+    assert row_next_to(data, SINGLES, spreads=run_spreads([data, SINGLES[8]])).number("step_low_us") == 1500
 
 
 def test_predicted_from_a_calibration() -> None:
     found = row(ddp(), CostSources(calibration=CALIBRATED))
     # 350 and 150 us a bucket: 500 against 600 measured
-    assert found.values["prediction_source"] == "calibration"
+    assert found.text("prediction_source") == "calibration"
     check(found, predicted_transfer_us=500, predicted_transfer_error=-1 / 6)
     # 500-850, then 850-1,000; the last bucket is ready at 800: 200 us exposed, of 450 measured
     check(found, predicted_exposed_us=200, predicted_exposed_error=200 / 450 - 1)
@@ -260,7 +271,7 @@ def test_predicted_from_a_calibration() -> None:
 def test_predicted_from_the_specification() -> None:
     found = row(ddp(), CostSources(parse_link("20GB/s")))
     # ring on two ranks: S / B = 150 + 50 us; 500-650, 800-850: 50 us exposed
-    assert found.values["prediction_source"] == found.values["ring_source"] == "specification"
+    assert found.text("prediction_source") == found.text("ring_source") == "specification"
     check(found, predicted_transfer_us=200, predicted_exposed_us=50, ring_us=200)
     other = row(ddp(), CostSources(parse_link("20GB/s"), calibration=calibration({})))
     check(other, predicted_transfer_us=None, ring_us=200)  # the specification keeps its own column
@@ -283,7 +294,7 @@ def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None
     assert found.reasons["predicted_exposed_us"] == found.reasons["predicted_exposed_error"] == no_broadcast
     # 4 MB over all but 10 GB/s, the rate of a large message
     assert found.number("ring_us") == pytest.approx(400, rel=0.01)
-    assert found.values["ring_source"] == "calibration"
+    assert found.text("ring_source") == "calibration"
     rows = predict_cell(data, CostSources(calibration=CALIBRATED)).collectives
     assert [(one.kind, one.measured_us, one.predicted_us, one.reason) for one in rows] == [
         ("all_reduce", 400, 350, ""),

@@ -13,6 +13,7 @@ from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.figures.scaling import draw_study
 from dpscope.analysis.figures.style import whiskers
 from dpscope.analysis.stats.samples import Estimate
+from tests.helpers.made_rows import made_row
 
 # Strong scaling of a global batch of 64: 1.6x on 2 and 2.5x on 4 devices. Karp-Flatt on 4: (1/2.5 - 1/4) / (3/4) = 0.2.
 STRONG = ScalingSeries(
@@ -27,15 +28,15 @@ STRONG = ScalingSeries(
     None,
 )
 TRAINED = [
-    CellRow(
+    made_row(
         cell="single-d1-b32", strategy="single", devices=1, test_accuracy_percent=91.0, test_accuracy_percent_min=90.5,
         test_accuracy_percent_max=91.4,
     ),
-    CellRow(
+    made_row(
         cell="ddp-d2-b32", strategy="ddp", devices=2, test_accuracy_percent=90.0, test_accuracy_percent_min=89.0,
         test_accuracy_percent_max=90.8,
     ),
-    CellRow(cell="ddp-d4-b16", strategy="ddp", devices=4),
+    made_row("ddp-d4-b16", devices=4),
 ]  # fmt: skip
 
 

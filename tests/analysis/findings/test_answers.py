@@ -1,20 +1,19 @@
 """The shortcuts: their errors, and the largest reason from the ledger. Numbers by hand."""
 
-from dataclasses import replace
 from typing import Any
 
-from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
+from tests.helpers.made_rows import made_row, with_values
 from tests.helpers.run_cells import cell_data, traced_table
 
 RATE = RingRate(1.08, "calibration", "calibrated")
 # Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB / 41 ms = 1.09 GB/s.
 LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  # 32.5 ms exposed
-ROW = CellRow(
+ROW = made_row(
     cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
     ring_us=41.5e3, ring_error_us=-38.1e3, ring_source="calibration", transfer_us=79.6e3, bytes_per_step=44.7e6,
     algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, reasons={"ring_us": "no link is known"}, ring_rates=(RATE,),
@@ -24,7 +23,7 @@ ROW = CellRow(
 def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: Any) -> str:
     collectives = traced_table("collectives", [{"concurrent": concurrent}])
     data = cell_data(Cell("ddp", 2, 8), [], NO_TABLES.steps, collectives)
-    return shortcuts_text(replace(ROW, ledger=ledger, **values), data)
+    return shortcuts_text(with_values(ROW, ledger=ledger, **values), data)
 
 
 def test_how_far_off_and_why() -> None:

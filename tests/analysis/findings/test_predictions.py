@@ -18,12 +18,13 @@ from dpscope.analysis.findings.predictions import (
 )
 from tests.generated_traces.nccl_logs import log_text
 from tests.helpers.known import known
+from tests.helpers.made_rows import made_row, with_values
 
-ROW = CellRow(
+ROW = made_row(
     cell="ddp-d2-b8", strategy="ddp", devices=2, step_us=1500.0, compute_us=1000.0, communication_us=700.0,
     hidden_us=280.0, exposed_us=420.0, wait_us=90.0, exposed_wait_us=70.0, transfer_us=600.0, same_local_batch_us=500.0,
     same_local_batch_low_us=490.0, same_local_batch_high_us=510.0, same_local_batch_error_exposed_us=80.0,
-    slowdown_us=60.0, bounds={"slowdown_low_us": 40.0, "slowdown_high_us": 90.0}, added_idle_us=30.0, added_idle_low_us=-5.0,
+    slowdown_us=60.0, slowdown_low_us=40.0, slowdown_high_us=90.0, added_idle_us=30.0, added_idle_low_us=-5.0,
     added_idle_high_us=60.0, added_tracer_us=-10.0, prediction_source="calibration", predicted_transfer_us=300.0,
     predicted_transfer_error=-0.5, bytes_per_step=4e6, collectives_per_step=2.0,
 )  # fmt: skip
@@ -48,14 +49,14 @@ def test_reasons_are_measured_and_ordered_by_size() -> None:
     assert "(40%)" in found["overlap"].text
     within = "(95% interval 40.0 µs to 90.0 µs)"
     assert found["compute"].text == f"compute takes 60.0 µs longer per step than on one device {within}"
-    row = replace(
+    row = with_values(
         ROW, added_data_wait_us=45.0, ideal_split_local_batch_us=100.0, same_total_local_batch_us=-800.0,
         compute_spread=0.3,
     )  # fmt: skip
     amounts = {reason.code: reason.amount_us for reason in reasons(row)}
     expected = {"loader": 45, "ideal_split_local_batch": 100, "same_total_local_batch": -800, "imbalance": 300}
     assert amounts.items() >= expected.items()
-    excess = {reason.code: reason.amount_us for reason in reasons(replace(row, first_device_excess_us=200.0))}
+    excess = {reason.code: reason.amount_us for reason in reasons(with_values(row, first_device_excess_us=200.0))}
     assert excess["imbalance"] == 200
 
 
@@ -78,25 +79,25 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     assert "--overlap off" in finding.next_step
     (of_script,) = prediction_findings(replace(comparison(ROW), of_script=True))
     assert "--" not in of_script.next_step
-    nothing = replace(ROW, predicted_exposed_us=0.0, predicted_exposed_error=-1.0, exposed_us=420.0)
+    nothing = with_values(ROW, predicted_exposed_us=0.0, predicted_exposed_error=-1.0, exposed_us=420.0)
     (finding,) = prediction_findings(comparison(nothing))
     assert "exposed communication 0.0 µs a step, measured 420.0 µs (-100%)" in finding.message
     (shared,) = prediction_findings(comparison(ROW), shared_cores=True)
     assert f"cores shared with computing: {overlapped}" in shared.message
     assert "contention" not in shared.message
-    assert list(prediction_findings(comparison(replace(ROW, predicted_transfer_error=-0.25)))) == []
+    assert list(prediction_findings(comparison(with_values(ROW, predicted_transfer_error=-0.25)))) == []
 
 
 def test_reasons_for_a_prediction_follow_the_evidence() -> None:
-    off = replace(ROW, hidden_us=0.0, prediction_source="specification", bytes_per_step=2000.0)
+    off = with_values(ROW, hidden_us=0.0, prediction_source="specification", bytes_per_step=2000.0)
     # A calibration's lines hold latency, and transfers no waiting.
-    calibrated, fast = replace(off, prediction_source="calibration"), replace(ROW, predicted_transfer_error=0.5)
+    calibrated, fast = with_values(off, prediction_source="calibration"), with_values(ROW, predicted_transfer_error=0.5)
     for row, names, begins in (
         (off, ["transfer"], ["small messages: 1.00 kB", "no calibration"]),
         (off, ["exposed"], ["waiting: 70.0 µs", "small messages: 1.00 kB", "no calibration"]),
         (calibrated, ["transfer"], []),
         (calibrated, ["transfer", "exposed"], ["waiting (of exposed communication alone): 70.0 µs"]),
-        (replace(off, queue_us=50.0), ["transfer"], ["queueing: 50.0 µs", "small messages", "no calibration"]),
+        (with_values(off, queue_us=50.0), ["transfer"], ["queueing: 50.0 µs", "small messages", "no calibration"]),
         (fast, ["transfer"], ["the calibration was made under other conditions"]),
     ):
         found = likely_reasons(row, names)
@@ -106,7 +107,7 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
 
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
     """500 us of a step's 600 as predicted; 60 of 100 predicted; a bucket of 10 us is no notable part."""
-    row = replace(ROW, predicted_transfer_us=560.0, predicted_transfer_error=-0.07, transfer_us=610.0)
+    row = with_values(ROW, predicted_transfer_us=560.0, predicted_transfer_error=-0.07, transfer_us=610.0)
     rows = (bucket(4e6, 500.0, 500.0), bucket(1e6, 100.0, 60.0), bucket(1e3, 10.0, 1.0))
     (finding,) = prediction_findings(comparison(row, *rows))
     assert "single collectives: 1.00 MB all_reduce -40%. Likely reasons: contention" in finding.message
@@ -114,7 +115,7 @@ def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -
 
 
 def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
-    row = replace(ROW, predicted_transfer_error=-0.1)
+    row = with_values(ROW, predicted_transfer_error=-0.1)
     found = comparison(row, bucket(4e6, 500.0, 450.0), bucket(38_400, None, None))
     (finding,) = prediction_findings(found)
     assert finding.code == "calibration_incomplete"
@@ -130,5 +131,5 @@ def test_a_calibration_with_wrong_results_is_a_finding_of_what_it_predicts(tmp_p
     path = tmp_path / "all_reduce.log"
     path.write_text(log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n")
     sources = CostSources(calibration=calibration_from_logs([path]))
-    findings = prediction_findings(replace(comparison(CellRow(cell="ddp-d4-b8")), sources=sources))
+    findings = prediction_findings(replace(comparison(made_row("ddp-d4-b8")), sources=sources))
     assert [one.code for one in findings] == ["calibration_results_wrong"]

@@ -23,6 +23,7 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.made_rows import made_row
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import run_of, timed_cell, with_ranks
 
@@ -34,8 +35,7 @@ def cell(strategy: str, devices: int, batch: int, **values: Any) -> CellRow:
         usual |= {"communication_us": 30e3, "exposed_us": 20e3}
         usual |= {"exposed_wait_us": 0.0, "exposed_transfer_us": 20e3, "exposed_other_us": 0.0}
     name = f"{strategy}-d{devices}-b{batch}"
-    bounds = {one: values.pop(one) for one in list(values) if one.endswith(("_low", "_high", "_low_us", "_high_us"))}
-    row = CellRow(cell=name, strategy=strategy, devices=devices, batch_size=batch, bounds=bounds, **(usual | values))
+    row = made_row(name, strategy, devices, batch_size=batch, **(usual | values))
     return replace(row, ledger=ledger(row)) if row.traced_step_us is not None else row
 
 

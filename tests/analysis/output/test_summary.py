@@ -9,7 +9,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.answers import LABELS
 from dpscope.analysis.findings.verdict import STAND_IN
 from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
@@ -19,6 +18,7 @@ from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.contents import app
 from dpscope.profiling.records.run_codes import RunCode
+from tests.helpers.made_rows import made_row
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 
 SCREEN = 30  # lines
@@ -100,7 +100,7 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
     cells = [(f"{name}-d{devices}-b{batch}", name, devices, batch) for name, devices, batch in shapes]
     variant = "ddp-d2-b8-overlap-off"
     rows = [
-        CellRow(cell=cell, strategy=strategy, devices=devices, batch_size=batch, step_us=1.0)
+        made_row(cell=cell, strategy=strategy, devices=devices, batch_size=batch, step_us=1.0)
         for cell, strategy, devices, batch in (*cells, (variant, "ddp", 2, 8))
     ]
     comparison = Comparison({row.cell: row for row in rows}, variants={variant: "overlap-off"})
@@ -122,7 +122,7 @@ def test_the_row_of_the_one_device_that_the_verdict_compares_with_is_shown(
     alone: tuple[str, int, int], shown: bool
 ) -> None:
     rows = [
-        CellRow(
+        made_row(
             cell=f"{strategy}-d{devices}-b{batch}",
             strategy=strategy,
             devices=devices,

@@ -4,12 +4,12 @@ import pytest
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
-from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.report.build import projected_links, projection_table
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.profiling.records.run import Cell, ParameterSizes
 from tests.helpers.known import known
+from tests.helpers.made_rows import made_row
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 
@@ -61,7 +61,7 @@ def test_the_collective_that_a_note_is_about_is_shown_however_small() -> None:
         CollectivePrediction("ddp-d2-b8", "all_reduce", 1e6 * size, 2, 1.0, 100.0, 20.0 if size == 2 else 100.0)
         for size in range(9, 0, -1)
     )
-    comparison = Comparison({"ddp-d2-b8": CellRow("ddp-d2-b8", "ddp", 2, transfer_us=100.0)}, predictions=rows)
+    comparison = Comparison({"ddp-d2-b8": made_row("ddp-d2-b8", transfer_us=100.0)}, predictions=rows)
     (note,) = off_notes(comparison)
     assert "-80% off" in note
     table = known(collective_table(comparison))

@@ -14,11 +14,12 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from dpscope.analysis.cells.comparison import put_accuracy
-from dpscope.analysis.cells.row import RowBuilder
+from dpscope.analysis.cells.row import CellRow, row_of
+from dpscope.analysis.cells.view import CellView
 from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.training_report import show_training, training_page, write_training
+from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Range
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
@@ -251,10 +252,8 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
     assert raised.value.exit_status == 3
 
 
-def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> RowBuilder:
-    row = RowBuilder()
-    put_accuracy(row, cell, Workload(model=model), training)
-    return row
+def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> CellRow:
+    return row_of(CellView(CellData(cell, None), workload=Workload(model=model), training=training))
 
 
 def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None
         (accuracy_of(Cell("ddp", 2, 16, options=CellOptions(comm_hook="fp16")), training), "was not trained"),
         (accuracy_of(other, unclear), "ddp-d2-b16, ddp-d2-b32"),
     ):
-        assert row.values["test_accuracy_percent"] is None
+        assert row.test_accuracy_percent is None
         assert reason in row.reasons["test_accuracy_percent"]
 
 

@@ -1,0 +1,89 @@
+"""Columns that show whether the other values can be trusted; memory and compilation."""
+
+import numpy as np
+
+from dpscope.analysis.cells.identity import run_measured
+from dpscope.analysis.cells.times import NO_STEP
+from dpscope.analysis.cells.view import CellView, Group, Missing, known, once, quotient
+from dpscope.analysis.runs.counter_check import CounterCheck
+from dpscope.profiling.records.run import Compilation, DeviceMemory
+
+CHECKS = Group("checks", "Checks", needs=run_measured)
+
+
+@CHECKS.column("tracer cost", "ratio", "Mean traced step / median untraced step")
+def tracer_cost(cell: CellView) -> float:
+    return quotient(cell.traced_step_us, cell.step_us, NO_STEP)
+
+
+@once
+def _compared_counters(cell: CellView) -> list[CounterCheck]:
+    """The repeats whose communication span is known both by the trace and by DDP's counters."""
+    compared = [check for check in cell.data.counter_checks if check.span_ratio is not None]
+    if compared:
+        return compared
+    reasons = [check.not_comparable for check in cell.data.counter_checks]
+    reasons += [rank.attached.counters_missing for _, rank in cell.data.ranks if rank.attached is not None]
+    why = next(filter(None, reasons), None)
+    if why is None or not cell.traits.reducer or cell.devices == 1:
+        raise Missing("only DDP on several devices has a pass with its counters")
+    raise Missing(f"DDP's counters were not compared: {why}")
+
+
+@CHECKS.column("span/DDP's", "ratio", "Communication span by trace / by DDP's counters")
+def counter_span_ratio(cell: CellView) -> float:
+    return float(np.median([check.span_ratio for check in _compared_counters(cell) if check.span_ratio is not None]))
+
+
+@CHECKS.column("buckets equal", "flag", "All-reduce sizes are DDP's bucket sizes")
+def counter_buckets_equal(cell: CellView) -> bool:
+    _compared_counters(cell)
+    return all(check.buckets_equal for check in cell.data.counter_checks)
+
+
+def _memory(cell: CellView) -> list[DeviceMemory]:
+    return [memory for _, rank in cell.data.ranks for memory in rank.memory]
+
+
+NO_PEAK = "the CPU's allocator keeps no peak"
+
+
+@CHECKS.column(
+    "peak alloc.",
+    "bytes",
+    "Largest peak of torch's allocator on a device, tensors; NCCL's buffers lie outside",
+)
+def peak_allocated_bytes(cell: CellView) -> int:
+    return known(max((memory.allocated_bytes for memory in _memory(cell)), default=None), NO_PEAK)
+
+
+@CHECKS.column("state", "bytes", "Parameters, buffers, optimizer state on a device between steps")
+def state_bytes(cell: CellView) -> int:
+    held = [rank.state_bytes for _, rank in cell.data.ranks if rank.state_bytes is not None]
+    return known(max(held, default=None), "not recorded by older versions of dpscope or for a user's script")
+
+
+def _compilations(cell: CellView) -> list[Compilation]:
+    compiled = [rank.compilation for _, rank in cell.data.ranks if rank.compilation is not None]
+    if not compiled:
+        raise Missing("not a compiled cell")
+    return compiled
+
+
+@CHECKS.column("compiling", "time", "Longest time that a rank of the cell spent compiling")
+def compile_us(cell: CellView) -> float:
+    return max(one.seconds * 1e6 for one in _compilations(cell))
+
+
+@CHECKS.column("compiled parts", "count", "Graphs compiled one by one, DDP's for each bucket")
+def compiled_parts(cell: CellView) -> int:
+    return max(one.parts for one in _compilations(cell))
+
+
+@CHECKS.column(
+    "peak reserved",
+    "bytes",
+    "Largest peak of torch's allocator on a device, its reserve; NCCL's buffers lie outside",
+)
+def peak_reserved_bytes(cell: CellView) -> int:
+    return known(max((memory.reserved_bytes for memory in _memory(cell)), default=None), NO_PEAK)

@@ -1,0 +1,251 @@
+"""How a column is declared: a function of a cell's view, with heading, quantity and meaning. And the view itself.
+
+    @ESTIMATES.column("same total", "time", "t_N(G/N) - t_1(G): negative once parallel training pays off")
+    def same_total_us(cell: CellView) -> float:
+        return cell.step_us - single_at_global_batch(cell).step_us
+
+A function that lacks something raises `Missing(reason)`, and the reason is the column's. Columns ask other columns of the
+view by name; each is computed once for each cell, in whatever order they are asked.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.runs.cell_data import CellData, RunSpreads
+from dpscope.analysis.text.units import Quantity, plain
+from dpscope.analysis.training.data import TrainingData
+from dpscope.profiling.machine.gpu_speed import StatedFlops
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.strategies import StrategyTraits
+
+T = TypeVar("T")
+Value = str | float | bool | None
+CpuPeaks = Mapping[tuple[str, int], float]
+"""The largest measured rate of matrix products in TFLOP/s, by dtype and threads."""
+
+
+class Missing(Exception):  # noqa: N818 (not a fault: a value that is not known)
+    """Raised where a value is not known; the reason is what a reader sees in its place."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def known(value: T | None, reason: str) -> T:
+    """The value. Raises Missing where there is none, or a number that is not finite."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        raise Missing(reason)
+    return value
+
+
+def if_known(compute: Callable[["CellView"], T], cell: "CellView") -> T | None:
+    """What a function says of a cell, None where it lacks something."""
+    try:
+        return compute(cell)
+    except Missing:
+        return None
+
+
+def quotient(first: float, second: float, reason: str) -> float:
+    """`first` / `second`. Raises Missing unless the second is above 0."""
+    if second <= 0:
+        raise Missing(reason)
+    return first / second
+
+
+@dataclass(eq=False)
+class CellView:
+    """A cell with all that its columns are computed from; an attribute that is no field is the column of that name."""
+
+    data: CellData
+    sources: CostSources = field(default_factory=CostSources)  # of costs, as they apply to this cell
+    spreads: RunSpreads = field(default_factory=RunSpreads)  # of all cells of the run
+    singles: dict[int, "CellView"] = field(default_factory=dict)
+    """The measured single-device cells that it is compared with, by batch size."""
+    peaks: CpuPeaks = field(default_factory=dict)  # of all cells of the run
+    flops: StatedFlops | None = None  # as a user states them of a cell that did not count them
+    workload: Workload | None = None  # of the run; None for traces
+    training: TrainingData | None = None  # in the run's folder
+    _results: dict[object, Any] = field(default_factory=dict)
+    _running: list[Callable[["CellView"], object]] = field(default_factory=list)
+
+    @property
+    def devices(self) -> int:
+        """Devices that its step runs on."""
+        return self.data.cell.devices
+
+    @property
+    def traits(self) -> StrategyTraits:
+        """What its strategy is like."""
+        return self.data.cell.traits
+
+    def __getattr__(self, name: str) -> float:
+        """A column's number. Raises Missing where it is not known."""
+        if name not in REGISTERED:
+            raise AttributeError(f"a cell has no column {name}")
+        return cast("float", REGISTERED[name].compute(self))
+
+    def once(self, compute: Callable[["CellView"], T]) -> T:
+        """The result of a function of this view, computed when it is first asked for; what it lacks is kept as well."""
+        if compute in self._running:
+            names = (one.__name__ for one in (*self._running, compute))
+            raise RecursionError(f"these columns ask each other in a circle: {' -> '.join(names)}")
+        if compute not in self._results:
+            self._running.append(compute)
+            try:
+                self._results[compute] = compute(self)
+            except Missing as missing:
+                self._results[compute] = missing
+            finally:
+                self._running.pop()
+        result: T | Missing = self._results[compute]
+        if isinstance(result, Missing):
+            raise Missing(result.reason)
+        return result
+
+
+def once(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
+    """Decorates a function of a view that several columns share: it is computed once for each cell."""
+
+    @wraps(compute)
+    def kept(cell: CellView) -> T:
+        return cell.once(compute)
+
+    return kept
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Two columns that bound another one: the words in their names before the unit, and their meaning."""
+
+    low: str
+    high: str
+    meanings: tuple[str, str]
+
+    def of(self, column: str) -> tuple[str, str]:
+        """The two columns of a value.
+
+        >>> INTERVAL.of("step_us"), VALUE_RANGE.of("samples_per_s")
+        (('step_low_us', 'step_high_us'), ('samples_per_s_min', 'samples_per_s_max'))
+        """
+        base = column.removesuffix("_us")
+        return f"{base}_{self.low}{column[len(base) :]}", f"{base}_{self.high}{column[len(base) :]}"
+
+
+INTERVAL = Ends("low", "high", ("Lower end of its 95% interval", "Upper end of its 95% interval"))
+"""A 95% interval: more samples narrow it."""
+RANK_RANGE = Ends("rank_min", "rank_max", ("Smallest mean of a rank and device", "Largest mean of a rank and device"))
+"""The smallest and the largest mean of a rank and device."""
+VALUE_RANGE = Ends("min", "max", ("Smallest value", "Largest value"))
+"""The smallest and the largest of the values behind a mean or median: more values widen it."""
+
+Bounds = Callable[[CellView, float], tuple[float, float]]
+"""The two ends around a column's value. Raises Missing where they are not known."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """`name` carries the unit it is stored in; `heading` is what people read; `meaning` is one sentence."""
+
+    name: str
+    heading: str
+    quantity: Quantity
+    group: "Group"
+    meaning: str
+    compute: Callable[[CellView], Value] = field(repr=False)
+    """Its value of a cell, as plain Python. Raises Missing where it is not known."""
+
+
+REGISTERED: dict[str, Column] = {}
+"""Every declared column by name."""
+
+
+def _nothing(cell: CellView) -> None:
+    """What a column needs that is known of every cell."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Columns that a table of all columns shows together, in the order of their declaration.
+
+    `needs` is asked before each of them: it raises Missing for cells of which none is known.
+    """
+
+    name: str
+    title: str
+    needs: Callable[[CellView], object] = _nothing
+    columns: list[Column] = field(default_factory=list, repr=False)
+
+    def column(
+        self,
+        heading: str,
+        quantity: Quantity,
+        meaning: str,
+        *,
+        needs: Callable[[CellView], object] = _nothing,
+        interval: Bounds | None = None,
+        rank_range: Bounds | None = None,
+        value_range: Bounds | None = None,
+    ) -> Callable[[Callable[[CellView], T]], Callable[[CellView], T]]:
+        """Declares the function below as the column of its name, and two more for each kind of bounds around its value."""
+        kinds = {INTERVAL: interval, RANK_RANGE: rank_range, VALUE_RANGE: value_range}
+
+        def declared(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
+            @wraps(compute)
+            def checked(cell: CellView) -> T:
+                self.needs(cell)
+                needs(cell)
+                return _plain(compute(cell))
+
+            kept = once(checked)
+            self._add(compute.__name__, heading, quantity, meaning, kept)
+            for ends, bounds in kinds.items():
+                if bounds is not None:
+                    self._add_bounds(compute.__name__, heading, quantity, ends, _around(kept, bounds))
+            return kept
+
+        return declared
+
+    def _add_bounds(
+        self,
+        column: str,
+        heading: str,
+        quantity: Quantity,
+        ends: Ends,
+        bounds: Callable[[CellView], tuple[float, float]],
+    ) -> None:
+        low, high = ends.of(column)
+        words = ends.low.replace("_", " "), ends.high.replace("_", " ")
+        self._add(low, f"{heading} {words[0]}", quantity, ends.meanings[0], lambda cell: _plain(bounds(cell)[0]))
+        self._add(high, f"{heading} {words[1]}", quantity, ends.meanings[1], lambda cell: _plain(bounds(cell)[1]))
+
+    def _add(
+        self,
+        name: str,
+        heading: str,
+        quantity: Quantity,
+        meaning: str,
+        compute: Callable[[CellView], Any],
+    ) -> None:
+        assert name not in REGISTERED, f"two columns are called {name}"
+        REGISTERED[name] = Column(name, heading, quantity, self, meaning, compute)
+        self.columns.append(REGISTERED[name])
+
+
+def _plain(value: T) -> T:
+    """Without numpy's types. Raises Missing for a number that is not finite."""
+    return cast("T", known(plain(value), "not measured"))
+
+
+def _around(value: Callable[[CellView], Any], bounds: Bounds) -> Callable[[CellView], tuple[float, float]]:
+    """The ends around a column's value; where that is missing, they are for the same reason."""
+
+    def ends(cell: CellView) -> tuple[float, float]:
+        return bounds(cell, value(cell))
+
+    return once(ends)
