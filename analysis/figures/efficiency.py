@@ -14,7 +14,8 @@ _LOGARITHMIC = 8  # times the least count, from which small counts would stand o
 
 
 def efficiency_figure(
-    lines: Mapping[str, Sequence[tuple[int, float, float, float]]], measured: Sequence[tuple[int, float]]
+    lines: Mapping[str, Sequence[tuple[int, float, float, float]]],
+    measured: Sequence[tuple[int, float]],
 ) -> "Figure | None":
     """A line of devices, efficiency and the ends of its band for each label; None without lines, DpscopeError for too many."""
     if not lines:

@@ -103,7 +103,12 @@ class RunAnswer:
         base = self.question.base
         content = {
             "predictions": [
-                {**one.as_plain(), "scenario": words, "ledger": ledger_values(one.ledger), "missing": dict(one.missing)}
+                {
+                    **one.as_plain(),
+                    "scenario": words,
+                    "ledger": ledger_values(one.ledger),
+                    "missing": dict(one.missing),
+                }
                 for words, _, one in self.predictions
             ],
             "base": {
@@ -163,18 +168,45 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     options = dict.fromkeys(name for words, _, _ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
-        Field("devices", lambda row: row[2].devices, meaning="Devices of the predicted step, with unchanged links"),
-        Field("nodes", lambda row: row[2].nodes, meaning="Nodes that this many devices are assumed to span"),
+        Field(
+            "devices",
+            lambda row: row[2].devices,
+            meaning="Devices of the predicted step, with unchanged links",
+        ),
+        Field(
+            "nodes",
+            lambda row: row[2].nodes,
+            meaning="Nodes that this many devices are assumed to span",
+        ),
         Field("batch", lambda row: row[2].batch_size, meaning="Batch per device"),
         *(Field(name.replace("_", " "), partial(_word, name)) for name in varied),
-        Field("step", lambda row: row[2].step_us, _MS, "Predicted: the measured step plus what the replay adds to it"),
+        Field(
+            "step",
+            lambda row: row[2].step_us,
+            _MS,
+            "Predicted: the measured step plus what the replay adds to it",
+        ),
         Field("90% band [ms]", lambda row: _range(row[2].low_us, row[2].high_us, _MS), meaning=_BAND),
-        Field("exposed", lambda row: row[2].exposed_us, _MS, "Predicted communication that compute does not hide"),
+        Field(
+            "exposed",
+            lambda row: row[2].exposed_us,
+            _MS,
+            "Predicted communication that compute does not hide",
+        ),
         Field("efficiency", lambda row: row[2].efficiency, "share", _EFFICIENCY),
-        Field("bound by", lambda row: row[2].bound_by, meaning="The largest part of the predicted step"),
+        Field(
+            "bound by",
+            lambda row: row[2].bound_by,
+            meaning="The largest part of the predicted step",
+        ),
     ]
     notes = [layout(answer), *facts(answer), *_grounds(one for _, _, one in answer.predictions)]
-    return table_of("Steps that were not measured, replayed from one that was", fields, answer.predictions, notes)
+    return table_of(
+        "Steps that were not measured, replayed from one that was",
+        fields,
+        answer.predictions,
+        notes,
+    )
 
 
 def _word(name: str, row: Predicted) -> str:
@@ -200,7 +232,10 @@ def csv_table(answer: RunAnswer) -> TextTable:
     """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
     base = answer.question.base
     measured = Prediction(base.devices, base.place.nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
-    known = [(f"base: {base.name}", {}, measured), *((_label(row), row[0], row[2]) for row in answer.predictions)]
+    known = [
+        (f"base: {base.name}", {}, measured),
+        *((_label(row), row[0], row[2]) for row in answer.predictions),
+    ]
     rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
     cells = [[_csv_value(row.get(name)) for name in rows[-1]] for row in rows]
     return TextTable("What if", tuple(rows[-1]), tuple(map(tuple, cells)))
@@ -238,7 +273,12 @@ def ledger_table(answer: RunAnswer) -> TextTable:
         notes["tracer: untraced less traced step, taken to be the base's"] = None
     fields = [
         Field("configuration", itemgetter(0), meaning="The measured base, or what differs from it"),
-        Field("step", itemgetter(1), "time", "Untraced: the base's as measured, the others as predicted"),
+        Field(
+            "step",
+            itemgetter(1),
+            "time",
+            "Untraced: the base's as measured, the others as predicted",
+        ),
         *(Field(one.removeprefix("exposed_"), partial(_part_us, one), "time", _PARTS[one]) for one in names),
     ]
     title = "Where the step goes [{unit}]: the parts add up to the step"
@@ -258,7 +298,11 @@ def savings_table(answer: RunAnswer) -> TextTable:
     fields = (
         Field("change", "change", meaning="The only thing changed in the replay"),
         Field("saves", "saved_us", _SHORT_MS, "How much shorter the step would be"),
-        Field("band [ms]", lambda one: _range(one.low_us, one.high_us, _SHORT_MS), meaning=_SAVING_BAND),
+        Field(
+            "band [ms]",
+            lambda one: _range(one.low_us, one.high_us, _SHORT_MS),
+            meaning=_SAVING_BAND,
+        ),
         Field("above step error", lambda one: "yes" if one.is_significant else "no", meaning=_ABOVE),
     )
     notes = ["Parts of the step that can be removed come first, then changes for comparison"]
@@ -278,8 +322,17 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
     fields = (
         CELL,
         Field("measured", "measured_us", _SHORT_MS, "Median untraced step of the cell"),
-        Field("predicted", "predicted_us", _SHORT_MS, "By replaying the other cell, without using this one's time"),
-        Field("error [%]", lambda one: _off(one.predicted_us, one), meaning="Predicted over measured, minus 1"),
+        Field(
+            "predicted",
+            "predicted_us",
+            _SHORT_MS,
+            "By replaying the other cell, without using this one's time",
+        ),
+        Field(
+            "error [%]",
+            lambda one: _off(one.predicted_us, one),
+            meaning="Predicted over measured, minus 1",
+        ),
         Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one), meaning=_PERFECT),
         Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
     )

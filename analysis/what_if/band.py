@@ -71,7 +71,10 @@ def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replaye
         ],
     }
     return {
-        name: (-math.log(max(0.05, 1 + min(0.0, *us, 0.0) / step_us)), math.log1p(max(0.0, *us, 0.0) / step_us))
+        name: (
+            -math.log(max(0.05, 1 + min(0.0, *us, 0.0) / step_us)),
+            math.log1p(max(0.0, *us, 0.0) / step_us),
+        )
         for name, us in longer_us.items()
     }
 

@@ -20,7 +20,12 @@ from dpscope.analysis.runs.variant_savings import shared_options, single_device_
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.ranks.trace_analysis import Paths, analyze_traces, as_paths, find_traces
+from dpscope.analysis.traces.ranks.trace_analysis import (
+    Paths,
+    analyze_traces,
+    as_paths,
+    find_traces,
+)
 from dpscope.analysis.what_if.band import NINE_OF_TEN
 from dpscope.analysis.what_if.collective_costs import Costs
 from dpscope.analysis.what_if.job_profile import JobProfile, job_profile, run_profile
@@ -40,7 +45,8 @@ NO_CONTENTION = (
     "how much collectives slow computing: no comparable compute ran both with and without them, and no calibration under load "
     "was made, so computing is assumed to be no slower"
 )
-_UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
+# assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
+_UNKNOWN_GAMMA = (0.0, 0.3)
 _NOT_TWO = "how much two collectives in flight slow each other: they are assumed to share the link"
 _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
@@ -84,7 +90,10 @@ def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile
 def assumed(interference: Interference, profiles: Sequence[StepProfile]) -> tuple[str, ...]:
     """What of the interference is assumed, in words."""
     shared = any(one.servers > 1 for one in profiles) and not interference.slowdown_measured
-    return (*((NO_CONTENTION,) if not interference.contention else ()), *((_NOT_TWO,) if shared else ()))
+    return (
+        *((NO_CONTENTION,) if not interference.contention else ()),
+        *((_NOT_TWO,) if shared else ()),
+    )
 
 
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
@@ -98,7 +107,10 @@ def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
     ddp_alone = next((one for one in cells if (one.cell.batch_size, one.cell.options) == alike), None)
     single = ddp_alone or single_device_baselines(run, data.cell).get(data.cell.batch_size)
     alone_us = single.whole_windows.mean("compute_us") if single is not None else None
-    compute_us, hidden_us = data.whole_windows.mean("compute_us"), data.whole_windows.mean("hidden_us")
+    compute_us, hidden_us = (
+        data.whole_windows.mean("compute_us"),
+        data.whole_windows.mean("hidden_us"),
+    )
     if alone_us is None or compute_us is None or not hidden_us:
         return calibrated
     return min(calibrated, max(0.0, (compute_us - alone_us) / hidden_us))
@@ -147,8 +159,10 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
     repeats = np.unique(data.tables.steps["repeat"]).tolist()  # of which there are traces
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     alike = None if sources.calibration is None else sources.calibration.on_nodes(data.nodes)
-    ledger, single = run.spreads.ledger(data), single_device_baselines(run, cell).get(cell.batch_size)
-    ledger = None if ledger is None else with_contention(ledger, cell_contentions(data, single))
+    ledger = run.spreads.ledger(data)
+    if ledger is not None:
+        single = single_device_baselines(run, cell).get(cell.batch_size)
+        ledger = with_contention(ledger, cell_contentions(data, single))
     interference = interference_of_run(run, data, ledger, job.profiles, alike)
     job = job.at_slowdown(interference.slowdown)
     step_us = pooled_median(data.step_samples())
@@ -175,18 +189,28 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
+    return Question(base, _costs_of_run(run, data, base, _traced(job), sources), run, data)
+
+
+def _costs_of_run(
+    run: RunData,
+    data: CellData,
+    base: Base,
+    traced: dict[tuple[str, float], float],
+    sources: CostSources,
+) -> Costs:
+    """What the cell's collectives took, the calibration, and the links that both ran on."""
     interconnect = run.manifest.environment.interconnect
     pairs = interconnect.pairs if interconnect is not None else ()
-    costs = Costs(
+    return Costs(
         place=base.place,
-        traced=_traced(job),
-        calibration=alike,
+        traced=traced,
+        calibration=None if sources.calibration is None else sources.calibration.on_nodes(data.nodes),
         every=sources.calibration,
         specified=sources.on_nodes(data.nodes).link(base.devices),
         # links of unknown rate count as alike, there being nothing to the contrary
         alike=len({one.rate.gb_per_s for one in pairs if one.rate is not None}) <= 1,
     )
-    return Question(base, costs, run, data)
 
 
 def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:

@@ -28,7 +28,13 @@ class NotKnown(Exception):  # noqa: N818 (an answer, not a fault)
 
 
 def best_way(
-    kind: str, size: float, devices: int, inside: int, hop_us: float, rate: float, within: tuple[float, float] | None
+    kind: str,
+    size: float,
+    devices: int,
+    inside: int,
+    hop_us: float,
+    rate: float,
+    within: tuple[float, float] | None,
 ) -> tuple[str, float, float] | None:
     """The fastest over so many devices, on nodes of `inside`: its name, and microseconds of latency and of transfer.
 
@@ -41,7 +47,11 @@ def best_way(
     >>> best_way("all_reduce", 1e6, 8, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
     ('hierarchy', 0.0, 170.0)
     """
-    nodes, factor, inner = -(-devices // inside), bus_factor(kind, devices), bus_factor(kind, inside)
+    nodes, factor, inner = (
+        -(-devices // inside),
+        bus_factor(kind, devices),
+        bus_factor(kind, inside),
+    )
     if factor is None:
         return None
     slowest = rate
@@ -218,7 +228,10 @@ class Costs:
         fit = find_fit(self.every.on_nodes(nodes), level.kind, devices) if exact and self.every is not None else None
         latency = level.latency_us(nodes, devices) if fit is None else found.time_us * latency_share(fit, size)
         latency = min(latency, found.time_us)
-        spread = max(_CALIBRATED, math.log(found.high_us / found.time_us) if found.high_us is not None else 0.0)
+        spread = max(
+            _CALIBRATED,
+            math.log(found.high_us / found.time_us) if found.high_us is not None else 0.0,
+        )
         return Cost(latency, found.time_us - latency, how, spread)
 
     def _by_rate_between(self, one: _Collective) -> Cost:

@@ -6,7 +6,13 @@ import numpy as np
 
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.what_if.gradients import PARTS, bucket_ends_of, bucket_weights, ready_gradients, spread_evenly
+from dpscope.analysis.what_if.gradients import (
+    PARTS,
+    bucket_ends_of,
+    bucket_weights,
+    ready_gradients,
+    spread_evenly,
+)
 from dpscope.analysis.what_if.step_buckets import (
     backward_span,
     gaps,
@@ -27,7 +33,11 @@ GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network de
 
 
 def cpu_profile(
-    attribution: Attribution, step: int, rows: Table, exposed_us: float, parameter_bytes: Sequence[int] = ()
+    attribution: Attribution,
+    step: int,
+    rows: Table,
+    exposed_us: float,
+    parameter_bytes: Sequence[int] = (),
 ) -> StepProfile:
     """The profile of one step; `rows` are its collectives with `launch_us` (created) and `begin_us` (taken up).
 
@@ -37,7 +47,11 @@ def cpu_profile(
     events = attribution.events
     backward = backward_span(events, (began, ended))
     reduced, other_rows = split_collectives(rows, backward)
-    measured, created, sizes = measured_buckets(reduced, began), reduced["launch_us"], reduced.real("bytes")
+    measured, created, sizes = (
+        measured_buckets(reduced, began),
+        reduced["launch_us"],
+        reduced.real("bytes"),
+    )
     # other collectives before the backward pass: what comes later holds the CPU up only if its work shows it
     first_us = min([*created.tolist(), backward[1]])
     (waits_us, goes_on_us), others = _before_gradients(other_rows.take(other_rows["launch_us"] < first_us), began)
@@ -68,7 +82,11 @@ def cpu_profile(
 
 
 def _works(
-    waits_us: float, goes_on_us: float, ready_us: np.ndarray, step_us: float, measured: Sequence[MeasuredBucket]
+    waits_us: float,
+    goes_on_us: float,
+    ready_us: np.ndarray,
+    step_us: float,
+    measured: Sequence[MeasuredBucket],
 ) -> Works:
     """Stretches of time: up to the wait, to each gradient after it, and after the last bucket the optimizer."""
     last_us = max([goes_on_us, *ready_us[-1:].tolist(), *(one.end_us for one in measured)])

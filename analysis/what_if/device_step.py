@@ -25,7 +25,14 @@ from dpscope.analysis.what_if.step_buckets import (
     measured_buckets,
     split_collectives,
 )
-from dpscope.analysis.what_if.step_profile import NEVER, Gradients, Ints, OtherCollective, StepProfile, Works
+from dpscope.analysis.what_if.step_profile import (
+    NEVER,
+    Gradients,
+    Ints,
+    OtherCollective,
+    StepProfile,
+    Works,
+)
 
 _WAITS = ("Synchronize", "Memcpy")  # names of calls in which the host may wait for the device
 _SHORTEST_WAIT_US = 5.0
@@ -51,14 +58,25 @@ class _Kernels:
 
 
 def device_profile(
-    attribution: Attribution, step: int, rows: Table, exposed_us: float, parameter_bytes: Sequence[int] = ()
+    attribution: Attribution,
+    step: int,
+    rows: Table,
+    exposed_us: float,
+    parameter_bytes: Sequence[int] = (),
 ) -> StepProfile:
     """The profile of one step (index into the trace's steps); `rows` are its collectives with `launch_us` and `begin_us`."""
     windows, events = attribution.windows, attribution.events
     kernels = _kernels(attribution, step, float(windows.start_us[step]))
-    began, host_range = kernels.began, (float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step]))
+    began, host_range = (
+        kernels.began,
+        (float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])),
+    )
     reduced, other_rows = split_collectives(rows, backward_span(events, host_range))
-    measured, launches, sizes = measured_buckets(reduced, began), reduced["launch_us"], reduced.real("bytes")
+    measured, launches, sizes = (
+        measured_buckets(reduced, began),
+        reduced["launch_us"],
+        reduced.real("bytes"),
+    )
     found = ready_gradients(events, host_range, launches, sizes, parameter_bytes)
     gradients = _gradients(kernels, found, launches, sizes)
     before = _host_before(attribution, kernels, step)
@@ -132,7 +150,12 @@ def _holds_up(kernels: _Kernels, place: int, end_us: float) -> bool:
 
 
 def _works(
-    kernels: _Kernels, reduced: Table, others: Table, gradients: Gradients, host_us: Floats, sync_us: Floats
+    kernels: _Kernels,
+    reduced: Table,
+    others: Table,
+    gradients: Gradients,
+    host_us: Floats,
+    sync_us: Floats,
 ) -> Works:
     """The kernels, held up by the one before and by the collectives they wait for: buckets (`reduced`) and others."""
     needs, held = _needs(kernels, reduced)

@@ -52,7 +52,10 @@ def changed(base: Base, scenario: Scenario) -> Scenario:
     """The scenario without the options that repeat the base's values."""
     if place_of(base, scenario) == base.place:
         scenario = replace(scenario, devices=None, per_node=None)
-    if scenario.accumulate in (None, base.accumulate):  # else the batch is cut into other micro-batches
+    if scenario.accumulate in (
+        None,
+        base.accumulate,
+    ):  # else the batch is cut into other micro-batches
         scenario = replace(scenario, batch_size=_unless(base.batch_size, scenario.batch_size))
     default_mib = DEFAULT_BUCKET if base.bucketing.cap_mib is None else base.bucketing.cap_mib
     return replace(
@@ -147,7 +150,12 @@ def _buckets(base: Base, profile: StepProfile, scenario: Scenario) -> tuple[tupl
 
 
 def _as_in_the_run(
-    base: Base, profile: StepProfile, place: Place, sizes: Sequence[float], modelled: Sequence[Cost], costs: Costs
+    base: Base,
+    profile: StepProfile,
+    place: Place,
+    sizes: Sequence[float],
+    modelled: Sequence[Cost],
+    costs: Costs,
 ) -> list[Cost]:
     """Costs on the links that were measured: the base's own buckets as they were measured, others in proportion to these.
 

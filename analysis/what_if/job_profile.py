@@ -24,7 +24,13 @@ from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.cpu_step import cpu_profile
 from dpscope.analysis.what_if.device_step import device_profile
 from dpscope.analysis.what_if.step_buckets import at_slowdown
-from dpscope.analysis.what_if.step_profile import INTERPOLATED, UNKNOWN, Gradients, StepProfile, bucket_bytes
+from dpscope.analysis.what_if.step_profile import (
+    INTERPOLATED,
+    UNKNOWN,
+    Gradients,
+    StepProfile,
+    bucket_bytes,
+)
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 

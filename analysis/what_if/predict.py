@@ -41,10 +41,11 @@ from dpscope.analysis.what_if.replay import (
     silent,
 )
 from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Scenario
-from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced, typical
+from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
+_MOST_ON_TIME = 48  # steps that are replayed without one rank's lateness
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
 
 
@@ -146,7 +147,10 @@ def _host_share(base: Base) -> float:
     def share(profile: StepProfile) -> float:
         return (alone_us(profile, AS_IT_WAS) - alone_us(profile, Compute(host=0.0))) / profile.step_us
 
-    return base.once("host share", lambda: max((share(one) for one in base.profiles if one.on_device), default=0.0))
+    return base.once(
+        "host share",
+        lambda: max((share(one) for one in base.profiles if one.on_device), default=0.0),
+    )
 
 
 def _profiles(base: Base, scenario: Scenario) -> list[tuple[StepProfile, StepProfile]]:
@@ -161,9 +165,11 @@ def _profiles(base: Base, scenario: Scenario) -> list[tuple[StepProfile, StepPro
         )
 
     def pairs() -> list[tuple[StepProfile, StepProfile]]:
-        others = typical([one for one in base.every if one.rank != rank])
-        replayed = {(one.rank, one.step): one for one in on_time(base.every, rank)}
-        return [(one, replayed[one.rank, one.step]) for one in others]
+        others = [one for one in base.every if one.rank != rank]
+        both = list(zip(others, on_time(base.every, rank), strict=True))
+        return both[
+            :: -(-len(both) // _MOST_ON_TIME)
+        ]  # a rank is late in some steps and not in others: not a few typical ones
 
     return base.once(("on time", rank), pairs)
 
@@ -188,7 +194,11 @@ def _replayed(
 
 
 def _joined(
-    base: Base, scenario: Scenario, costs: Costs, unanswered: Prediction, replays: Sequence[ReplayedScenario]
+    base: Base,
+    scenario: Scenario,
+    costs: Costs,
+    unanswered: Prediction,
+    replays: Sequence[ReplayedScenario],
 ) -> Prediction:
     """The mean over the profiles, with its band; beyond the reach a range and no number."""
     step_us, devices = float(np.mean([one.step_us for one in replays])), unanswered.devices
@@ -205,7 +215,12 @@ def _joined(
         if devices > UNKNOWABLE * base.largest:
             return replace(unanswered, reason=reason)
         least_us = min(step_us - exposed_us, step_us if alone_us is None else alone_us) * math.exp(-base.spread)
-        return replace(unanswered, low_us=least_us, high_us=(step_us + exposed_us) * math.exp(above), reason=reason)
+        return replace(
+            unanswered,
+            low_us=least_us,
+            high_us=(step_us + exposed_us) * math.exp(above),
+            reason=reason,
+        )
     basis = [alone_basis] if devices == 1 else list(replays[0].basis)
     basis += _rests_on(base, scenario, place_of(base, scenario))
     efficiency = None if alone_us is None else alone_us / step_us

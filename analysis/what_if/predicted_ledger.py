@@ -48,7 +48,8 @@ def _added_up(base: Ledger, values_us: Mapping[str, float], step_us: float) -> L
     if {"compute", "idle"} <= set(kept):  # else what is left of the step belongs to a part that is not known
         kept["idle"] += max(0.0, traced_us - total_us)
         kept = {part: value * min(1.0, traced_us / total_us) for part, value in kept.items()}
-    ledger = Ledger(traced_us, *(kept.get(part) for part in STEP_PARTS), tracer_us=base.tracer_us)
+    compute, wait, transfer, other, idle = (kept.get(part) for part in STEP_PARTS)
+    ledger = Ledger(traced_us, compute, wait, transfer, other, idle, tracer_us=base.tracer_us)
     kinds = list(base.other_by_kind_us)
     if ledger.exposed_other_us is None or not base.is_split or len(kinds) != 1:
         return ledger

@@ -39,7 +39,10 @@ class StepParts(NamedTuple):
 
 
 def exposed_split(
-    exposed: Sequence[Span], transfers: Sequence[Span], waits: Sequence[Span], others: Sequence[Span]
+    exposed: Sequence[Span],
+    transfers: Sequence[Span],
+    waits: Sequence[Span],
+    others: Sequence[Span],
 ) -> tuple[float, float, float]:
     """Exposed wait, transfer and other: a moment counts as transfer, else as wait, else as other, else as none of them.
 
@@ -270,7 +273,10 @@ class _Step:
             return
         conditions, count = self.conditions, len(self.ready)
         last_ready = [one + late for one, late in zip(self.ready, conditions.late_us, strict=False)]
-        costs, profile = (conditions.latency_us[:count], conditions.transfer_us[:count]), self.profile
+        costs, profile = (
+            (conditions.latency_us[:count], conditions.transfer_us[:count]),
+            self.profile,
+        )
         self.starts, self.ends = run_collectives(
             last_ready, *costs, profile.servers, conditions.slowdown, self.free, profile.turn_us
         )

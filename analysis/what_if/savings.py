@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
+from dpscope.analysis.traces.ranks.ledger import (
+    IDLE,
+    TRANSFER,
+    UNSPLIT,
+    WAITING,
+    Ledger,
+    other_part,
+)
 from dpscope.analysis.what_if.band import ASSUMED_ERROR, DEVICE_ERROR, distance_error
 from dpscope.analysis.what_if.collective_costs import Costs
 from dpscope.analysis.what_if.predict import ReplayedScenario, predicted
@@ -91,7 +98,10 @@ def _saving(base: Base, name: str, is_part: bool, before: _WithReplays, after: _
     error = base.method_error if base.method_error is not None else ASSUMED_ERROR
     share = math.hypot(error, base.spread, distance_error(now.devices / base.largest))  # of what is saved
     off_us = [share * saved_us, DEVICE_ERROR * then_us if name == TWICE_AS_FAST else 0.0]
-    unsure, unsure_then = _unsure_us(replays), _unsure_us(changed_replays)  # what both steps share cancels
+    unsure, unsure_then = (
+        _unsure_us(replays),
+        _unsure_us(changed_replays),
+    )  # what both steps share cancels
     below, above = (
         math.hypot(*off_us, *(ends[side] - unsure_then[part][side] for part, ends in unsure.items())) for side in (0, 1)
     )

@@ -7,7 +7,14 @@ from typing import Any, TypeVar
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.collective_costs import Links, Place
 from dpscope.analysis.what_if.lateness import Lateness
-from dpscope.analysis.what_if.replay import AS_IT_WAS, Compute, Prepared, Replayed, measured_conditions, replay
+from dpscope.analysis.what_if.replay import (
+    AS_IT_WAS,
+    Compute,
+    Prepared,
+    Replayed,
+    measured_conditions,
+    replay,
+)
 from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
 from dpscope.profiling.records.short_repr import short_repr
 
@@ -31,7 +38,12 @@ class Interference:
     contention: str = ""
 
 
-AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS, NO_INTERFERENCE = Links(), Bucketing(), Lateness(), Interference()
+AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS, NO_INTERFERENCE = (
+    Links(),
+    Bucketing(),
+    Lateness(),
+    Interference(),
+)
 
 
 @dataclass(frozen=True)

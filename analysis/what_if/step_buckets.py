@@ -62,12 +62,22 @@ def measured_buckets(rows: Table, start_us: float) -> list[MeasuredBucket]:
     """Of the rows of `split_collectives`, times from the step's start; the cost is that of one alone on the link."""
     if not len(rows):
         return []
-    begin, end, wait = rows["begin_us"], rows["start_us"] + rows["duration_us"], rows.real("wait_us")
+    begin, end, wait = (
+        rows["begin_us"],
+        rows["start_us"] + rows["duration_us"],
+        rows.real("wait_us"),
+    )
     ready = np.fmin(rows["ready_us"], begin)
     bounded = np.isnan(wait)
     moving = np.minimum(begin + np.where(bounded, 0.0, wait), end)
     times = (one - start_us for one in (ready, begin, end))
-    columns = (rows.real("bytes"), *times, _lateness(ready, begin, moving), _alone(moving, end), bounded)
+    columns = (
+        rows.real("bytes"),
+        *times,
+        _lateness(ready, begin, moving),
+        _alone(moving, end),
+        bounded,
+    )
     return [MeasuredBucket(*one) for one in zip(*(column.tolist() for column in columns), strict=True)]
 
 
@@ -119,7 +129,10 @@ def as_replayed(measured: list[MeasuredBucket], start_gap_us: float, turn_us: fl
 
 
 def shared_as_replayed(
-    measured: Sequence[MeasuredBucket], start_gap_us: float, servers: int, slowdown: float = SHARES_THE_LINK
+    measured: Sequence[MeasuredBucket],
+    start_gap_us: float,
+    servers: int,
+    slowdown: float = SHARES_THE_LINK,
 ) -> tuple[MeasuredBucket, ...]:
     """The buckets of several servers with costs at which a replay ends each as nearly as it can where it was measured to end.
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
+from dpscope.launch.commands.command import (
+    Idle,
+    OptionValues,
+    Request,
+    argument,
+    open_console,
+    option,
+)
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
@@ -26,8 +33,16 @@ def _reads_run(values: OptionValues) -> bool:
 
 
 IDLE = (
-    Idle("cell", lambda values: not _reads_run(values), "it chooses a cell of a run folder, and none was named"),
-    Idle("base_devices base_batch_size base_bucket_mb gradient_bytes", _reads_run, "a run contains it"),
+    Idle(
+        "cell",
+        lambda values: not _reads_run(values),
+        "it chooses a cell of a run folder, and none was named",
+    ),
+    Idle(
+        "base_devices base_batch_size base_bucket_mb gradient_bytes",
+        _reads_run,
+        "a run contains it",
+    ),
 )
 
 

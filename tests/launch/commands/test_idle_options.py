@@ -34,7 +34,7 @@ LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
 MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
 
-# A command line, in which TRACE, RUN, TRAINED, EARLIER, TABLE and PARTIAL are paths, and options that do nothing with it.
+# A command line, in which TRACE, RUN, TRAINED, EARLIER and PARTIAL are paths, and options that do nothing with it.
 SITUATIONS = {
     "analyze TRACE": f"--target-efficiency 0.8 --target-accuracy 90 --tables {DETAIL}",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
@@ -92,14 +92,13 @@ CASES = [(line, option) for line, options in SITUATIONS.items() for option in re
 @pytest.mark.parametrize(("line", "option"), CASES)
 def test_an_option_that_does_nothing_is_refused(line: str, option: str, tmp_path: Path) -> None:
     places = {name: tmp_path / file for name, file in (("TRACE", "rank0.json"), ("PARTIAL", "n0.dpscope"))}
-    places |= {"RUN": tmp_path / "run", "TABLE": tmp_path / "steps.csv"}
+    places["RUN"] = tmp_path / "run"
     places["TRACE"].write_text("{}")
     places["TRAINED"] = write_train_json(tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0]))
     places["EARLIER"] = write_train_json(tmp_path / "earlier", plain_epochs("single", 1, 0, [80.0], [4.0]))
     places["RUN"].mkdir()
     shutil.copy(EXAMPLE_RUN / "manifest.json", places["RUN"])
     places["PARTIAL"].touch()
-    places["TABLE"].write_text("ranks,step_ms\n1,100\n2,104\n4,105\n")
     before = sorted(tmp_path.rglob("*"))
     command, *words = [str(places.get(one, one)) for one in f"{line} {option}".split()]
     out = ["--out", str(tmp_path / "out")]
