@@ -1,0 +1,110 @@
+"""Commands that measure a planted node or read its runs: calibrate, whatif, compare and merge."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.virtual_gpu.conftest import Plant
+from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, KernelTime, Node, PlantedNode
+
+CELL = "ddp-d2-b8"
+SMALL = (
+    *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
+    *("--steps", "5", "--traced-steps", "2"),
+)
+SIZES = ("--min-bytes", "32KiB", "--max-bytes", "512KiB", "--collectives", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Planted:
+    kernel_us: float
+    latency_us: float
+    gb_per_s: float
+    slowdown: float  # of the second device in the later run
+
+
+@dataclass(frozen=True)
+class Ran:
+    planted: Planted
+    node: PlantedNode
+    calibration: dict[str, Any]
+    out: Path  # calibrated, then DDP on two devices of `node`
+    after: Path  # the same of `slower`
+
+
+@pytest.fixture(scope="module")
+def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    planted = Planted(
+        kernel_us=random_values.uniform(1800, 2200),
+        latency_us=random_values.uniform(100, 300),
+        gb_per_s=random_values.uniform(0.3, 0.6),
+        slowdown=random_values.uniform(1.2, 1.4),
+    )
+    sleep = KernelTime(name="spin_kernel", us=200_000)  # the host enqueues a calibration's calls meanwhile
+    kernels = Kernels(us=planted.kernel_us, matrix_us=2 * planted.kernel_us, by_name=(sleep,))
+    times = CollectiveTime(latency_us=planted.latency_us, gb_per_s=planted.gb_per_s)
+    collectives = Collectives(by_size=(times,), largest_moved_bytes=65536)
+    healthy, slow = Device(), Device(slowdown=planted.slowdown)
+    node = plant(Node(kernels=kernels, collectives=collectives))
+    slower = plant(Node(devices=(healthy, slow, healthy, healthy), kernels=kernels, collectives=collectives))
+    out, after = (tmp_path_factory.mktemp(name) / "run" for name in ("before", "after"))
+    node.dpscope("calibrate", "--devices", "2,4", *SIZES, "--iterations", "3", "--warmup", "1", "--out", str(out))
+    calibration = json.loads((out / "calibration.json").read_text())  # before the run adds broadcasts
+    run = ("run", "--strategy", "ddp", "--devices", "2", "--repeats", "2", *SMALL)
+    node.dpscope(*run, "--out", str(out))
+    slower.dpscope(*run, "--no-calibrate", "--out", str(after))
+    return Ran(planted, node, calibration, out, after)
+
+
+def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any]:
+    """What a command prints as JSON; its notes on standard error come first."""
+    printed = node.dpscope(*arguments, "--format", "json", status=status)
+    found: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
+    return found
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> None:
+    (fit,) = (fit for fit in ran.calibration["fits"] if fit["devices"] == devices)
+    (piece,) = fit["pieces"]
+    carried = 2 * (devices - 1) / devices  # of each byte, by each link of the ring
+    assert piece["alpha_us"] == pytest.approx(ran.planted.latency_us, rel=0.03)
+    assert piece["bandwidth_gb_per_s"] * carried == pytest.approx(ran.planted.gb_per_s, rel=0.03)
+
+
+def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
+    """Four devices of the same node, which are measured then."""
+    (prediction,) = answer(ran.node, "whatif", str(ran.out), "--devices", "4")["predictions"]
+    out = tmp_path / "four"
+    run = ("run", "--strategy", "ddp", "--devices", "4", "--repeats", "1", *SMALL)
+    ran.node.dpscope(*run, "--no-calibrate", "--out", str(out))
+    (cell,) = answer(ran.node, "analyze", str(out))["cells"]
+    assert prediction["low_us"] <= cell["step_us"] <= prediction["high_us"]
+    assert prediction["high_us"] / prediction["low_us"] < 1.5
+
+
+def test_compare_finds_the_slower_device(ran: Ran) -> None:
+    comparison = answer(ran.node, "compare", str(ran.out), str(ran.after), status=1)
+    assert comparison["regressions"] == [CELL]
+    changes = {change["quantity"]: change for change in comparison["changes"]}
+    mean = (1 + ran.planted.slowdown) / 2  # of the two devices
+    assert changes["compute"]["ratio"] == pytest.approx(mean, rel=0.01)
+    assert changes["step"]["verdict"] == "above"
+    assert changes["step"]["ratio"] == pytest.approx(ran.planted.slowdown, rel=0.05)
+
+
+def test_merge(ran: Ran, tmp_path: Path) -> None:
+    """Its track of transfers holds each all-reduce of both ranks, as long as planted."""
+    merged = tmp_path / "merged.json"
+    ran.node.dpscope("merge", str(ran.out), "--output", str(merged))
+    events = json.loads(merged.read_text())["traceEvents"]
+    named = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    transfers = [one for one in events if one.get("cat") == "dpscope" and named[one["pid"], one["tid"]] == "transfer"]
+    assert len({one["pid"] for one in transfers}) == 2
+    assert len(transfers) >= 2 * 2
+    planted_us = [ran.planted.latency_us + one["args"]["bytes"] / ran.planted.gb_per_s / 1000 for one in transfers]
+    assert [one["dur"] for one in transfers] == pytest.approx(planted_us, rel=1e-3)
