@@ -34,7 +34,7 @@ def main() -> None:
         with nullcontext() if last else model.no_sync():
             with torch.autocast("cuda", dtype=torch.float16):
                 loss = nn.functional.cross_entropy(model(inputs), targets)
-            scaler.scale(loss / MICRO_BATCHES).backward()
+            scaler.scale(loss / MICRO_BATCHES).backward()  # type: ignore[no-untyped-call]
         if last:
             scaler.step(optimizer)
             scaler.update()
