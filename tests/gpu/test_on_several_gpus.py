@@ -1,5 +1,6 @@
 """dpscope checked on all GPUs of this machine at once: `make gpu`. On one GPU every test here is skipped."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers import gpu_checks
-from tests.helpers.gpu_bench import CALIBRATION_OF_ALL, OPTIONS_ON_ALL, Bench
+from tests.helpers.gpu_bench import CALIBRATION_OF_ALL, OPTIONS_ON_ALL, PATIENCE, Bench
 from tests.helpers.known import known
 
 Record = Callable[[str, object], None]
 
 BATCH = 128
+_NOT_JUDGED = 3  # exit status of `dpscope compare`
 
 
 @pytest.mark.gpu(least=2, expected_s=150, limit_s=300)
@@ -82,12 +84,15 @@ def test_train_on_all_gpus(bench: Bench, record_property: Record) -> None:
 
 @pytest.mark.gpu(least=2, expected_s=120, limit_s=300)
 def test_two_runs_compared(bench: Bench, record_property: Record) -> None:
-    """DDP on all devices, measured twice: `compare` judges it, and finds it not slower by more than 5%."""
-    ended = bench.dpscope("compare", bench.run("compared"), bench.run("compared_again"), "--format", "csv")
+    """DDP on all devices, measured twice: within 10%; on a shared host `compare` may not judge it."""
+    runs = bench.run("compared"), bench.run("compared_again")
+    ended = bench.dpscope("compare", *runs, "--fail-over", "50%", "--format", "csv")
     record_property("printed", ended.stdout)
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    step = next(line for line in ended.stdout.splitlines() if ",step," in line)
-    assert step.startswith(Cell(strategy="ddp", devices=bench.gpus, batch_size=BATCH).name)
+    is_shared = PATIENCE > 1
+    assert ended.returncode in ((0, _NOT_JUDGED) if is_shared else (0,)), ended.stdout + ended.stderr[-2000:]
+    steps = [row for row in csv.DictReader(ended.stdout.splitlines()) if row["quantity"] == "step"]
+    assert [row["cell"] for row in steps] == [Cell(strategy="ddp", devices=bench.gpus, batch_size=BATCH).name]
+    assert is_shared or float(steps[0]["ratio"]) == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.gpu(least=2, expected_s=50, limit_s=250)
