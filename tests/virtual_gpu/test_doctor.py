@@ -67,3 +67,25 @@ def test_a_lost_device(plant: Plant) -> None:
     assert failed == ["device state", "all-reduce"]
     assert checks["device state"].found.startswith("GPU 1 does not answer its driver")
     assert "rank 1: " in checks["all-reduce"].found
+
+
+def test_a_part_of_a_gpu_and_a_wrong_sum(plant: Plant) -> None:
+    """CUDA uses one part (MIG) where NVML counts four GPUs. Of 1.0, which is 3f800000, one bit is flipped: 3e800000."""
+    node = Node(cuda_devices=1, nvml=Nvml(devices=4), faults=(Fault(kind="corrupts"),))
+    checks = doctor(plant(node), status=1)
+    assert checks["devices"].found == "1 GPU: dpscope virtual GPU"
+    assert [name for name, check in checks.items() if check.status == "failed"] == ["all-reduce"]
+    wrong = "an all-reduce over 1 process gave 0.25, not 1, in 1 of 1048576 elements"
+    assert wrong in checks["all-reduce"].found
+
+
+def test_devices_that_torch_lists_and_cannot_use(plant: Plant) -> None:
+    """Without code for the first, the second in exclusive use, the third full."""
+    devices = (Device(name="Tesla V100", capability=(7, 0)), Device(), Device(memory_mib=300))
+    old = Fault(kind="launch", device=0, error=NO_KERNEL_IMAGE)
+    used = Fault(kind="sticky", device=1, after=-1, error=UNAVAILABLE)
+    checks = doctor(plant(Node(devices=devices, faults=(old, used))), status=1)
+    failed = [name for name, check in checks.items() if check.status == "failed"]
+    assert failed == ["devices", "all-reduce", "tracer"]
+    assert "has no kernels for GPU 0 (dpscope virtual GPU Tesla V100, 7.0)" in checks["devices"].found
+    assert "no kernel image is available" in checks["tracer"].found

@@ -10,49 +10,12 @@ from dpscope.profiling.records.run import Cell, Manifest
 from dpscope.profiling.records.training import TrainLog
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers import fork_server, gpu_checks
+from tests.helpers import gpu_checks
 from tests.virtual_gpu.conftest import Plant
-from tests.virtual_gpu.node import Device, Fault, Node, Nvml, PlantedNode, Truth
+from tests.virtual_gpu.node import Device, Node, Nvml, Truth
 from tests.virtual_gpu.programs import noted_limits
 
-NO_KERNEL_IMAGE, UNAVAILABLE = 209, 46  # of CUDA
 SLOW, FAST = "dpscope virtual GPU slow", "dpscope virtual GPU fast"
-
-
-def doctor(node: PlantedNode) -> dict[str, str]:
-    """Its checks by name, each with status and answer."""
-    server = fork_server.server(*node.changes.items())
-    printed = node.run(
-        "-m", "dpscope.launch.cli", "doctor", variables={"COLUMNS": "400", fork_server.VARIABLE: server}, status=1
-    )
-    rows = (line.split("│")[1:4] for line in printed.splitlines() if line.startswith("│"))
-    return {name.strip(): f"{status.strip()}: {found.strip()}" for name, status, found in rows}
-
-
-def test_doctor_with_parts_of_gpus_an_older_nvml_and_a_wrong_sum(plant: Plant) -> None:
-    """CUDA uses one part of a GPU where NVML has four GPUs; the bindings know functions that the driver's NVML has not."""
-    older = Nvml(devices=4, missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
-    node = plant(Node(cuda_devices=1, nvml=older, faults=(Fault(kind="corrupts"),)))
-    found = doctor(node)
-    assert found["devices"] == "ok: 1 GPU: dpscope virtual GPU"
-    assert found["device state"] == "ok: not throttled, not shared, uniform"
-    # 1.0 is 3f800000, and its last byte's lowest bit makes it 3e800000.
-    wrong = "an all-reduce over 1 process gave 0.25, not 1, in 1 of 1048576 elements"
-    assert wrong in found["all-reduce"]
-    assert [name for name, answer in found.items() if answer.startswith("failed")] == ["all-reduce"]
-
-
-def test_doctor_with_gpus_that_torch_lists_and_cannot_use(plant: Plant) -> None:
-    """Without code for the first, the second in exclusive use, the third full: every check still answers, by what CUDA says."""
-    devices = (Device(name="Tesla V100", capability=(7, 0)), Device(), Device(memory_mib=300))
-    old = Fault(kind="launch", device=0, error=NO_KERNEL_IMAGE)
-    used = Fault(kind="sticky", device=1, after=-1, error=UNAVAILABLE)
-    found = doctor(plant(Node(devices=devices, faults=(old, used))))
-    assert "has no kernels for GPU 0 (dpscope virtual GPU Tesla V100, 7.0)" in found["devices"]
-    assert "no kernel image is available" in found["tracer"]
-    failed = [name for name, answer in found.items() if answer.startswith("failed")]
-    assert failed == ["devices", "all-reduce", "tracer"]
-    assert "busy or unavailable" in found["all-reduce"] or "out of memory" in found["all-reduce"]
 
 
 def test_gpus_are_found_without_nvml_where_only_torch_knows_them(plant: Plant) -> None:
