@@ -1,7 +1,8 @@
-"""Commands that measure a planted node or read its runs: calibrate, whatif, compare and merge."""
+"""Commands that measure a planted node or read its runs: calibrate, whatif, compare, merge and bundle."""
 
 import json
 import random
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,14 @@ def test_merge(ran: Ran, tmp_path: Path) -> None:
     assert len(transfers) >= 2 * 2
     planted_us = [ran.planted.latency_us + one["args"]["bytes"] / ran.planted.gb_per_s / 1000 for one in transfers]
     assert [one["dur"] for one in transfers] == pytest.approx(planted_us, rel=1e-3)
+
+
+def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.zip"
+    ran.node.dpscope("bundle", str(ran.out), "--output", str(bundle))
+    with zipfile.ZipFile(bundle) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    own, bundled = (answer(ran.node, "analyze", str(run))["cells"] for run in (ran.out, unpacked))
+    for name in ("step_us", "compute_us", "transfer_us", "hidden_us", "exposed_us", "bytes_per_step"):
+        assert bundled[0][name] == pytest.approx(own[0][name], rel=1e-6), name
