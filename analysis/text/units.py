@@ -81,10 +81,14 @@ def whole_numbers(values: Iterable[object]) -> list[object]:
     ([2, None, 3], [2.0, 2.5, True])
     """
     column = list(values)
-    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in column]
-    numbers = [float(value) for value, number in zip(column, is_number, strict=True) if number]  # type: ignore[arg-type]
-    kind = int if all(number.is_integer() for number in numbers) else float
-    return [kind(value) if number else value for value, number in zip(column, is_number, strict=True)]  # type: ignore[call-overload]
+    whole = all(float(value).is_integer() for value in column if isinstance(value, int | float))
+
+    def converted(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        return int(value) if whole else float(value)
+
+    return [converted(value) for value in column]
 
 
 def plain(value: object) -> object:
