@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.analysis.goldens import FOLDER, NO_VALUE, SENTENCE, SOURCES, differences, flat, stored, tables_of
+from tests.analysis.goldens import FOLDER, NO_VALUE, SENTENCE, SOURCES, Golden, differences, flat, stored, tables_of
 
 LONG = {"run_cpu", "run_tiny", "attached_tiny", "v100x8"}
 
@@ -18,13 +18,13 @@ def test_every_stored_golden_has_a_source() -> None:
 
 
 def test_a_difference_names_table_column_row_and_both_values() -> None:
-    expected = {"cells": {"rows": [2], "step_us": [10.0, 20.0], "devices": [1, 2]}}
-    found = {"cells": {"rows": [2], "step_us": [10.0, 20.1], "devices": [1, 2], "idle_us": [None, 3.0]}}
+    expected: Golden = {"cells": {"rows": [2], "step_us": [10.0, 20.0], "devices": [1, 2]}}
+    found: Golden = {"cells": {"rows": [2], "step_us": [10.0, 20.1], "devices": [1, 2], "idle_us": [None, 3.0]}}
     assert differences("run", expected, found) == [
         "run: cells, column idle_us, row 1: expected None, found 3.0",
         "run: cells, column step_us, row 1: expected 20.0, found 20.1",
     ]
-    near = {"cells": {"rows": [2], "step_us": [10.0, 20.0 * (1 + 1e-9)], "devices": [1, 2]}}
+    near: Golden = {"cells": {"rows": [2], "step_us": [10.0, 20.0 * (1 + 1e-9)], "devices": [1, 2]}}
     assert differences("run", expected, near) == []
     assert differences("run", expected, {}) != []
 

@@ -96,7 +96,7 @@ def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
 
 def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> None:
     """All of the 79.6 ms lie under compute: only what neither a specification's nor the formula's gaps explain is compute's."""
-    hidden = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3, "hidden_us": 79.6e3}
+    hidden: dict[str, Any] = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3, "hidden_us": 79.6e3}
     assert "compute ran" not in text(**hidden, predicted_transfer_us=60.6e3)
     assert "compute ran" not in text(**hidden, ring_source="specification")
     assert text(**hidden, predicted_transfer_us=60.5e3).endswith(

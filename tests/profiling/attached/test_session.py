@@ -654,7 +654,8 @@ def test_a_script_that_handles_both_signals_keeps_no_descriptor_for_them(killed:
     """The number of a closed descriptor is soon that of another file, into which Python would write each signal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
-    EndingSignals([].append)
+    ended: list[str] = []
+    EndingSignals(ended.append)
     assert signal.set_wakeup_fd(-1) == -1
 
 

@@ -22,10 +22,10 @@ def main() -> None:
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
+        nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
