@@ -48,14 +48,6 @@ def test_a_run_in_a_format_that_programs_read_loads_nothing_that_draws(tmp_path:
     assert loaded & {"matplotlib", "tensorboard", "torch"} == set()
 
 
-def test_a_report_that_is_current_is_printed_by_what_prints_alone(tmp_path: Path) -> None:
-    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
-    assert "matplotlib" in loaded_by("analyze", str(run))
-    again = loaded_by("analyze", str(run))
-    assert "rich" in again
-    assert again & {*HEAVY, "numpy", "pandas", "pyarrow"} == set()
-
-
 @pytest.mark.parametrize("output_format", ["table", "json", "csv", "markdown"])
 def test_analyzing_traces_loads_nothing_that_draws_fits_or_trains(output_format: str) -> None:
     loaded = loaded_by("analyze", TRACE, "--format", output_format)
