@@ -69,7 +69,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in filter(in_end_to_end, items):
         item.add_marker("process")
-    items.sort(key=lambda item: not in_end_to_end(item))  # the longest files first: nothing long is left for the end
+    items.sort(key=lambda item: not takes_long(item))  # the longest files first: nothing long is left for the end
     if config.getoption("quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = filter(is_quick, items)
@@ -78,6 +78,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_quick(item: pytest.Item) -> bool:
     marks = {mark.name for mark in item.iter_markers()}
     return "core" in marks or marks.isdisjoint({"process", "long"})
+
+
+def takes_long(item: pytest.Item) -> bool:
+    return in_end_to_end(item) or item.path.is_relative_to(ROOT / "tests" / "virtual_gpu")
 
 
 def in_end_to_end(item: pytest.Item) -> bool:

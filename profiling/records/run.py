@@ -68,11 +68,14 @@ class CellOptions(Stored, frozen=True):
     gradient_as_bucket_view: Switch = "off"
     static_graph: Switch = "off"
     broadcast_buffers: Switch = "on"
-    accumulate: int = 1
+    accumulate: Positive = 1
     amp: Amp | None = None  # None: the run's
     ddp_args: str = "default"
     nccl_engine: NcclEngine = "default"
     compile: CompileMode = "off"
+
+    def __post_init__(self) -> None:
+        ddp_arguments(self.ddp_args)  # raises ValueError for what is none
 
     @property
     def maps_used_parameters(self) -> bool:

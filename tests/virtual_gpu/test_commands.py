@@ -1,7 +1,8 @@
-"""Commands that measure a planted node or read its runs: calibrate, whatif, compare, merge and bundle."""
+"""Commands that measure a planted node or read its runs: calibrate, whatif, compare, merge, bundle and tensorboard."""
 
 import json
 import random
+import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from dpscope.analysis.output.tensorboard import write_tensorboard
+from tests.helpers.tensorboard_pages import get, hparams, serving
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, KernelTime, Node, PlantedNode
 
 CELL = "ddp-d2-b8"
+PLUGIN = "data/plugin/pytorch_profiler"
 SMALL = (
     *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
     *("--steps", "5", "--traced-steps", "2"),
@@ -70,7 +74,7 @@ def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> None:
-    (fit,) = (fit for fit in ran.calibration["fits"] if fit["devices"] == devices)
+    (fit,) = (fit for fit in ran.calibration["fits"] if (fit["devices"], fit["statistic"]) == (devices, "slowest"))
     (piece,) = fit["pieces"]
     carried = 2 * (devices - 1) / devices  # of each byte, by each link of the ring
     assert piece["alpha_us"] == pytest.approx(ran.planted.latency_us, rel=0.03)
@@ -120,3 +124,25 @@ def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, tmp_path: Path) -> None:
     own, bundled = (answer(ran.node, "analyze", str(run))["cells"] for run in (ran.out, unpacked))
     for name in ("step_us", "compute_us", "transfer_us", "hidden_us", "exposed_us", "bytes_per_step"):
         assert bundled[0][name] == pytest.approx(own[0][name], rel=1e-6), name
+
+
+def test_tensorboard_shows_the_reports_values(ran: Ran, tmp_path: Path) -> None:
+    """HParams hold the cell's columns, and the profiler plugin's Distributed view the hidden communication of each whole step."""
+    folder = write_tensorboard([Path(shutil.copytree(ran.out, tmp_path / "run"))], None)
+    shown = answer(ran.node, "analyze", str(ran.out))
+    (cell,) = shown["cells"]
+    with serving(folder, tmp_path) as address:
+        (session,) = hparams(address, count=1)
+        metrics = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
+        spans = get(address, f"{PLUGIN}/spans", run=CELL, worker="All", view="Distributed")
+        steps = get(address, f"{PLUGIN}/distributed/overlap", run=CELL, worker="All", span=spans[0])["data"]
+    for name in ("step", "compute", "exposed_transfer", "exposed_wait"):
+        assert metrics[f"{name}_ms"] == pytest.approx(cell[f"{name}_us"] / 1e3, rel=1e-6, abs=1e-6), name
+    assert {len(workers) for workers in steps.values()} == {2}, steps
+    compared = 0
+    for one in shown["steps"]:
+        if not one["partial_window"] and one["repeat"] == 0:
+            _, hidden, exposed, _ = steps[str(one["step"])][f"0_{one['rank']}"]
+            assert [hidden, exposed] == pytest.approx([one["hidden_us"], one["exposed_us"]], abs=2)
+            compared += 1
+    assert compared >= 4, shown["steps"]

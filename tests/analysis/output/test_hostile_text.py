@@ -105,7 +105,8 @@ def check(text: str, where: str) -> None:
 @pytest.mark.parametrize("table_format", _FORMATS)
 def test_what_is_printed_controls_no_terminal(run: Path, table_format: str) -> None:
     options = () if table_format == "table" else ("--format", table_format)
-    for arguments in ((run, *options), (run, "--tables", *options), (run / "cells/ddp-d2-b8/repeat0/traces", *options)):
+    (traces,) = run.glob("cells/ddp-*/repeat0/traces")
+    for arguments in ((run, *options), (run, "--tables", *options), (traces, *options)):
         if "--tables" not in arguments or table_format != "json":
             check(shown("analyze", *arguments), str(arguments))
 
