@@ -202,11 +202,6 @@ def finish_job(part: SavedPart) -> bool:
     return True
 
 
-def unsaved_ranks(part: SavedPart) -> list[int]:
-    """The ranks that have not saved."""
-    return sorted(set(range(part.world_size)) - {rank.rank for rank in part.folder.ranks()})
-
-
 def _cell_of(processes: Sequence[AttachedProcess]) -> Cell:
     """The first process's cell at the mean batch per device; batches that one process does not know are 1."""
     batches = [one.cell.batch_size for one in processes] if all(one.batch_known for one in processes) else [1]

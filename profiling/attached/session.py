@@ -213,8 +213,8 @@ class Session:
                     self._finish(how)
                 elif self.incomplete is not None:  # printed at the end, as the last line
                     self._note(self.incomplete)
-                elif self._part is not None and not job.finish_job(self._part):  # some files become visible late
-                    self._note_unsaved(self._part)
+                elif self._part is not None:
+                    job.finish_job(self._part)  # the other processes' files may have become visible late
             except Exception as error:
                 self._give_up(error)
         self._end_again()
@@ -252,15 +252,6 @@ class Session:
         self._note_first(text)
         if (reasons := os.environ.get(REASONS_VARIABLE)) is not None:
             write_text(Path(reasons) / os.environ.get("RANK", "0"), text)
-
-    def _note_unsaved(self, part: job.SavedPart) -> None:
-        """Note which processes have nothing to save, as it seems; `dpscope attach` prints their own reasons."""
-        if REASONS_VARIABLE not in os.environ:
-            ranks = [str(rank) for rank in job.unsaved_ranks(part)]
-            self._note_first(
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} saved no steps, so there is no result of this job: every rank "
-                "must train as many steps as are measured; give fewer with --steps and --traced-steps"
-            )
 
     def _step_ended(self) -> None:
         if self._window is None:

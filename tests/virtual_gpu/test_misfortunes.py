@@ -80,7 +80,7 @@ def test_a_slow_unlike_device_behind_a_slow_link_is_named(
 ) -> None:
     """The third of four devices is another model; its link to the second is slow and without peer access."""
     latency_us, slow_gb_per_s = random_values.uniform(100, 200), random_values.uniform(0.15, 0.3)
-    slow = Device(name="older", slowdown=random_values.uniform(1.4, 1.6))
+    slow = Device(name="older", slowdown=random_values.uniform(3, 4))  # more than a busy host delays the others
     link = UnlikeLink(devices=(1, 2), kind="pcie", gb_per_s=slow_gb_per_s, peer=False)
     node = plant(
         Node(

@@ -68,9 +68,7 @@ def test_cycles_of_steps_are_traced_whole(notes: dict[str, list[list[str]]], out
     assert "repeat in cycles of 2: times are means over whole cycles" in str(report.verdict.caveat)
 
 
-def test_a_rank_with_too_few_steps_is_not_measured_and_named(notes: dict[str, list[list[str]]], out: Path) -> None:
-    """Its reason goes to `dpscope attach`, which prints it (test_jobs.py); without that command rank 0 names the rank."""
-    first, second = notes["runs_short"]
-    assert second == []
-    assert [line.partition(": ")[0] for line in first] == ["rank 1 saved no steps, so there is no result of this job"]
+def test_a_rank_with_too_few_steps_is_not_measured(notes: dict[str, list[list[str]]], out: Path) -> None:
+    """Its reason goes to `dpscope attach`, which prints it (test_jobs.py)."""
+    assert notes["runs_short"] == [[], []]
     assert not is_run_folder(out / "runs_short" / "run")
