@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.what_if.bases import (
     NO_CONTENTION,
     Question,
     assumed,
     base_of_loaded,
-    base_of_run,
     base_of_traces,
     gamma_of,
     interference_of_traces,
@@ -34,25 +32,11 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
-from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.paths import DATA
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
-from tests.helpers.run_cells import optioned, traced_table
+from tests.helpers.run_cells import optioned, run_of, traced_table
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
-
-
-def run_of(*measured: CellData) -> RunData:
-    return cast(RunData, SimpleNamespace(measured=[*measured]))
-
-
-@pytest.fixture(scope="module")
-def question() -> Question:
-    return base_of_run(EXAMPLE_RUN, None)
-
-
-@pytest.fixture(scope="module")
-def cell(question: Question) -> CellData:
-    return known(question.cell)
 
 
 def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question, cell: CellData) -> None:
@@ -72,7 +56,7 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question
 def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
     windows = traced_table("steps", [{f"{name}_us": value for name, value in times.items()}])
     stated = Cell(strategy=strategy, devices=devices, batch_size=8)
-    return cast(CellData, SimpleNamespace(cell=stated, whole_windows=windows))
+    return cast(CellData, SimpleNamespace(cell=stated, whole_windows=windows, measured=True))
 
 
 @pytest.mark.parametrize(

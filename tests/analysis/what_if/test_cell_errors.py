@@ -2,36 +2,18 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import msgspec
 import pytest
 
 from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.what_if.bases import Question, base_of_run
+from dpscope.analysis.what_if.bases import Question
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.known import known
-from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import optioned
-
-
-def run_of(*measured: CellData) -> RunData:
-    return cast(RunData, SimpleNamespace(measured=[*measured]))
-
-
-@pytest.fixture(scope="module")
-def question() -> Question:
-    return base_of_run(EXAMPLE_RUN, None)
-
-
-@pytest.fixture(scope="module")
-def cell(question: Question) -> CellData:
-    return known(question.cell)
+from tests.helpers.run_cells import optioned, run_of
 
 
 @pytest.mark.long
