@@ -161,15 +161,16 @@ def _profiles(base: Base, scenario: Scenario) -> list[tuple[StepProfile, StepPro
     ranks = sorted({one.rank for one in base.every if one.rank is not None})
     if rank not in ranks or len(ranks) < 2:
         raise NotKnown(
-            f"rank {rank} is compared with no other: traces of {', '.join(map(str, ranks)) or 'no rank'} were read"
+            f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: "
+            f"{', '.join(map(str, ranks)) or 'none'}"
         )
 
     def pairs() -> list[tuple[StepProfile, StepProfile]]:
         others = [one for one in base.every if one.rank != rank]
         both = list(zip(others, on_time(base.every, rank), strict=True))
-        return both[
-            :: -(-len(both) // _MOST_ON_TIME)
-        ]  # a rank is late in some steps and not in others: not a few typical ones
+        # A rank is late in some steps and not in others, so that a few typical ones would not do.
+        every_nth = math.ceil(len(both) / _MOST_ON_TIME)
+        return both[::every_nth]
 
     return base.once(("on time", rank), pairs)
 
