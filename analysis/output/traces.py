@@ -31,7 +31,7 @@ from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, far_longer, whole_steps
-from dpscope.analysis.traces.reading.table import Table, kind_of
+from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted, grouped
@@ -107,7 +107,7 @@ def _hidden_us(analysis: TraceAnalysis) -> float | None:
 
 def records(table: Table, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     """Rows as plain Python, these fields of each, with six decimals; missing values and missing columns are None."""
-    real = [name for name in fields if name in table and kind_of(name) == "real"]
+    real = [name for name in fields if name in table and COLUMN_KINDS[name] == "real"]
     return table.assign(**{name: list(map(decimals, table[name].tolist())) for name in real}).records(fields)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
@@ -62,7 +64,10 @@ def _over_repeats(phases: Table) -> Table:
     repeats = [phase_means(part) for part in parts]
     names = list(dict.fromkeys(name for one in repeats for name in one.names))
     together = joined(
-        [one.assign(**{name: None for name in names if name not in one}).select(names) for one in repeats]
+        [
+            one.assign(**{name: np.full(len(one), np.nan) for name in names if name not in one}).select(names)
+            for one in repeats
+        ]
     )
     places = together.group(*_KEYS, in_order=True)
     times = {name: places.means(together[name]) for name in names if name not in _KEYS}

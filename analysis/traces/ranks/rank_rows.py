@@ -25,7 +25,7 @@ from dpscope.analysis.traces.ranks.rank_tables import (
 )
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Column, Kind, Table, Words, is_known, kind_of
+from dpscope.analysis.traces.reading.table import COLUMN_KINDS, UNKNOWN, Column, Kind, Table, Words, is_known
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import MOST_COUNT, Count
@@ -52,7 +52,7 @@ def _list(kind: pa.DataType) -> pa.DataType:
 
 
 _TABLE_SCHEMAS = {
-    name: pa.schema([(column, _ARROW[kind_of(column)]) for column in columns if column != "rank"])
+    name: pa.schema([(column, _ARROW[COLUMN_KINDS[column]]) for column in columns if column != "rank"])
     for name, columns in _COLUMNS.items()
 }
 _OWN = {
@@ -132,7 +132,9 @@ def unsound(rows: pa.Table) -> str:
         if table in rows.column_names:
             cells = _one_array(rows.column(table)).flatten().flatten()
             numbers = {own.name: values for own, values in zip(schema, cells, strict=True) if own.name not in _DIGESTS}
-            columns |= {f"{table}.{name}": one for name, one in numbers.items() if kind_of(name) in ("real", "whole")}
+            columns |= {
+                f"{table}.{name}": one for name, one in numbers.items() if COLUMN_KINDS[name] in ("real", "whole")
+            }
     for name, values in columns.items():
         least = -MOST_COUNT if name.endswith(_MOMENTS) else -_ROUNDING_US if name.endswith("_us") else 0
         for end in pc.min_max(values).as_py().values():
@@ -160,7 +162,7 @@ def _table_of(rows: pa.Table, name: str) -> tuple[Table, IntColumn]:
     cells = dict(zip(_TABLE_SCHEMAS[name].names, lists.flatten().flatten(), strict=True))
     ranks = _one_array(rows.column("rank")).take(pa.array(owner))
     columns = {column: ranks if column == "rank" else cells[column] for column in _COLUMNS[name]}
-    return Table({column: _column(values, kind_of(column)) for column, values in columns.items()}), owner
+    return Table({column: _column(values, COLUMN_KINDS[column]) for column, values in columns.items()}), owner
 
 
 def _column(values: pa.Array, kind: Kind) -> Column:

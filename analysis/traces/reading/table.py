@@ -18,21 +18,41 @@ Kind = Literal["word", "truth", "real", "whole"]
 UNKNOWN = int(np.iinfo(np.int64).min)
 """Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of reals."""
 
-_WORDS = frozenset(
-    {"kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch", "measuring_pass"}
-)
-_TRUTHS = frozenset({"partial_window", "compute_stream", "overlapped"})
-_REALS = frozenset({"compute_done", "pace", "share"})
 _DENSE = 4  # times as many codes as rows, up to which groups are found by counting and not by sorting
 
+_NAMES: dict[Kind, tuple[str, ...]] = {
+    "word": (
+        "kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch", "measuring_pass",
+    ),
+    "truth": ("partial_window", "compute_stream", "overlapped"),
+    "real": (
+        "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us", "by_time_us", "unlaunched_us",
+        "host_copy_us", "device_copy_us", "clipped_us", "data_us", "data_wait_us", "host_to_device_us", "forward_us",
+        "backward_us", "optimizer_us", "start_us", "end_us", "duration_us", "queue_us", "ready_us", "held_us", "launch_us",
+        "begin_us", "compute_done", "compiled_share", "time_us", "overlap_us", "pace", "transfer_us", "wait_us",
+        "exposed_transfer_us", "exposed_wait_us", "exposed_other_us", "wait_per_step_us", "share", "caused_share",
+        "lateness_us", "cost_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
+    ),
+    "whole": (
+        "repeat", "rank", "device", "step", "epoch", "samples", "replica", "sequence", "order", "bytes", "model_bytes",
+        "group_size", "concurrent", "match", "late_rank", "waiting_rank", "collectives", "steps", "count", "kernel_class",
+        "place", "copied_bytes", "collective_count", "collective_bytes", "local_rank", "ranks",
+    ),
+}  # fmt: skip
+COLUMN_KINDS: dict[str, Kind] = {name: kind for kind, names in _NAMES.items() for name in names}
+"""How the values of each column are stored: a name means the same in every table. A column that is computed and goes into no
+file needs no declaration: its array has a type.
+"""
 
-def kind_of(column: str) -> Kind:
-    """The type of a column's values, by its name."""
-    if column in _WORDS:
+
+def kind_of(name: str, values: object) -> Kind:
+    """How a column is stored: as it is declared, else by the type of its array."""
+    if name in COLUMN_KINDS:
+        return COLUMN_KINDS[name]
+    if isinstance(values, Words):
         return "word"
-    if column in _TRUTHS:
-        return "truth"
-    return "real" if column.endswith(("_us", "_gb_per_s", "_share")) or column in _REALS else "whole"
+    assert isinstance(values, np.ndarray), f"{name} is not declared in COLUMN_KINDS"
+    return "real" if values.dtype.kind == "f" else "whole"
 
 
 class Words:
@@ -102,7 +122,7 @@ Column: TypeAlias = npt.NDArray[Any] | Words
 
 
 class Table:
-    """Columns of equal length by name; how each is stored follows from its name (`kind_of`)."""
+    """Columns of equal length by name, each stored as COLUMN_KINDS declares it."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = dict(columns)
@@ -111,7 +131,9 @@ class Table:
     def of(cls, **columns: object) -> "Table":
         """From sequences, arrays or single values; None is a missing value."""
         lengths = [len(value) for value in columns.values() if not np.isscalar(value) and value is not None]  # type: ignore[arg-type]
-        return cls({name: _stored(value, kind_of(name), max(lengths, default=1)) for name, value in columns.items()})
+        return cls(
+            {name: _stored(value, kind_of(name, value), max(lengths, default=1)) for name, value in columns.items()}
+        )
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, object]], names: Sequence[str]) -> "Table":
@@ -121,8 +143,9 @@ class Table:
 
     @classmethod
     def from_frame(cls, frame: "pd.DataFrame") -> "Table":
-        """The same rows without their index; None, NaN and pandas' NA are missing values."""
-        return cls({str(name): _from_series(frame[name], kind_of(str(name))) for name in frame.columns})
+        """The same rows without their index and other columns than COLUMN_KINDS; None, NaN and pandas' NA are missing values."""
+        declared = [name for name in frame.columns if name in COLUMN_KINDS]
+        return cls({name: _from_series(frame[name], COLUMN_KINDS[name]) for name in declared})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Table, (self._columns,)  # without the frame
@@ -189,7 +212,7 @@ class Table:
 
     def assign(self, **columns: object) -> "Table":
         """With these columns added or replaced; values as in `of`."""
-        added = {name: _stored(value, kind_of(name), len(self)) for name, value in columns.items()}
+        added = {name: _stored(value, kind_of(name, value), len(self)) for name, value in columns.items()}
         return Table({**self._columns, **added})
 
     def group(self, *keys: str, in_order: bool = False) -> "Groups":
@@ -206,7 +229,10 @@ class Table:
     def records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Rows as plain Python values, None for missing values and for names without a column."""
         names = self.names if names is None else names
-        lists = [_values(self.column(name), kind_of(name)) if name in self else [None] * len(self) for name in names]
+        lists = [
+            _values(self.column(name), kind_of(name, self.column(name))) if name in self else [None] * len(self)
+            for name in names
+        ]
         return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
 
     @cached_property
@@ -214,7 +240,7 @@ class Table:
         """As a DataFrame with pandas' nullable types."""
         import pandas as pd
 
-        return pd.DataFrame({name: _series(self.column(name), kind_of(name)) for name in self.names})
+        return pd.DataFrame({name: _series(self.column(name), kind_of(name, self.column(name))) for name in self.names})
 
 
 class FrameOf:

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, joined
+from dpscope.analysis.traces.data_parallel import phases
+from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
+from dpscope.analysis.traces.reading.table import COLUMN_KINDS, UNKNOWN, Groups, Table, Words, joined
+from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 
 WORDS = st.lists(st.sampled_from(["b", "all_reduce", "", "zz", None]), max_size=12)
 NUMBERS = st.one_of(
@@ -77,6 +80,16 @@ def test_missing_truths_and_whole_numbers_of_a_frame_stay_missing() -> None:
     assert table.records() == [
         {"overlapped": True, "step": None, "rank": 3}, {"overlapped": None, "step": 2**60 + 1, "rank": None},
     ]  # fmt: skip
+
+
+def test_every_column_has_a_declared_kind() -> None:
+    kept = Table.from_frame(pd.DataFrame({"share": [0.5], "bytes": [7], "overlapped": [True], "my_note_us": ["late"]}))
+    assert kept.records() == [{"share": 0.5, "bytes": 7, "overlapped": True}]  # and not a column of the user's own
+    for columns in (breakdown.COLUMNS, collectives.COLUMNS, kernel_times.COLUMNS, phases.COLUMNS, PAIR_COLUMNS):
+        assert set(columns) <= set(COLUMN_KINDS)
+    with pytest.raises(AssertionError, match="new_us is not declared"):
+        Table.of(new_us=[1.5])  # nothing is guessed from the name's ending
+    assert Table.of(new_us=np.array([3])).records() == [{"new_us": 3}]
 
 
 def test_places_in_another_table_go_by_words_and_missing_values() -> None:
