@@ -1,6 +1,7 @@
 """A DDP step on GPUs whose kernels slow down by a known factor while an all-reduce runs next to them."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,10 @@ class Contended:
 
     `drift`: that of what the kernels of a step share, and of what neighbouring kernels share.
     `shapes`: whether input sizes are recorded. Without them each step overlaps other kernels. `together`: each step overlaps a
-    third of its kernels, neighbours from a random place on. `overlap`: whether any all-reduce runs. The two sizes of kernels
-    have the same name, grid and block; the shorter ones run last and are the ones that overlap more often.
+    third of its kernels, neighbours from a random place on. `forward`: where it is not 1, a third of the kernels, which all run
+    free, belong to the forward pass and take this many times as long as those of the backward pass. `overlap`: whether any
+    all-reduce runs. The two sizes of kernels have the same name, grid and block; the shorter ones run last and are the ones that
+    overlap more often.
     """
 
     factor: float = 1.3
@@ -32,6 +35,7 @@ class Contended:
     drift: float = 0.0
     shapes: bool = True
     together: bool = False
+    forward: float = 1.0
     overlap: bool = True
     steps: int = 5
     layers: int = 12
@@ -68,11 +72,18 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
     else:
         overlapped = generator.random(total) < 0.4
     overlapped[[0, -1]] = False
+    in_forward = (places % 6 < 2) & (options.forward != 1.0)
+    overlapped &= ~in_forward
     now = builder.clock[MAIN] + 300.0
     shared = _shared(total, options.drift, generator)
     for place in places.tolist():
         name, sizes, alone_us = KERNELS[place // options.layers]
         alone_us *= float(np.exp(options.noise * generator.standard_normal() + shared[place]))
+        if in_forward[place]:
+            alone_us *= options.forward
+        node = (
+            nullcontext() if in_forward[place] else builder.op("autograd::engine::evaluate_function: MmBackward0", MAIN)
+        )
         shown = {"Input Dims": sizes} if options.shapes else {}
         late_us = 0.0
         duration = alone_us
@@ -80,7 +91,7 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
             late_us = 0.25 * alone_us if place % 6 == 4 else 0.0
             duration = late_us + (alone_us - late_us) * options.factor
         launch = {"grid": [64, 8, 1], "block": [256, 1, 1]}
-        with builder.op("aten::mm", MAIN, **shown):
+        with node, builder.op("aten::mm", MAIN, **shown):
             builder.launch(MAIN, DeviceWork(rank, COMPUTE, name, now, duration, metadata=dict(launch)))
         if overlapped[place] and options.overlap:
             fields, reduce = recorded("all_reduce", 1000, 1000), KERNEL_NAMES["nccl_2_19"]["all_reduce"]

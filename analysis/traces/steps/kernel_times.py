@@ -25,21 +25,25 @@ COLUMNS = (
     "pace",
 )
 _LEAST_OVERLAP = 0.5  # of a kernel's duration; kernels between 0 and this share are neither free nor overlapped
-_SAME = ("kernel_name", "operator_name", "launch", "sizes", "edge")
+_SAME = ("kernel_name", "operator_name", "launch", "sizes", "backward", "edge")
+_NODE = "autograd::engine::evaluate_function: "  # torch's range around each node of the backward pass
 
 
 def kernel_times(attribution: Attribution) -> Table:
     """A row of COLUMNS per kernel that is overlapped or free; `overlap_us` is its time next to communication.
 
-    Kernels of a class have the same kernel name, operator, input sizes, grid and block, and are alike in whether they are the
-    first, the last or neither of their step. Where no input sizes are recorded, a class holds one place in the order of the
-    step only, and only if each step launches as many of these kernels. `pace` is how long the step's free kernels took
-    over those of their classes in all steps: clocks and other programs slow down whole steps. On a CPU timeline, operators that
-    call no other operator stand for kernels. If the trace overlaps any kernel, classes without an overlapped kernel are omitted.
+    Kernels of a class have the same kernel name, operator, input sizes, grid and block, and are alike in whether they belong to
+    the backward pass and in whether they are the first, the last or neither of their step. Where no input sizes are recorded, a
+    class holds one place in the order of the step only, and only if each step launches as many of these kernels. `pace` is how
+    long the step's free kernels took over those of their classes in all steps: clocks and other programs slow down whole
+    steps. On a CPU timeline, operators that call no other operator stand for kernels. If the trace overlaps any kernel, classes
+    without an overlapped kernel are omitted.
     """
     kernels = _kernels(attribution)
     overlap_us, time_us = kernels["overlap_us"], kernels["time_us"]
-    kernels = kernels.take(((overlap_us == 0) | (overlap_us >= _LEAST_OVERLAP * time_us)) & (time_us > 0))
+    free = overlap_us == 0
+    overlapped = overlap_us >= _LEAST_OVERLAP * time_us
+    kernels = kernels.take((free | overlapped) & (time_us > 0))
     kernels = kernels.assign(overlapped=kernels["overlap_us"] > 0, rank=attribution.trace.rank)
     kernels = kernels.assign(pace=_pace(kernels))
     if kernels.truths("overlapped").any():
@@ -62,6 +66,8 @@ def _kernels(attribution: Attribution) -> Table:
     else:
         rows = rows[_is_leaf(attribution, operators)[rows]]
         operator = rows
+    nodes = operators & events.named(lambda name: name.startswith(_NODE))
+    in_backward = innermost(events, operator, nodes) >= 0
     hashes = np.array([*(zlib.crc32(name.encode()) for name in events.names), -1], dtype=np.int64)
     called = np.append(events.name, -1)[operator]  # -1 for none: the last
     kernels = Table.of(
@@ -74,6 +80,7 @@ def _kernels(attribution: Attribution) -> Table:
         operator_name=hashes[called],
         launch=events.shape[rows],
         sizes=np.append(events.shape, -1)[operator],
+        backward=in_backward.astype(np.int64),
     )
     steps = kernels.group("device", "step")
     position, count = steps.places, steps.sizes[steps.code]

@@ -91,6 +91,12 @@ def test_kernels_that_are_faster_next_to_communication_are_no_measure_of_it(tmp_
     assert interference_of_traces(ledger, []).contention == ""
 
 
+def test_kernels_of_the_backward_pass_are_compared_with_those_of_the_backward_pass(tmp_path: Path) -> None:
+    """The forward pass runs the same free kernels at other times; with them among the free ones the ratio would be 0.84."""
+    analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0, forward=2.0)))
+    assert known(analysis.contentions.every).ratio == pytest.approx(1.3)
+
+
 def test_a_ratio_below_1_that_is_not_significant_is_shown(tmp_path: Path) -> None:
     ratios = [
         known(analyze_traces(write_contended_job(tmp_path, Contended(factor=1.0, seed=seed))).contentions.every).ratio
