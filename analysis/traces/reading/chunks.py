@@ -6,21 +6,18 @@ a safe place to cut even when an event's own text is damaged. Files saved again 
 indentation) are cut where one object ends and the next begins; whether that cut was right shows when it is decoded.
 
 A piece is decoded at once where its text is sound, event by event where it is not. Repair costs at most a constant times the
-piece, whatever is broken. Text is cut into pieces that look like events; each is decoded once by itself. Where that fails, the
-braces show which pieces may be one event that was cut inside, and brackets where the events may end; such tries over several
-pieces share an allowance, and are over when it is spent.
+piece, whatever is broken: text is cut into what look like events, and each is decoded once by itself. Where one goes on beyond
+the next cut, since objects within an event look alike, it is read from its beginning; such tries share an allowance.
 """
 
 import os
 import re
 import stat
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, Generic, TypeVar
 
@@ -238,16 +235,18 @@ def _last_cut(buffer: bytearray, cuts: Sequence[_Cut], begin: int) -> int | None
     return None
 
 
-_EVENT_CUT_KINETO = re.compile(rb'(?<=\n  \})(?:,\s*|\s*(\])\s*,\s*(?=\{\s*"))')
-_EVENT_CUT = re.compile(rb'(?<=\})\s*(?:(\])\s*)?,\s*(?=\{\s*")')
+# Between two events, a bracket that ends nothing perhaps among it.
+_KINETO_BETWEEN = re.compile(r'(?<=\n  \})(?:,\s*|\s*\]\s*,\s*(?=\{\s*"))')
+_ANY_BETWEEN = re.compile(r'(?<=\})\s*(?:\]\s*)?,\s*(?=\{\s*")')
 # Behind the events: the text's end, the end of the object they are in, or its next key.
-_ARRAY_END = re.compile(rb'\}(\s*\])(?=\s*(?:\Z|\}(?!\s*[\]},])|,\s*"))')
-_MOST_ENDS = 8  # of an array that are tried in one event
-_MOST_UNFINISHED = 1 << 16  # bytes at a chunk's end that may be an event's beginning
-_TRIED_AGAIN = 4  # times a chunk's bytes, which may be decoded once more in other cuts
-_MOST_LENIENT = 1 << 20  # bytes of an event that is no strict JSON: its objects take up to 30 times as much
-_LOOKED_AT = 1 << 12  # bytes at a chunk's end, where nothing was readable for long
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_ARRAY_END = re.compile(r'\s*\](?=\s*(?:\Z|\}(?!\s*[\]},])|,\s*"))')
+_BLANK_END = re.compile(r"\s*\Z")
+_MOST_UNFINISHED = 1 << 16  # characters at a chunk's end that may be an event's beginning
+_MOST_IN_VAIN = 1 << 20  # characters of a chunk that are read leniently and are no event
+_COST_OF_TRY = 1000  # characters that are read in the time of a try that fails at once
+_NO_UTF_8 = "\ufffd"  # what stands in the text for bytes that are none
+_MOST_LENIENT = 1 << 20  # characters of an event that is no strict JSON: its objects take up to 30 times as much
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _Event = TypeVar("_Event")
 
@@ -262,19 +261,10 @@ class DecodedChunk(Generic[_Event]):
     tail: bytes | None = None  # set when the array ended in this chunk
     unfinished: bytes = b""  # the last event, where it may go on in the next chunk
     subtracted_us: int = 0  # from the events' times, to fit a float
-    fragments: int = 0  # pieces that were tried one by one and are no events
-
-
-class Hope(Enum):
-    """What is to be expected of a damaged chunk, by the chunks before it."""
-
-    SOUND = auto()
-    DIM = auto()  # nothing was readable for long: repaired only if there is an event at its end
-    NONE = auto()  # too many fragments: only its end is looked at
 
 
 def decode_chunk(
-    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True, hope: Hope = Hope.SOUND
+    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True
 ) -> DecodedChunk[_Event]:
     """Events of one chunk, a JSON array or what damage made of it; never raises on bad text.
 
@@ -287,103 +277,79 @@ def decode_chunk(
             return DecodedChunk(codec.chunk(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
     with suppress(*_UNREADABLE):
         return DecodedChunk(codec.lax_chunk(chunk))
-    text = bytes(chunk[1:-1])
-    if hope is not Hope.SOUND:
-        begin = max(0, len(text) - _LOOKED_AT)
-        last = _Repair(text[max(begin, text.find(b"{", begin)) :], kineto_layout, codec).decoded(goes_on=False)
-        events = [event for event in last.events if codec.is_event(event)]
-        if hope is Hope.NONE or (last.tail is None and not events):
-            return DecodedChunk(events, skipped=text.count(b"},") + 1 - len(events), tail=last.tail)
-    return _Repair(text, kineto_layout, codec).decoded(goes_on)
+    return _Repair(chunk[1:-1].decode("utf-8", "replace"), kineto_layout, codec).decoded(goes_on)
 
 
 class _Repair(Generic[_Event]):
     """A damaged chunk, event by event: the sound ones are kept, the damaged ones repaired or counted."""
 
-    def __init__(self, text: bytes, kineto_layout: bool, codec: Codec[_Event]) -> None:
-        cuts = list((_EVENT_CUT_KINETO if kineto_layout else _EVENT_CUT).finditer(text))
+    def __init__(self, text: str, kineto_layout: bool, codec: Codec[_Event]) -> None:
         self._text, self._codec, self._kineto_layout = text, codec, kineto_layout
-        self._starts = [0, *(cut.end() for cut in cuts)]
-        self._ends = [*(cut.start() for cut in cuts), len(text)]
-        self._stray = [cut[1] is not None for cut in cuts] + [False]  # a bracket behind the piece that ends nothing
-        self._allowance = _TRIED_AGAIN * len(text)
+        self._between = _KINETO_BETWEEN if kineto_layout else _ANY_BETWEEN
+        self._allowance = _MOST_IN_VAIN
         self._result: DecodedChunk[_Event] = DecodedChunk([])
 
     def decoded(self, goes_on: bool) -> DecodedChunk[_Event]:
         """All that can be read; an event that no closing brace ends is left unfinished where text `goes_on` behind."""
-        result, index = self._result, 0
-        while index < len(self._starts) and result.tail is None:
-            event = self._event(self._starts[index], self._ends[index])
-            last = index
-            if event is None and not self._kineto_layout:
-                closing = self._closing[index]
-                if closing is None and goes_on and len(self._text) - self._starts[index] < _MOST_UNFINISHED:
-                    result.unfinished = self._text[self._starts[index] :]
-                    break
-                if closing is not None and closing > index:
-                    event = self._tried_again(self._starts[index], self._ends[closing])
-                    last = closing if event is not None else index
-            if event is None:
-                event = self._last_event(index)
+        result, text = self._result, self._text
+        start = len(text) - len(text.lstrip())
+        if _ARRAY_END.match(text, start):  # without an event in this chunk
+            result.tail, start = text.encode(), len(text)
+        while start < len(text):
+            between = self._between.search(text, start)
+            event, stop = self._event(start, between.start() if between else len(text))
             if event is not None:
                 result.events.append(event)
-                result.fragments += not self._codec.is_event(event)
-                result.repaired += self._stray[last] and result.tail is None
-            elif index == 0 and self._text[: self._ends[0]].lstrip().startswith(b"]"):  # no event at all
-                result.tail = self._text
-            elif index + 1 < len(self._starts) or self._text[self._starts[index] :].rstrip().endswith((b"}", b"]")):
-                result.skipped += 1
-                result.fragments += 1
-            index = last + 1
+                if _ARRAY_END.match(text, stop):
+                    result.tail = text[stop:].encode()
+                    break
+                between = self._between.match(text, stop)
+                result.repaired += between is not None and "]" in between[0]
+            elif goes_on and self._may_go_on(start):
+                result.unfinished = text[start:].encode()
+                break
+            else:
+                result.skipped += between is not None or text.rstrip().endswith(("}", "]"))
+            start = between.end() if between else len(text)
         return result
 
-    def _event(self, start: int, end: int) -> _Event | None:
-        piece = self._text[start:end]
+    def _event(self, start: int, end: int) -> tuple[_Event | None, int]:
+        """The event that begins at `start` and where it ends: mostly at `end`, before the next cut; None if there is none."""
+        text = self._text[start:end]
         with suppress(*_UNREADABLE):
-            return self._codec.one(piece)
-        event, field = self._codec.lenient(piece) if len(piece) <= _MOST_LENIENT else None, self._codec.field
-        if event is not None:
-            self._result.repaired += None not in (field(event, "ts"), field(event, "dur"))
-        return event
+            event = self._codec.one(text)
+            self._result.repaired += _NO_UTF_8 in text and self._is_timed(event)
+            return event, end
+        ends = (
+            (end,) if self._kineto_layout else (end, len(self._text))
+        )  # an object within it may look like the next one
+        for last in ends:
+            if self._allowance > 0 or end == len(self._text):  # with the last event goes what is behind the events
+                found, stop = self._lenient(start, last)
+                if found is not None:
+                    return found, stop
+                self._allowance -= _COST_OF_TRY + stop - start
+        return None, end
 
-    def _tried_again(self, start: int, end: int) -> _Event | None:
-        """The event that this text is, as long as there is an allowance for it."""
-        self._allowance -= end - start
-        return self._event(start, end) if self._allowance >= 0 else None
+    def _lenient(self, start: int, end: int) -> tuple[_Event | None, int]:
+        """The same for text that need not be strict JSON, or goes on behind the event; without an event, how far it was read."""
+        piece = self._text[start : min(end, start + _MOST_LENIENT)]
+        event, length = self._codec.lenient(piece)
+        stop = start + length
+        behind = (self._between, _ARRAY_END, _BLANK_END)
+        if event is None or not any(pattern.match(self._text, stop) for pattern in behind):
+            return None, stop
+        with suppress(*_UNREADABLE):
+            return self._codec.one(piece[:length]), stop
+        self._result.repaired += self._is_timed(event)
+        return event, stop
 
-    def _last_event(self, index: int) -> _Event | None:
-        """The event that begins with this piece, when the array's closing bracket is in it: what is behind becomes the tail."""
-        start = self._starts[index]
-        closing = index if self._kineto_layout else self._closing[index]
-        end = self._ends[closing] if closing is not None else len(self._text)
-        first = bisect_left(self._array_ends, start)
-        for brace in self._array_ends[first : first + _MOST_ENDS]:
-            if brace >= end:
-                break
-            decoded = self._event if brace < self._ends[index] else self._tried_again
-            event = decoded(start, brace + 1)
-            if event is not None and self._codec.is_event(event):
-                self._result.tail = self._text[brace + 1 :]
-                return event
-        return None
+    def _is_timed(self, event: _Event) -> bool:
+        """Whether the event has a time; one without is reported as such."""
+        return None not in (self._codec.field(event, "ts"), self._codec.field(event, "dur"))
 
-    @cached_property
-    def _array_ends(self) -> list[int]:
-        """Where braces close what may be the last event."""
-        return [match.start() for match in _ARRAY_END.finditer(self._text)]
-
-    @cached_property
-    def _closing(self) -> list[int | None]:
-        """For each piece the first, it or a later one, with which its braces balance; None where they never do."""
-        text, depth = self._text, 0
-        depths = [0]
-        for start, end in zip(self._starts, self._ends, strict=True):
-            depth += text.count(b"{", start, end) - text.count(b"}", start, end)
-            depths.append(depth)
-        closing: list[int | None] = [None] * len(self._starts)
-        open_pieces: list[int] = []  # their depths rise
-        for piece, depth in enumerate(depths[1:]):
-            open_pieces.append(piece)
-            while open_pieces and depths[open_pieces[-1]] >= depth:
-                closing[open_pieces.pop()] = piece
-        return closing
+    def _may_go_on(self, start: int) -> bool:
+        """Whether the event may lack only what follows in the next chunk."""
+        rest = self._text[start : start + _MOST_UNFINISHED]
+        is_last = not self._kineto_layout and len(rest) == len(self._text) - start
+        return is_last and rest.count("{") > rest.count("}")

@@ -63,12 +63,12 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Codec(Generic[_Event]):
-    """How events are decoded: all of a chunk at once, one alone, and one that is no strict JSON (None when even that fails)."""
+    """How events are decoded: all of a chunk at once, one alone, and the one that a text begins with, which is no strict JSON."""
 
     chunk: Callable[[bytes | bytearray], list[_Event]]
     lax_chunk: Callable[[bytes | bytearray], list[_Event]]  # numbers may be strings
-    one: Callable[[bytes | bytearray], _Event]
-    lenient: Callable[[bytes], _Event | None]
+    one: Callable[[str], _Event]
+    lenient: Callable[[str], tuple[_Event | None, int]]  # None when even that fails; where it ends
     field: Callable[[_Event, str], object]
 
     def is_event(self, event: _Event) -> bool:
@@ -76,12 +76,18 @@ class Codec(Generic[_Event]):
         return bool(self.field(event, "ph"))
 
 
-def _raw_event(text: bytes) -> RawEvent | None:
-    """An object with control characters, bad UTF-8, or NaN and Infinity, which become null; None when even that fails."""
-    with suppress(ValueError, RecursionError):
-        value = _lenient_json().decode(text.decode("utf-8", "replace"))
-        return value if isinstance(value, dict) else None
-    return None
+def _raw_event(text: str) -> tuple[RawEvent | None, int]:
+    """The object that the text begins with, and where it ends, or where it could not be read on.
+
+    It may hold control characters, and NaN and Infinity, which become null.
+    """
+    try:
+        value, end = _lenient_json().raw_decode(text)
+    except json.JSONDecodeError as error:
+        return None, error.pos
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
+        return None, len(text)
+    return (value if isinstance(value, dict) else None), end
 
 
 @cache
@@ -94,12 +100,13 @@ _decoder = cache(partial(msgspec.json.Decoder, strict=False))
 _fields = cache(msgspec.structs.fields)  # whose types take longer to find than an event to decode
 
 
-def _event(text: bytes) -> Event | None:
+def _event(text: str) -> tuple[Event | None, int]:
     """The same as a struct; a field of a wrong type is left out."""
+    value, end = _raw_event(text)
     with suppress(msgspec.DecodeError, RecursionError):
-        if (value := _raw_event(text)) is not None:
-            return _fitting(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), Event)
-    return None
+        if value is not None:
+            return _fitting(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), Event), end
+    return None, end
 
 
 def _fitting(text: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:

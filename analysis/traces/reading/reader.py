@@ -17,7 +17,6 @@ from dpscope.analysis.traces.reading.chunks import (
     TAIL_BYTES,
     WANTED,
     DecodedChunk,
-    Hope,
     ReadLimits,
     ReportFinding,
     TraceText,
@@ -132,8 +131,6 @@ def _producer(event: Event) -> str:
 
 
 _Event = TypeVar("_Event")
-_MOST_FRAGMENTS = 100_000  # of a file that are tried one by one, a second's work
-_HOPELESS_BYTES = 2 << 20  # without one event: what follows is not repaired piece by piece
 Watch = Callable[[Sequence[Event]], None]
 
 
@@ -225,8 +222,7 @@ def read_events(
     reading = Reading()
     report = reading.findings.append
     text, base = TraceText(path, limits.max_bytes, report), TextBase()
-    unread_bytes = events = fragments = 0
-    any_event = False
+    events, any_event = 0, False
     for chunk in text.chunks():
         if reading.ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
@@ -235,9 +231,7 @@ def read_events(
                 report(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
-        hope = Hope.NONE if fragments > _MOST_FRAGMENTS else Hope.SOUND
-        hope = Hope.DIM if unread_bytes > _HOPELESS_BYTES else hope  # events may go on behind the damage
-        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, text.goes_on, hope)
+        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, text.goes_on)
         decoded.subtracted_us = reading.subtracted_us = base.subtracted_us
         events += len(decoded.events)
         if events > limits.max_events:
@@ -246,10 +240,7 @@ def read_events(
                 "or raise --max-events"
             )
         text.unfinished = decoded.unfinished
-        has_events = any(map(codec.is_event, decoded.events))
-        fragments = 0 if hope is Hope.DIM and has_events else fragments + decoded.fragments
-        unread_bytes = 0 if has_events else unread_bytes + len(chunk)
-        any_event |= has_events
+        any_event = any_event or any(map(codec.is_event, decoded.events))
         use(decoded)
         reading.skipped += decoded.skipped
         reading.repaired += decoded.repaired
