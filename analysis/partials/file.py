@@ -46,7 +46,7 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY, check_overwritable
 
-PARTIAL_VERSION = 8  # increase it when a column is redefined; one that is added or removed shows in the schema
+PARTIAL_VERSION = 9  # increase it when a column is redefined; one that is added or removed shows in the schema
 _STAMP = {  # which trace a row is of: the same file, unchanged, and read by the same code, has the same rows
     "file": pa.string(),  # path of the trace when it was read
     "size_bytes": pa.int64(),

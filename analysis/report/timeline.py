@@ -4,9 +4,10 @@ Times are microseconds after the earliest rank's start, rounded to a tenth. Name
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpscope.analysis.runs.cell_data import CellData
@@ -81,7 +82,9 @@ def timeline_view(
         return None
     repeat, step = known[0][0], known[0][2].step
     ranks = {
-        rank: replace(one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices))
+        rank: msgspec.structs.replace(
+            one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices)
+        )
         for traced, rank, one in known
         if (traced, one.step) == (repeat, step)
     }

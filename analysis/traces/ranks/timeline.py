@@ -5,11 +5,11 @@ microseconds after the trace's start. Small on purpose: it travels from the proc
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from dpscope.analysis.traces.data_parallel.phases import PHASES, is_data_parallel, launch_phases
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
@@ -57,11 +57,11 @@ MOST_PHASE_MARKS = 40  # of one phase on one device
 _LONGEST_NAME = 120
 
 
-Spans = tuple[tuple[float, float], ...]  # start and end, disjoint and in order
+Window = tuple[float, float]
+Spans = tuple[Window, ...]  # start and end, disjoint and in order
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of time with a name (as the trace has it: untrusted), and bytes where it moves some."""
 
     start_us: float
@@ -70,8 +70,7 @@ class Mark:
     bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class DeviceTimeline:
+class DeviceTimeline(msgspec.Struct, frozen=True, array_like=True):
     """What one device did in the step; `device` is None on a CPU timeline.
 
     `compute`, `communication` and `exposed` (communication without compute) are unions inside the step's window, at most
@@ -90,8 +89,7 @@ class DeviceTimeline:
     dp_phases: tuple[tuple[int | None, Mark], ...] = ()
 
 
-@dataclass(frozen=True)
-class StepTimeline:
+class StepTimeline(msgspec.Struct, frozen=True, array_like=True):
     """One step of one rank; `ranges` are dpscope's own on the host; `zero_ns` and `host` are of its clock, as in `Trace`."""
 
     rank: int | None
@@ -144,34 +142,39 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
     return np.stack((spans[opens, 0], spans[closes, 1]), axis=1), closed_us
 
 
-def _device_timelines(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
+def _device_timelines(attribution: Attribution, index: int, window: Window) -> Iterator[DeviceTimeline]:
     events = attribution.events
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    by_phase = launch_phases(attribution) if is_data_parallel(attribution) else None
+    phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & attribution.occupies(device)
-        compute, peers, others = (
-            own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.PEER_COPY, Kind.HOST_COPY)
-        )
-        recorded = peers & (events.device == device)  # a copy is named once
-        communication = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
-        marks: list[tuple[None, Mark]] = []  # where the work launched in each of DataParallel's phases ran
-        for code, name in enumerate(PHASES if by_phase is not None else ()):
-            in_phase = intervals.clip(intervals.of_events(events, own & (by_phase == code)), *window)
-            marks += [(None, Mark(start, end, name)) for start, end in thinned(in_phase, MOST_PHASE_MARKS)[0].tolist()]
-        yield replace(
-            _unions(int(device), intervals.of_events(events, compute), communication, window),
+        compute, host_copies = (own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.HOST_COPY))
+        copies = own & attribution.rows(Kind.PEER_COPY) & (events.device == device)  # named where they are recorded
+        moved = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
+        yield DeviceTimeline(
+            int(device),
+            *_unions(intervals.of_events(events, compute), moved, window),
             named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
-            copies=_longest(events, np.flatnonzero(_within(events, recorded, window)), MOST_COPIES),
-            host_copies=_longest(events, np.flatnonzero(_within(events, others, window)), MOST_NAMED),
-            dp_phases=tuple(marks),
+            copies=_longest(events, np.flatnonzero(_within(events, copies, window)), MOST_COPIES),
+            host_copies=_longest(events, np.flatnonzero(_within(events, host_copies, window)), MOST_NAMED),
+            dp_phases=() if phase is None else tuple(_phase_marks(events, own, phase, window)),
         )
 
 
-def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
+def _phase_marks(
+    events: EventTable, own: BoolColumn, phase: IntColumn, window: Window
+) -> Iterator[tuple[int | None, Mark]]:
+    """Where the work of a device ran that was launched in each of DataParallel's phases."""
+    for code, name in enumerate(PHASES):
+        in_phase = intervals.clip(intervals.of_events(events, own & (phase == code)), *window)
+        for start, end in thinned(in_phase, MOST_PHASE_MARKS)[0].tolist():
+            yield None, Mark(start, end, name)
+
+
+def _cpu_timeline(attribution: Attribution, index: int, window: Window) -> Iterator[DeviceTimeline]:
     events = attribution.events
     in_step = attribution.step == index
-    communication = in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
+    moved = intervals.of_events(events, in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
     operators = np.flatnonzero(_within(events, attribution.rows(Kind.COMPUTE), window))
     replicas: list[tuple[int | None, Mark]] = []
     for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
@@ -179,8 +182,9 @@ def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, flo
         if base in phases.DP_PHASES:
             mark = _mark(events, row, base.removeprefix(f"{phases.PREFIX}dp_"))
             replicas.append((int(replica) if replica.isdigit() else None, mark))
-    yield replace(
-        _unions(None, cpu_compute(attribution), intervals.of_events(events, communication), window),
+    yield DeviceTimeline(
+        None,
+        *_unions(cpu_compute(attribution), moved, window),
         named=_longest(events, _outermost(events, operators), MOST_NAMED),
         dp_phases=tuple(replicas),
     )
@@ -190,41 +194,35 @@ def _mark(events: EventTable, row: int, name: str, size: int | None = None) -> M
     return Mark(float(events.start_us[row]), float(events.end_us[row]), name, size)
 
 
-def _unions(
-    device: int | None, compute: Intervals, communication: Intervals, window: tuple[float, float]
-) -> DeviceTimeline:
-    """What the device computed and communicated in the window, without marks."""
-    computed, moved = intervals.clip(compute, *window), intervals.clip(communication, *window)
-    return DeviceTimeline(device, *_drawn([computed, moved, intervals.difference(moved, computed)], MOST_INTERVALS))
+def _unions(compute: Intervals, moved: Intervals, window: Window) -> tuple[Spans, Spans, Spans, float]:
+    """What a device computed, communicated and exposed in the window, and the largest gap that was closed for drawing it."""
+    compute, moved = intervals.clip(compute, *window), intervals.clip(moved, *window)
+    return _drawn([compute, moved, intervals.difference(moved, compute)], MOST_INTERVALS)
+
+
+def _drawn(unions: Sequence[Intervals], most: int) -> tuple[Spans, Spans, Spans, float]:
+    """At most so many intervals of each of three unions, and the largest gap that was closed for it."""
+    thin = [thinned(spans, most) for spans in unions]
+    first, second, third = (tuple((start, end) for start, end in spans.tolist()) for spans, _ in thin)
+    return first, second, third, max(gap_us for _, gap_us in thin)
 
 
 def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceTimeline:
     """The same with fewer intervals of each kind and fewer named events, the longest ones."""
     unions = [np.array(spans).reshape(-1, 2) for spans in (device.compute, device.communication, device.exposed)]
     compute, communication, exposed, gap_us = _drawn(unions, most_spans)
-    named = sorted(device.named, key=lambda mark: mark.start_us - mark.end_us)[:most_named]
+    longest = sorted(device.named, key=lambda mark: mark.start_us - mark.end_us)[:most_named]
     return replace(
         device,
         compute=compute,
         communication=communication,
         exposed=exposed,
         closed_gap_us=max(device.closed_gap_us, gap_us),
-        named=tuple(sorted(named, key=lambda mark: mark.start_us)),
+        named=tuple(sorted(longest, key=lambda mark: mark.start_us)),
     )
 
 
-def _drawn(unions: Sequence[Intervals], most: int) -> tuple[Spans, Spans, Spans, float]:
-    """At most so many intervals of each of three unions, and the largest gap that was closed for it."""
-    thin = [thinned(spans, most) for spans in unions]
-    first, second, third = (_pairs(spans) for spans, _ in thin)
-    return first, second, third, max(gap_us for _, gap_us in thin)
-
-
-def _pairs(rows: Intervals) -> Spans:
-    return tuple((start, end) for start, end in rows.tolist())
-
-
-def _within(events: EventTable, rows: BoolColumn, window: tuple[float, float]) -> BoolColumn:
+def _within(events: EventTable, rows: BoolColumn, window: Window) -> BoolColumn:
     return rows & (events.start_us < window[1]) & (events.end_us > window[0])
 
 
@@ -253,7 +251,7 @@ def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]
     )
 
 
-def _host_ranges(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[Mark]:
+def _host_ranges(attribution: Attribution, index: int, window: Window) -> Iterator[Mark]:
     """The step's own ranges on the CPU side; on a device's timeline they show when work was launched, not when it ran."""
     events, steps = attribution.events, attribution.steps
     found = named_annotations(events, phases.PREFIX)
@@ -267,56 +265,14 @@ def _host_ranges(attribution: Attribution, index: int, window: tuple[float, floa
             yield _mark(events, row, name.removeprefix(phases.PREFIX))
 
 
+_decoder = cache(lambda: msgspec.msgpack.Decoder(StepTimeline))
+
+
 def timeline_bytes(timeline: StepTimeline | None) -> bytes | None:
-    """A timeline as msgpack: fields in order, times in whole nanoseconds, as traces state them, each less the one before."""
-    if timeline is None:
-        return None
-    devices = [
-        [
-            one.device,
-            *map(_distances, (one.compute, one.communication, one.exposed)),
-            one.closed_gap_us,
-            *map(_packed, (one.named, one.copies, one.host_copies)),
-            [replica for replica, _ in one.dp_phases],
-            _packed([mark for _, mark in one.dp_phases]),
-        ]
-        for one in timeline.devices
-    ]
-    window = _distances([(timeline.start_us, timeline.end_us)])
-    head = (timeline.rank, timeline.zero_ns, timeline.host, timeline.step, window)
-    return msgspec.msgpack.encode([*head, devices, _packed(timeline.ranges)])
+    """A timeline as msgpack: its fields in order."""
+    return None if timeline is None else msgspec.msgpack.encode(timeline)
 
 
 def timeline_of(content: bytes | None) -> StepTimeline | None:
-    """The timeline that `timeline_bytes` was given, its times to the nanosecond."""
-    if content is None:
-        return None
-    rank, zero_ns, host, step, window, packed, ranges = msgspec.msgpack.decode(content)
-    devices = []
-    for device, *unions, gap_us, named, copies, host_copies, replicas, in_phases in packed:
-        marks = map(_unpacked, (named, copies, host_copies))
-        dp_phases = tuple(zip(replicas, _unpacked(in_phases), strict=True))
-        fields: list[Any] = [device, *map(_spans, unions), gap_us, *marks, dp_phases]
-        devices.append(DeviceTimeline(*fields))
-    return StepTimeline(rank, zero_ns, host, step, *_spans(window)[0], tuple(devices), _unpacked(ranges))
-
-
-def _distances(spans: Sequence[tuple[float, float]]) -> list[int]:
-    times_ns = np.rint(np.array(spans, dtype=float).ravel() * 1e3).astype(np.int64)
-    distances: list[int] = np.diff(times_ns, prepend=0).tolist()
-    return distances
-
-
-def _spans(distances: Sequence[int]) -> Spans:
-    return _pairs((np.cumsum(np.array(distances, dtype=np.int64)) / 1e3).reshape(-1, 2))
-
-
-def _packed(marks: Sequence[Mark]) -> list[tuple[int, int, str, int | None]]:
-    distances = _distances([(mark.start_us, mark.end_us) for mark in marks])
-    pairs = zip(distances[::2], distances[1::2], marks, strict=True)
-    return [(start, length, mark.name, mark.bytes) for start, length, mark in pairs]
-
-
-def _unpacked(marks: Sequence[tuple[int, int, str, int | None]]) -> tuple[Mark, ...]:
-    spans = _spans([distance for start, length, _, _ in marks for distance in (start, length)])
-    return tuple(Mark(*span, name, size) for span, (_, _, name, size) in zip(spans, marks, strict=True))
+    """The timeline that `timeline_bytes` was given."""
+    return None if content is None else _decoder().decode(content)

@@ -422,7 +422,7 @@ def of_version(place: Path, version: int) -> None:
         (lambda _, place: place.write_text("mine"), "was not written by dpscope"),
         (other_traces, "holds 1 trace not among these"),
         (
-            lambda _, place: of_version(place, 9),
+            lambda _, place: of_version(place, 99),
             "newer dpscope.*it is the output file: remove it first, or choose another",
         ),
         (lambda _, place: of_version(place, 0), "older dpscope.*it is the output file: remove it first"),

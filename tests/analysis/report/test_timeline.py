@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
@@ -24,7 +25,7 @@ def device(**changes: object) -> DeviceTimeline:
         closed_gap_us=0.0,
         named=(Mark(100.0, 180.0, "gemm"),),
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 def timeline(rank: int, zero_ns: int, *devices: DeviceTimeline) -> StepTimeline:
@@ -45,7 +46,7 @@ def two_ranks() -> CellData:
     """Rank 1's clock is 40 us ahead of rank 0's: the same end reads 200 there and 240 here."""
     collectives = traced_table("collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)])
     later = device(compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),))
-    ranks = (timeline(0, 0, device()), replace(timeline(1, 0, later), start_us=140.0, end_us=240.0))
+    ranks = (timeline(0, 0, device()), msgspec.structs.replace(timeline(1, 0, later), start_us=140.0, end_us=240.0))
     data = cell_data(DDP, [[1.0] * 5], windows(DDP, 5, step_us=100.0), collectives)
     return replace(data, timelines=tuple((0, one) for one in ranks))
 
