@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.traces.ranks.step_findings import number_steps_alike
 from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, joined
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
-IntTable = npt.NDArray[np.int64]
 FloatTable = npt.NDArray[np.float64]
 
 ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
@@ -58,8 +56,7 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     table = joined(rank_tables) if rank_tables else Table({})
     if not len(table):
         return MatchedCollectives(table.assign(**dict.fromkeys(MATCHED_COLUMNS)), 0, ())
-    job_steps, numbering = number_steps_alike(table)
-    groups = _same_collective(table.assign(group=_group(table), step=job_steps))
+    groups = _same_collective(table.assign(group=_group(table)))
     code, size, kind = groups.code, table["group_size"], table.words("kind")
     present = groups.different(table["rank"])
     same_kind = (groups.different(kind) <= 1)[code]
@@ -86,7 +83,7 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     ranks = len(np.unique(table["rank"]))
     to_match = (ranks > 1) & (table["group_size"] != 1) & ~kind.isin(*_POINT_TO_POINT)
     unmatched, of_unknown_groups = int((to_match & ~whole & ~apart).sum()), int(apart.sum())
-    collectives, findings = counted(len(table), "collective"), list(numbering)
+    collectives, findings = counted(len(table), "collective"), list[Finding]()
     if unmatched:
         disagree = int((to_match & ~sound).sum())
         lacks_ranks = (table["group_size"] > ranks).any()  # than were read
@@ -152,7 +149,7 @@ def _same_collective(table: Table) -> Groups:
         [
             table.words("group"),
             np.where(numbered, UNKNOWN, table["step"]),
-            np.where(numbered, table["sequence"], aligned_order(table)),
+            np.where(numbered, table["sequence"], _order(table)),
             np.where(numbered, 1 + repetition + len(table) * direct, 0),
             table.words("kind").where(queued),
             np.where(queued, table["bytes"], UNKNOWN),
@@ -176,70 +173,29 @@ def _gb_per_s(size_bytes: FloatColumn, time_us: FloatColumn) -> FloatColumn:
     return np.asarray(np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0))
 
 
-_ANY = -1  # agrees with anything
 _VARIABLE_SIZE = "all_to_all"  # each rank may send another amount
 _APART = 1 << 40  # positions from here on agree with no other rank's
 
 
-def aligned_order(table: Table) -> IntColumn:
+def _order(table: Table) -> IntColumn:
     """Position of a collective among its rank's of the same group and step.
 
     A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the position
-    is counted among those of the same kind and size. Where a rank's series begins at another collective, its positions are
-    shifted, so that all that two ranks share agrees in kind and size, with as much shared as possible. Where no shift fits,
-    positions stay, and the disagreement shows; where several fit as well, nothing is matched.
+    is counted among those of the same kind and size. A device's positions agree with no other rank's where the ranks show
+    unequal numbers of collectives without a sequence number: at least one lacks some, and nothing says which.
     """
     on_device = table.known("device")
     places = table.assign(
         on_device=on_device,
         kind=table.words("kind").where(~on_device),
         bytes=np.where(on_device, UNKNOWN, table["bytes"]),
+        numbered=table.known("sequence"),
     )
     order = places.group("rank", "group", "step", "on_device", "kind", "bytes").places
-    unnumbered = np.flatnonzero(on_device & ~table.known("sequence"))
-    ordered = table.take(unnumbered).assign(order=order[unnumbered])
-    alike = len(ordered.group("group", "step", "order", "kind", "bytes")) * len(ordered.group("rank"))
-    if alike == len(ordered):  # every rank has the same kinds and sizes in the same places
-        return order
-    for rows in ordered.group("group", "step").rows():
-        own = ordered.take(rows)
-        by_rank = list(own.group("rank", in_order=True).rows())
-        if len(by_rank) < 2:
-            continue
-        kinds = np.where(own.known("kind"), own.group("kind").code, _ANY)
-        sizes = np.where(own.known("bytes") & ~own.words("kind").isin(_VARIABLE_SIZE), own["bytes"], _ANY)
-        series = [np.stack((kinds[of_rank], sizes[of_rank])) for of_rank in by_rank]
-        reference = max(range(len(series)), key=lambda index: series[index].shape[1])
-        for index, of_rank in enumerate(by_rank):
-            shift = 0 if index == reference else _shift(series[reference], series[index])
-            order[unnumbered[rows[of_rank]]] += _APART * (index + 1) if shift is None else shift
-    return order
-
-
-def _shift(reference: IntTable, own: IntTable) -> int | None:
-    """By how much `own` is behind the reference's beginning; 0 where none fits, None where several fit as well.
-
-    Both hold the kinds and sizes of a rank's collectives in order, as numbers; _ANY where they are not known.
-    """
-    length, count = reference.shape[1], own.shape[1]
-    if length == count and _agree(reference, own, 0):
-        return 0
-    fitting: dict[int, list[int]] = {}
-    best = max(1, min(length, count) // 2)  # less in common is no evidence
-    for shift in range(-(count - 1), length):
-        shared = min(length, shift + count) - max(0, shift)
-        if shared >= best and _agree(reference, own, shift):
-            best = shared
-            fitting.setdefault(shared, []).append(shift)
-    found = fitting.get(best, [])
-    return 0 if not found else found[0] if len(found) == 1 else None
-
-
-def _agree(reference: IntTable, own: IntTable, shift: int) -> bool:
-    """Whether all that both hold agrees when `own` begins `shift` behind the reference."""
-    start, stop = max(0, shift), min(reference.shape[1], shift + own.shape[1])
-    one, other = reference[:, start:stop], own[:, start - shift : stop - shift]
-    return bool(((one == other) | (one == _ANY) | (other == _ANY)).all())
+    of_rank, of_step = (places.group(*keys, "group", "step", "numbered") for keys in (("rank",), ()))
+    counts = of_rank.sizes[of_rank.code].astype(np.float64)
+    uneven = (of_step.least(counts) < of_step.most(counts))[of_step.code] & on_device
+    return order + np.where(uneven, _APART * (1 + table.group("rank").code), 0)
 
 
 _SMALLEST_DIVISIBLE = 4  # ranks: two or three are one group, if a group has two ranks or more

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from dpscope.analysis.text.units import as_ranges, show_time
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import FEWEST_STEPS, TIMES_AS_MANY, far_longer, whole_steps
-from dpscope.analysis.traces.reading.event_table import IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -145,70 +144,3 @@ def _longer_step(own: Table, usual: Table) -> str:
     part = max(longer_us, key=lambda one: longer_us[one])
     last = own["rank"][np.nan_to_num(own["exposed_wait_us"]).argmin()]
     return f"{text}: {_LONGER[part].format(time=show_time(longer_us[part]), rank=last)}"
-
-
-FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ
-_NAMED_RANKS = 8  # in a message
-
-
-def number_steps_alike(table: Table) -> tuple[IntColumn, list[Finding]]:
-    """The step of each collective as the first rank numbers it, and a finding where ranks number their steps differently.
-
-    A rank that shares no number with the reference but runs the same series of collectives (kinds, sizes) in as many steps is
-    given the reference's numbers, in order; any other keeps its own.
-    """
-    steps = table["step"]
-    ranks, numbers = table.group("rank"), table.real("step")
-    ends = Table.of(first_us=ranks.least(numbers), last_us=ranks.most(numbers))
-    if len(ends) < 2 or len(ends.group("first_us", "last_us")) == 1:
-        return steps, []
-    numbered = np.flatnonzero(table.known("step") & table.known("rank"))
-    own = table.take(numbered)
-    of_rank = {int(own["rank"][rows[0]]): rows for rows in own.group("rank", in_order=True).rows()}
-    labels = {rank: np.unique(own["step"][rows]).tolist() for rank, rows in of_rank.items()}
-    if len(labels) < 2:
-        return steps, []
-    reference = next(iter(labels))
-    expected = _series(own.take(of_rank[reference]))
-    steps, numbers_of = steps.copy(), {reference: labels[reference]}
-    for rank, rows in of_rank.items():
-        same_count = len(labels[rank]) == len(labels[reference])
-        if same_count and not set(labels[rank]) & set(labels[reference]) and _series(own.take(rows)) == expected:
-            number = np.array(labels[reference], dtype=np.int64)
-            steps[numbered[rows]] = number[np.searchsorted(labels[rank], own["step"][rows])]
-            numbers_of[rank] = labels[rank]
-    if len(numbers_of) == 1:
-        return steps, []
-    named = listed([f"rank {rank} {as_ranges(own)}" for rank, own in numbers_of.items()], _NAMED_RANKS)
-    finding = TraceCode.STEPS_NUMBERED_DIFFERENTLY.finding(
-        f"the ranks number their steps differently: {named}; their series of collectives are equal, so "
-        "steps were matched in order"
-    )
-    return steps, [finding]
-
-
-def _series(own: Table) -> list[list[tuple[str | None, int]]]:
-    """Kinds and sizes of a rank's collectives, step by step; an all-to-all may send another amount on each rank."""
-    kinds = own.words("kind")
-    sizes = np.where(kinds.isin("all_to_all"), UNKNOWN, own["bytes"])
-    pairs = list(zip(kinds.tolist(), sizes.tolist(), strict=True))
-    return [[pairs[row] for row in rows] for rows in own.group("step", in_order=True).rows()]
-
-
-def step_times_apart(steps: Table) -> list[Finding]:
-    """An error where median steps of ranks are FAR_APART; `steps` are rows of `step_table`."""
-    marked = steps.take(steps.known("step") & steps.known("step_us") & steps.known("rank"))
-    ranks = marked.group("rank", in_order=True)
-    medians = {int(marked["rank"][rows[0]]): float(np.median(marked["step_us"][rows])) for rows in ranks.rows()}
-    if len(medians) < 2 or max(medians.values()) <= FAR_APART * min(medians.values()):
-        return []
-    typical = float(np.median(list(medians.values())))
-    limits = typical / FAR_APART**0.5, typical * FAR_APART**0.5
-    far = {rank: median for rank, median in medians.items() if not limits[0] <= median <= limits[1]}
-    named = ", ".join(f"rank {rank} {show_time(value)}" for rank, value in list(far.items())[:_NAMED_RANKS])
-    return [
-        TraceCode.STEP_TIMES_APART.finding(
-            f"steps of ranks of one job are more than {FAR_APART:.0f}x apart: {named}, against a median of {show_time(typical)}; "
-            "no waiting and no cost is given"
-        )
-    ]

@@ -18,11 +18,11 @@ from dpscope.analysis.traces.ranks.exposed_parts import (
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.lateness import waits_by_pair
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
-from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import TABLES, RankTables, Tables, TraceSummary, join_ranks
-from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings, step_times_apart, uneven_steps
+from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings, uneven_steps
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
 from dpscope.analysis.traces.ranks.whole_steps import far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -210,7 +210,6 @@ def analyze_job(
     analysis = _analysis(job, findings)
     tables, summaries = analysis.tables, analysis.summaries
     job_findings = (
-        *step_times_apart(whole_steps(tables.steps)),
         *idle_findings(tables.steps, communication_known=analysis.communication_known),
         *uneven_steps(tables.steps),
         *far_longer_steps(lambda: tables.steps_with_waits, tables.steps),
@@ -241,9 +240,6 @@ def _analysis(job: RankTables, findings: Sequence[Finding]) -> TraceAnalysis:
     windows = windows_of(job.summaries)  # a process may have been traced several times
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
     matched = match_windows(job.collectives, job.collective_owner, windows, origins)
-    if step_times_apart(whole_steps(job.steps)):
-        compared = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
-        matched = replace(matched, table=matched.table.assign(**dict.fromkeys(compared)))
     return TraceAnalysis(
         tables=TraceTables(**{name: getattr(job, name) for name in TABLES} | {"collectives": matched.table}),
         summaries=job.summaries,
