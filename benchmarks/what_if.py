@@ -19,10 +19,9 @@ from dpscope.analysis.costs.collective_forecast import CollectiveLevel
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.what_if.bases import Question, base_of_run, base_of_traces, repeats_band
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells
-from dpscope.analysis.what_if.collective_costs import Links
 from dpscope.analysis.what_if.job_profile import job_profile
 from dpscope.analysis.what_if.predict import predict
-from dpscope.analysis.what_if.replay import Prepared, base_error
+from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +48,7 @@ def replayed_bases() -> Iterator[str]:
     jobs = {"A100 x 2, ResNet-50": [[A100]], "V100 x 8, DLRM": [V100]}
     jobs["CPU x 2, gloo"] = [sorted(folder.glob("*.json.gz")) for folder in cpu]
     for name, files in jobs.items():
-        errors = [base_error(Prepared(one)) for job in files for one in job_profile(job).profiles]
+        errors = [base_error(one) for job in files for one in job_profile(job).profiles]
         yield f"replay of the base, {name}: {len(errors)} steps, worst {100 * max(map(abs, errors)):.3f}% (wanted <= 1%)"
 
 
@@ -88,14 +87,12 @@ def carried_costs() -> Iterator[str]:
 
 
 def speed() -> Iterator[str]:
-    """Scenarios of a ResNet-50's profile, buckets, links and counts all varied; wanted: 10,000 in 10 s of one core."""
+    """Scenarios of a ResNet-50's profile, buckets, hooks and micro-batches all varied; wanted: 10,000 in 10 s of one core."""
     question = base_of_traces([A100])
-    caps, rates, counts = (1 + np.arange(50) * 2).tolist(), np.geomspace(5, 500, 40).tolist(), (2, 4, 8, 12, 16)
+    caps, passes, hooks, overlaps = range(1, 101, 2), range(1, 51), ("none", "fp16"), (True, False)
     scenarios = [
-        Scenario(
-            devices=count, bucket_mb=float(cap), jitter=0.01, batch_size=None, links=Links(), transfer_factor=1 / rate
-        )
-        for cap, rate, count in product(caps, rates, counts)
+        Scenario(bucket_mb=float(cap), accumulate=count, hook=hook, overlap=overlap)
+        for cap, count, hook, overlap in product(caps, passes, hooks, overlaps)
     ]
     assert len(scenarios) == SCENARIOS
     one = replace(question.base, profiles=question.base.profiles[:1])
@@ -118,7 +115,7 @@ def left_out(runs: list[Path]) -> Iterator[str]:
             if data.cell.strategy != "ddp" or data.cell.devices == 1:
                 continue
             question = base_of_run(path, data.cell.name)
-            off = max(abs(base_error(Prepared(one))) for one in question.base.profiles)
+            off = max(abs(base_error(one)) for one in question.base.profiles)
             yield f"  {data.cell.name}: replay of the base {100 * off:.3f}%"
             assert question.run is not None
             own = errors_of_cells(question, question.run)
@@ -143,8 +140,8 @@ def _band_left_out(question: Question, own: CellErrors, cell: CellError, tally: 
     others = CellErrors(tuple(one for one in own.cells if one is not cell))
     assert question.run is not None
     again = errors_of_cells(replace(question, base=replace(question.base, method_error=others.half_band)), question.run)
-    prediction = next(one for one in again.cells if one.cell == cell.cell)
-    tally.add(prediction.low_us, prediction.high_us, prediction.measured_us)
+    predicted = next(one for one in again.cells if one.cell == cell.cell)
+    tally.add(predicted.prediction.low_us, predicted.prediction.high_us, predicted.measured_us)
 
 
 def _repeats_left_out(data: CellData, tally: Tally) -> None:

@@ -60,7 +60,7 @@ class ShapedCell:
             return self.scenario
         rate = LinkRate(self.mbit / 8e3 * PAYLOAD, f"{self.mbit} Mbit/s", REACHED_RATE)
         merged = {name: getattr(self.scenario, name) for name in ("bucket_mb", "overlap", "hook", "accumulate")}
-        return Scenario(devices=self.hosts, per_node=1, links=Links(inter=rate), jitter=None, **merged)
+        return Scenario(devices=self.hosts, per_node=1, links=Links(inter=rate), **merged)
 
 
 BASE = ShapedCell()

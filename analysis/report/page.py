@@ -131,9 +131,9 @@ SECTIONS = (
     Section(
         "what_if",
         "What if",
-        "The step on more devices, the change that saves most, and the prediction's error on measured cells.",
+        "The step on more devices, and the prediction's error on measured cells.",
         ("what_if",),
-        ("what_if", "what_if_ledger", "what_if_savings", "what_if_own_error"),
+        ("what_if", "what_if_ledger", "what_if_own_error"),
         ("step", "exposed", "efficiency"),
     ),
     Section(
@@ -149,7 +149,7 @@ SECTIONS = (
 PAGE_ALONE = frozenset(
     {
         "laws", "contention", "phases", "dp_phases", "ranks", "waits", "reasons", "epoch", "bandwidth", "utilisation",
-        "projection", "what_if", "what_if_ledger", "what_if_savings", "what_if_own_error",
+        "projection", "what_if", "what_if_ledger", "what_if_own_error",
     }
 )  # fmt: skip
 """Tables that a terminal does not show."""

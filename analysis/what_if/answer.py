@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -13,24 +12,21 @@ import msgspec
 from dpscope.analysis.costs.sources import CostSources, wrong_results
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit, show, show_time
+from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
-from dpscope.analysis.what_if.predict import predict, refusal
-from dpscope.analysis.what_if.predicted_ledger import ledger_values
-from dpscope.analysis.what_if.prediction import Prediction
-from dpscope.analysis.what_if.replay import AS_IT_WAS, base_error
-from dpscope.analysis.what_if.savings import Saving, savings
-from dpscope.analysis.what_if.scenario import Base, Scenario
+from dpscope.analysis.what_if.predict import predict
+from dpscope.analysis.what_if.replay import base_error
+from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Predicted = tuple[dict[str, str], Scenario, Prediction]
-"""The options that make a scenario, the scenario and its prediction."""
+Predicted = tuple[Mapping[str, str], Prediction]
+"""The options that make a scenario, and its prediction."""
 
 _MS = Unit("ms", 1e3, 1)
 _SHORT_MS = Unit("ms", 1e3, 2)
@@ -38,17 +34,11 @@ _SHORT_MS = Unit("ms", 1e3, 2)
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """`predictions` in the requested order; `cut` is the one that savings are of."""
+    """`predictions` in the requested order."""
 
     question: Question
     own: CellErrors
     predictions: tuple[Predicted, ...]
-    cut: Predicted
-
-    @cached_property
-    def savings(self) -> list[Saving]:
-        """What removing a part of the step saves."""
-        return savings(self.question.base, self.cut[1], self.question.costs)
 
     @cached_property
     def tables(self) -> dict[str, TextTable]:
@@ -56,7 +46,6 @@ class RunAnswer:
         tables = {
             "what_if": prediction_table(self),
             "what_if_ledger": ledger_table(self),
-            "what_if_savings": savings_table(self),
             "what_if_own_error": error_table(self.own.cells),
         }
         return {name: one for name, one in tables.items() if one.rows}
@@ -65,27 +54,12 @@ class RunAnswer:
         """Efficiency over devices, with band and measured points; None where there is none to draw."""
         from dpscope.analysis.figures.efficiency import efficiency_figure
 
-        return efficiency_figure(self.efficiencies, self.measured_efficiencies)
-
-    def drawn(self, suffix: str) -> bytes:
-        """The figure as a file with this suffix, such as ``.svg``. Raises DpscopeError where there is none to draw."""
-        from dpscope.analysis.figures.draw import saved
-
-        if (figure := self.figure()) is None:
-            raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table gives the reasons")
-        return saved(figure, suffix.removeprefix("."))
-
-    @property
-    def efficiencies(self) -> dict[str, list[tuple[int, float, float, float]]]:
-        """Devices, efficiency and the ends of its band, by what differs in addition to the devices."""
-        lines: dict[str, list[tuple[int, float, float, float]]] = {}
-        for words, _, one in self.predictions:
-            if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
-                continue
-            alone_us = one.efficiency * one.step_us
-            point = (one.devices, one.efficiency, alone_us / one.high_us, alone_us / one.low_us)
-            lines.setdefault(options_text(words), []).append(point)
-        return {label: sorted(points) for label, points in lines.items()}
+        points = []
+        for _, one in self.predictions:
+            if one.efficiency is not None and one.step_us and one.low_us and one.high_us:
+                alone_us = one.efficiency * one.step_us
+                points.append((one.devices, one.efficiency, alone_us / one.high_us, alone_us / one.low_us))
+        return efficiency_figure(sorted(points), self.measured_efficiencies)
 
     @property
     def measured_efficiencies(self) -> list[tuple[int, float]]:
@@ -94,46 +68,49 @@ class RunAnswer:
         alone_us = base.single_us.get(base.batch_size or 0)
         if alone_us is None:
             return []
-        alike = (base.batch_size, cell.planned.variant if cell is not None else "")
-        steps_us = {one.devices: one.measured_us for one in self.own.cells if (one.batch_size, one.variant) == alike}
+        variant = cell.planned.variant if cell is not None else ""
+        alike = [one for one in self.own.cells if one.variant == variant]
+        steps_us = {
+            one.prediction.devices: one.measured_us for one in alike if one.prediction.batch_size == base.batch_size
+        }
         return sorted((devices, alone_us / us) for devices, us in (steps_us | {base.devices: base.step_us}).items())
 
     def as_json(self) -> str:
-        """One entry per scenario, the base, what removing a part saves, and the method's errors on the run's own cells."""
+        """One entry per scenario, the base, and the method's errors on the run's own cells."""
         base = self.question.base
         content = {
             "predictions": [
-                {
-                    **one.as_plain(),
-                    "scenario": words,
-                    "ledger": ledger_values(one.ledger),
-                    "missing": dict(one.missing),
-                }
-                for words, _, one in self.predictions
+                {**one.as_plain(), "scenario": words, "ledger": _ledger_values(one.ledger)}
+                for words, one in self.predictions
             ],
             "base": {
                 "cell": base.name,
                 **{name: getattr(base, name) for name in ("devices", "batch_size", "step_us")},
-                "ledger": ledger_values(base.ledger),
+                "ledger": _ledger_values(base.ledger),
                 "replay_error": replay_error(base),
                 "lacks": list(base.lacks),
             },
-            "savings": {
-                "devices": self.cut[2].devices,
-                "changes": [asdict(one) | {"is_significant": one.is_significant} for one in self.savings],
-            },
             "layout": layout(self),
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.every)),
-            "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
+            "own_error": [
+                asdict(one) | {"prediction": one.prediction.as_plain(), "error": one.error} for one in self.own.cells
+            ],
         }
         return json.dumps(content, indent=1, allow_nan=False)
 
 
-def run_answer(question: Question, own: CellErrors, requested: Sequence[tuple[dict[str, str], Scenario]]) -> RunAnswer:
-    """Every scenario predicted; savings are of the one on the most devices, of those with a number if there are any."""
-    predictions = tuple((words, one, predict(question.base, one, question.costs)) for words, one in requested)
-    known = [one for one in predictions if one[2].step_us is not None] or predictions
-    return RunAnswer(question, own, predictions, max(known, key=lambda one: one[2].devices))
+def _ledger_values(ledger: Ledger | None) -> dict[str, float | None]:
+    """The step's parts and the tracer's, which add up to the untraced step."""
+    names = [f"{part}_us" for part in ("traced_step", *STEP_PARTS, "tracer")]
+    return {name: None if ledger is None else getattr(ledger, name) for name in names}
+
+
+def run_answer(
+    question: Question, own: CellErrors, requested: Iterable[tuple[Mapping[str, str], Scenario]]
+) -> RunAnswer:
+    """Every scenario predicted."""
+    predicted = ((words, predict(question.base, one, question.costs)) for words, one in requested)
+    return RunAnswer(question, own, tuple(predicted))
 
 
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
@@ -147,60 +124,55 @@ def chapter_of(run: RunData, sources: CostSources | None = None) -> RunAnswer | 
         question, own = with_cell_errors(base_of_loaded(run, sources=sources))
     except DpscopeError:
         return None
-    if refusal(question.base, Scenario()) is not None:
+    if predict(question.base, Scenario(), question.costs).reason is not None:
         return None
     counts = [times * question.base.devices for times in _TIMES_AS_MANY]
-    answer = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
-    return replace(answer, cut=answer.predictions[0])  # the base's own step, of which the report gives advice
+    return run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
 
 
 def replay_error(base: Base) -> float:
     """(replayed - measured) / measured of the base, the worst of its steps."""
-    return float(max((base_error(base.prepared(one, AS_IT_WAS)) for one in base.profiles), key=abs))
+    return float(max(map(base_error, base.profiles), key=abs))
 
 
 _BAND = "Expected to contain the true value in nine cases out of ten"
+_STEP = "Predicted: the measured step plus what the replay adds to it"
 _EFFICIENCY = "The step on one device divided by the predicted one, at the same batch per device"
 
 
 def prediction_table(answer: RunAnswer) -> TextTable:
     """The predictions, with a column for each option that varies; notes hold their basis, or why there is no number."""
-    options = dict.fromkeys(name for words, _, _ in answer.predictions for name in words)
+    options = dict.fromkeys(name for words, _ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
         Field(
             "devices",
-            lambda row: row[2].devices,
+            lambda row: row[1].devices,
             meaning="Devices of the predicted step, with unchanged links",
         ),
         Field(
             "nodes",
-            lambda row: row[2].nodes,
+            lambda row: row[1].nodes,
             meaning="Nodes that this many devices are assumed to span",
         ),
-        Field("batch", lambda row: row[2].batch_size, meaning="Batch per device"),
+        Field("batch", lambda row: row[1].batch_size, meaning="Batch per device"),
         *(Field(name.replace("_", " "), partial(_word, name)) for name in varied),
-        Field(
-            "step",
-            lambda row: row[2].step_us,
-            _MS,
-            "Predicted: the measured step plus what the replay adds to it",
-        ),
-        Field("90% band [ms]", lambda row: _range(row[2].low_us, row[2].high_us, _MS), meaning=_BAND),
+        Field("step", lambda row: row[1].step_us, _MS, _STEP),
+        Field("90% band [ms]", _band, meaning=_BAND),
         Field(
             "exposed",
-            lambda row: row[2].exposed_us,
+            lambda row: row[1].exposed_us,
             _MS,
             "Predicted communication that compute does not hide",
         ),
-        Field("efficiency", lambda row: row[2].efficiency, "share", _EFFICIENCY),
+        Field("efficiency", lambda row: row[1].efficiency, "share", _EFFICIENCY),
         Field(
             "bound by",
-            lambda row: row[2].bound_by,
+            lambda row: row[1].bound_by,
             meaning="The largest part of the predicted step",
         ),
     ]
-    notes = [layout(answer), *facts(answer), *_grounds(one for _, _, one in answer.predictions)]
+    notes = [layout(answer), *facts(answer), *_grounds(one for _, one in answer.predictions)]
     return table_of(
         "Steps that were not measured, replayed from one that was",
         fields,
@@ -213,8 +185,9 @@ def _word(name: str, row: Predicted) -> str:
     return row[0].get(name, "as measured")
 
 
-def _range(low_us: float | None, high_us: float | None, unit: Unit) -> str | None:
-    return None if low_us is None else f"{show(low_us, unit)} to {show(high_us, unit)}"
+def _band(row: Predicted) -> str | None:
+    low_us, high_us = row[1].low_us, row[1].high_us
+    return None if low_us is None else f"{show(low_us, _MS)} to {show(high_us, _MS)}"
 
 
 def _grounds(predictions: Iterable[Prediction]) -> list[str]:
@@ -228,25 +201,6 @@ def _grounds(predictions: Iterable[Prediction]) -> list[str]:
     ]
 
 
-def csv_table(answer: RunAnswer) -> TextTable:
-    """The base and every prediction with their ledgers, named as in JSON; unknown values are empty."""
-    base = answer.question.base
-    measured = Prediction(base.devices, base.place.nodes, base.batch_size, step_us=base.step_us, ledger=base.ledger)
-    known = [
-        (f"base: {base.name}", {}, measured),
-        *((_label(row), row[0], row[2]) for row in answer.predictions),
-    ]
-    rows = [{"configuration": name} | words | one.as_plain() | ledger_values(one.ledger) for name, words, one in known]
-    cells = [[_csv_value(row.get(name)) for name in rows[-1]] for row in rows]
-    return TextTable("What if", tuple(rows[-1]), tuple(map(tuple, cells)))
-
-
-def _csv_value(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
 _PARTS = {
     "compute": "The base's compute plus its change in the replay",
     "exposed_wait": "Exposed: no compute and no transfer run, and a rank waits for a late one",
@@ -258,63 +212,50 @@ _PARTS = {
 
 
 def ledger_table(answer: RunAnswer) -> TextTable:
-    """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of either."""
+    """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of the base's."""
     base = answer.question.base
-    numbers = [row for row in answer.predictions if row[2].step_us is not None]
+    if base.ledger is None:
+        return table_of("", (), ())
     name = "base" if answer.question.cell is None else f"base: {base.name}"
-    rows: list[tuple[str, float | None, Ledger | None]] = [(name, base.step_us, base.ledger)]
-    rows += [(_label(row), row[2].step_us, row[2].ledger) for row in numbers]
-    notes = dict.fromkeys(["wait, transfer and other: exposed communication"])
-    for _, _, one in numbers:
-        notes |= dict.fromkeys(f"NA of {part.removeprefix('exposed_')}: {why}" for part, why in one.missing.items())
+    rows: list[tuple[str, float, Ledger | None]] = [(name, base.step_us, base.ledger)]
+    rows += [(_label(row), row[1].step_us, row[1].ledger) for row in answer.predictions if row[1].step_us is not None]
+    notes = ["wait, transfer and other: exposed communication"]
+    if not base.ledger.is_split:
+        notes.append("NA of wait and transfer: the traces of the base do not separate them; both are in other")
     names = list(STEP_PARTS)
-    if base.ledger is not None and base.ledger.tracer_us is not None:
+    if base.ledger.tracer_us is not None:
         names.append("tracer")
-        notes["tracer: untraced less traced step, taken to be the base's"] = None
+        notes.append("tracer: untraced less traced step, taken to be the base's")
     fields = [
-        Field("configuration", itemgetter(0), meaning="The measured base, or what differs from it"),
+        Field(
+            "configuration",
+            lambda row: row[0],
+            meaning="The measured base, or what differs from it",
+        ),
         Field(
             "step",
-            itemgetter(1),
+            lambda row: row[1],
             "time",
             "Untraced: the base's as measured, the others as predicted",
         ),
         *(Field(one.removeprefix("exposed_"), partial(_part_us, one), "time", _PARTS[one]) for one in names),
     ]
-    title = "Where the step goes [{unit}]: the parts add up to the step"
-    return table_of(title, fields, rows if base.ledger is not None else (), notes)
+    return table_of("Where the step goes [{unit}]: the parts add up to the step", fields, rows, notes)
 
 
 def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
     return getattr(row[2], f"{name}_us", None)
 
 
-_SAVING_BAND = "90% band of the saving alone: errors that the step with and without the change share cancel"
-_ABOVE = "Whether the band's low end exceeds the method's error on the whole step"
-
-
-def savings_table(answer: RunAnswer) -> TextTable:
-    """What one change alone saves on the most devices: parts of the step first, then changes for comparison."""
-    fields = (
-        Field("change", "change", meaning="The only thing changed in the replay"),
-        Field("saves", "saved_us", _SHORT_MS, "How much shorter the step would be"),
-        Field(
-            "band [ms]",
-            lambda one: _range(one.low_us, one.high_us, _SHORT_MS),
-            meaning=_SAVING_BAND,
-        ),
-        Field("above step error", lambda one: "yes" if one.is_significant else "no", meaning=_ABOVE),
-    )
-    notes = ["Parts of the step that can be removed come first, then changes for comparison"]
-    if answer.savings:
-        error = show_time(answer.savings[0].step_error_us)
-        notes.append(f"step error: the method's error on the whole step, {error}; no: the band reaches below it")
-    where = counted(answer.cut[2].devices, "device")
-    return table_of(f"What one change alone would take off the step on {where}", fields, answer.savings, notes)
+def _label(row: Predicted) -> str:
+    """Such as ``4 devices, bucket mb 5, overlap off``."""
+    varied = [f"{name.replace('_', ' ')} {word}" for name, word in row[0].items() if name != "devices"]
+    return ", ".join([counted(row[1].devices, "device"), *varied])
 
 
 _PERFECT = "The error of assuming that the step takes as long as on one device"
 _SAME = "The error of assuming that the step takes as long as in the other cell"
+_REPLAYED = "By replaying the other cell, without using this one's time"
 
 
 def error_table(cells: Sequence[CellError]) -> TextTable:
@@ -322,22 +263,17 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
     fields = (
         CELL,
         Field("measured", "measured_us", _SHORT_MS, "Median untraced step of the cell"),
-        Field(
-            "predicted",
-            "predicted_us",
-            _SHORT_MS,
-            "By replaying the other cell, without using this one's time",
-        ),
+        Field("predicted", lambda one: one.prediction.step_us, _SHORT_MS, _REPLAYED),
         Field(
             "error [%]",
-            lambda one: _off(one.predicted_us, one),
+            lambda one: _off(one.prediction.step_us, one),
             meaning="Predicted over measured, minus 1",
         ),
         Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one), meaning=_PERFECT),
         Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
     )
-    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in cells if one.reason is not None)
-    return table_of("The same method on cells that were measured", fields, cells, reasons)
+    reasons = (f"{one.cell}: {one.prediction.reason}" for one in cells if one.prediction.reason is not None)
+    return table_of("The same method on cells that were measured", fields, cells, dict.fromkeys(reasons))
 
 
 def _off(value_us: float | None, cell: CellError) -> str | None:
@@ -346,8 +282,8 @@ def _off(value_us: float | None, cell: CellError) -> str | None:
 
 def layout(answer: RunAnswer) -> str:
     """On which nodes the devices are, and whether that is measured, stated or assumed."""
-    base, most = answer.question.base, max(one.devices for _, _, one in answer.predictions)
-    if any(scenario.per_node is not None for _, scenario, _ in answer.predictions):
+    base, most = answer.question.base, max(one.devices for _, one in answer.predictions)
+    if any("per_node" in words for words, _ in answer.predictions):
         return "Layout: devices per node as stated."
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
@@ -357,15 +293,6 @@ def layout(answer: RunAnswer) -> str:
         f"Layout assumed: one node with all {most} devices, linked as the {base.devices} on the base's node; for several nodes "
         "give --per-node."
     )
-
-
-def options_text(words: Mapping[str, str]) -> str:
-    """Such as ``bucket mb 5, overlap off``; the device count is left out."""
-    return ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices")
-
-
-def _label(row: Predicted) -> str:
-    return ", ".join(filter(None, (counted(row[2].devices, "device"), options_text(row[0]))))
 
 
 def facts(answer: RunAnswer) -> list[str]:

@@ -1,100 +1,93 @@
 """The 90% band of a prediction, and how far from the measured device counts there is one.
 
-The band joins, below and above: the repeats of the base; the method's error on other cells; the costs of collectives; two in
-flight and computing next to a collective, where they are assumed or measured with an interval; the distance in devices; a faster
-device, another batch, unknown lateness. They are independent, so their squares add.
+The band joins, below and above: the repeats of the base; the method's error on other cells; the costs of collectives; computing
+next to a collective, where it is assumed or measured with an interval; the distance in devices; another batch. They are
+independent, so their squares add.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from dpscope.analysis.what_if.inputs import Inputs
-from dpscope.analysis.what_if.replay import Replayed, replayed_from
-from dpscope.analysis.what_if.scenario import Base, Scenario
+from dpscope.analysis.what_if.replay import Replay
+from dpscope.analysis.what_if.scenario import Base, Setting
 from dpscope.analysis.what_if.step_profile import StepProfile
 
 NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90% of a normal distribution
 FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
-UNKNOWABLE = 64  # times the largest measured device count: beyond it no range is given either
 ASSUMED_ERROR = 0.04  # of the method where no other cell measures it: the error of cells in the live experiments
-DEVICE_ERROR = 0.12  # of times on a faster device, as published for such predictors (Habitat, ATC 2021)
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
-_NO_JITTER = 0.03
-_DISTANCES = (1.0, 2.0, 4.0, FARTHEST), (0.0, 0.06, 0.12, 0.25)  # from public series of step times
+_DISTANCES = (
+    (1.0, 2.0, 4.0, FARTHEST),
+    (0.0, 0.06, 0.12, 0.25),
+)  # from public series of step times
 
 Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
 
 
-def distance_error(times_largest: float) -> float:
-    """Half of the 90% band, in logarithms of the step, that so many times the largest measured device count adds: 0 below 1."""
-    times, halves = _DISTANCES
-    return float(np.interp(math.log(times_largest), np.log(times), halves))
-
-
-def beyond_reach(devices: int, largest: int) -> str | None:
-    """Why so many devices have no number, given the largest measured count; None where they may have one."""
-    times = devices / largest
-    if times <= FARTHEST:
-        return None
-    far = f"{times:,.0f}x the largest measured count ({largest}): no number"
-    return f"{far} and no range" if times > UNKNOWABLE else f"{far}; the range begins without any exposed communication"
-
-
-def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replayed, step_us: float) -> Parts:
-    """What a replay is off by where its costs, the slowdown of two in flight, or gamma are at the ends of what they may be."""
+def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replay, step_us: float) -> Parts:
+    """What a replay is off by where its costs, or gamma, are at the ends of what they may be."""
     conditions = inputs.conditions
 
-    def off(**values: Any) -> float:
-        """How much longer the step would be under changed conditions."""
-        return replayed_from(inputs.prepared, replace(conditions, **values), then.entered) - then.step_us
-
-    def off_by_costs(by: float) -> float:
-        latency_us, transfer_us = (
-            tuple(math.exp(by) * one for one in each) for each in (conditions.latency_us, conditions.transfer_us)
+    def longer_by_costs(by: float) -> float:
+        """How much longer the step is with costs that are so much dearer, in logarithms."""
+        dearer = replace(
+            conditions,
+            latency_us=tuple(math.exp(by) * one for one in conditions.latency_us),
+            transfer_us=tuple(math.exp(by) * one for one in conditions.transfer_us),
         )
-        return off(latency_us=latency_us, transfer_us=transfer_us)
+        return Replay(inputs.prepared, dearer).step_us - then.step_us
 
-    def off_by_gamma(gamma: float) -> float:
-        return off(gamma=gamma) - (base.replayed(profile, gamma).step_us - base.replayed(profile).step_us)
+    def longer_by_gamma(gamma: float) -> float:
+        """The same with another gamma, which the base's replay has, too."""
+        longer_us = Replay(inputs.prepared, replace(conditions, gamma=gamma)).step_us - then.step_us
+        now_us = base.replayed(profile, conditions.gamma).step_us
+        return longer_us - (base.replayed(profile, gamma).step_us - now_us)
 
-    slowdowns = inputs.slowdowns if profile.servers > 1 else ()
-    longer_us = {
-        "costs": [off_by_costs(by) for by in (-inputs.below, inputs.above) if by],
-        "two in flight": [off(slowdown=one) for one in slowdowns if one != conditions.slowdown],
-        "computing next to them": [
-            off_by_gamma(one) for one in base.interference.gamma_band if one != conditions.gamma
-        ],
-    }
+    by_costs = [longer_by_costs(by) for by in (-inputs.below, inputs.above) if by]
+    gammas = (base.contention.low, base.contention.high)
+    by_gamma = [longer_by_gamma(one) for one in gammas if one != conditions.gamma]
     return {
-        name: (
-            -math.log(max(0.05, 1 + min(0.0, *us, 0.0) / step_us)),
-            math.log1p(max(0.0, *us, 0.0) / step_us),
-        )
-        for name, us in longer_us.items()
+        "costs": _in_logarithms(by_costs, step_us),
+        "contention": _in_logarithms(by_gamma, step_us),
     }
+
+
+def _in_logarithms(longer_us: Sequence[float], step_us: float) -> tuple[float, float]:
+    """How far below and above the step these are."""
+    least = min(0.0, *longer_us, 0.0) / step_us
+    most = max(0.0, *longer_us, 0.0) / step_us
+    return -math.log(max(0.05, 1 + least)), math.log1p(most)
 
 
 def half_band(
-    base: Base, scenario: Scenario, parts: Sequence[Parts], exposed_share: float, times: float
+    base: Base,
+    setting: Setting,
+    parts: Sequence[Parts],
+    exposed_share: float,
+    times_largest: float,
 ) -> tuple[float, float]:
-    """Half the band below and above; `times` is the requested count over the largest measured one."""
-    alike = scenario == Scenario()
-    spread, method = base.spread, 0.0 if alike else ASSUMED_ERROR
-    if (
-        base.method_error is not None and not alike
-    ):  # the repeats' noise is in the errors on own cells: the larger counts
-        spread, method = (spread, 0.0) if spread > base.method_error else (0.0, base.method_error)
-    both = [spread, method, distance_error(times) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))]
-    if scenario.faster != 1.0:
-        both.append(DEVICE_ERROR)
-    if scenario.batch_size is not None and len(base.single_us) < 2 and scenario.batch_size != base.batch_size:
+    """Half the band below and above; `times_largest` is the requested count over the largest measured one."""
+    both = [_repeats_and_method(base, setting)]
+    times, halves = _DISTANCES
+    distance = float(np.interp(math.log(times_largest), np.log(times), halves))
+    # less of what compute hides
+    both.append(distance * (0.5 + 0.5 * min(1.0, 4 * exposed_share)))
+    if setting.micro_batch != base.setting.micro_batch and len(base.single_us) < 2:
         both.append(_ONE_BATCH)
-    if not base.lateness.known and scenario.jitter is None and times > 1:
-        both.append(_NO_JITTER)
-    below, above = (math.hypot(*both, *(max(one[name][side] for one in parts) for name in parts[0])) for side in (0, 1))
+    below = math.hypot(*both, *(max(one[name][0] for one in parts) for name in parts[0]))
+    above = math.hypot(*both, *(max(one[name][1] for one in parts) for name in parts[0]))
     return below, above
+
+
+def _repeats_and_method(base: Base, setting: Setting) -> float:
+    """Of the base's own step its repeats alone. The repeats' noise is in the errors on own cells, too: the larger counts."""
+    if setting == base.setting:
+        return base.spread
+    if base.method_error is None:
+        return math.hypot(base.spread, ASSUMED_ERROR)
+    return max(base.spread, base.method_error)

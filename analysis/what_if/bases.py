@@ -1,7 +1,4 @@
-"""From a run folder or from traces to a base and the costs of its collectives.
-
-How much computing and collectives slow each other in the base is measured in its traces, calibrated, or assumed.
-"""
+"""From a run folder or from traces to a base and the costs of its collectives."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +10,7 @@ import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.costs.calibration_files import calibration_of_run
-from dpscope.analysis.costs.sources import CostSources, contention_of, cost_sources
+from dpscope.analysis.costs.sources import CostSources, cost_sources
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
@@ -30,90 +27,39 @@ from dpscope.analysis.what_if.band import NINE_OF_TEN
 from dpscope.analysis.what_if.collective_costs import Costs
 from dpscope.analysis.what_if.job_profile import JobProfile, job_profile, run_profile
 from dpscope.analysis.what_if.lateness import lateness
-from dpscope.analysis.what_if.prediction import BAND
-from dpscope.analysis.what_if.replay import Compute
-from dpscope.analysis.what_if.scenario import Base, Interference
-from dpscope.analysis.what_if.step_buckets import buckets_overlap, slowdown_of
-from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile, typical
-from dpscope.profiling.records.calibration import Calibration
+from dpscope.analysis.what_if.replay import Scale
+from dpscope.analysis.what_if.scenario import BAND, UNKNOWN_CONTENTION, Base, Contention
+from dpscope.analysis.what_if.step_profile import Bucketing, typical
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
-NO_CONTENTION = (
-    "how much collectives slow computing: no comparable compute ran both with and without them, and no calibration under load "
-    "was made, so computing is assumed to be no slower"
-)
-# assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
-_UNKNOWN_GAMMA = (0.0, 0.3)
-_NOT_TWO = "how much two collectives in flight slow each other: they are assumed to share the link"
 _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
 
-def interference_of_run(
-    run: RunData,
-    data: CellData,
-    ledger: Ledger | None,
-    profiles: Sequence[StepProfile],
-    calibration: Calibration | None,
-) -> Interference:
-    """Of a cell, whose own contention is preferred; `calibration` is what was timed on as many nodes."""
-    found = interference_of_traces(ledger, profiles)
-    if (ratios := contention_of(calibration, data.cell.devices)) is None:
-        return found
-    slower, both = ratios.compute, ratios.two_in_flight
-    if not found.contention:
-        gamma, low, high = (gamma_of(run, data, max(0.0, one - 1)) for one in (slower.value, slower.low, slower.high))
-        found = replace(found, gamma=gamma, gamma_band=(low, high), contention="contention as calibrated")
-    two, low, high = (max(1.0, one) for one in (both.value, both.low, both.high))
-    return replace(found, slowdown=two, slowdown_band=(low, high), slowdown_measured=True)
+def contention_of_ledger(ledger: Ledger | None) -> Contention:
+    """As measured in the base's traces, else unknown."""
+    if ledger is None or ledger.contention_ratio is None or ledger.contention_ratio_interval is None:
+        return UNKNOWN_CONTENTION
+    # computing loses 1 - 1/ratio of hidden communication's time
+    ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
+    gamma, low, high = (max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high))
+    interval = f"{bounds.low:.2f} to {bounds.high:.2f}, measured"
+    return Contention(gamma, low, high, f"compute next to communication takes {ratio:.2f}x as long ({interval})")
 
 
-def interference_of_traces(ledger: Ledger | None, profiles: Sequence[StepProfile]) -> Interference:
-    """Of traces alone: the ledger's contention, and how much transfers that overlap slow each other."""
-    gamma, band, contention = 0.0, _UNKNOWN_GAMMA, ""
-    if ledger is not None and ledger.contention_ratio is not None and ledger.contention_ratio_interval is not None:
-        # computing loses 1 - 1/ratio of hidden communication's time
-        ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
-        gamma, low, high = (max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high))
-        band = low, high
-        interval = f"{bounds.low:.2f} to {bounds.high:.2f}"
-        contention = f"compute next to communication takes {ratio:.2f}x as long ({interval}, measured)"
-    if (measured := slowdown_of(profiles)) is not None:
-        return Interference(gamma, band, measured[0], measured[1:], True, contention)
-    # transfers that overlap are evidence that they share the link
-    least = SHARES_THE_LINK if any(buckets_overlap(one) for one in profiles) else 1.0
-    return Interference(gamma, band, SHARES_THE_LINK, (least, SHARES_THE_LINK), False, contention)
-
-
-def assumed(interference: Interference, profiles: Sequence[StepProfile]) -> tuple[str, ...]:
-    """What of the interference is assumed, in words."""
-    shared = any(one.servers > 1 for one in profiles) and not interference.slowdown_measured
-    return (
-        *((NO_CONTENTION,) if not interference.contention else ()),
-        *((_NOT_TWO,) if shared else ()),
-    )
-
-
-def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
-    """What computing loses next to a collective: as calibrated, at most what this cell's computing is slower than one device's.
-
-    A calibration computes on every core it has, and a model that waits on its device hardly slows. One device's computing is that
-    of DDP, which copies gradients into its buckets there, too; where that was not measured, that without DDP.
-    """
-    alike = data.cell.batch_size, data.cell.options
-    cells = (one for one in run.measured if one.cell.traits.reducer and one.cell.devices == 1)
-    ddp_alone = next((one for one in cells if (one.cell.batch_size, one.cell.options) == alike), None)
-    single = ddp_alone or single_device_baselines(run, data.cell).get(data.cell.batch_size)
-    alone_us = single.whole_windows.mean("compute_us") if single is not None else None
-    compute_us, hidden_us = (
-        data.whole_windows.mean("compute_us"),
-        data.whole_windows.mean("hidden_us"),
-    )
-    if alone_us is None or compute_us is None or not hidden_us:
-        return calibrated
-    return min(calibrated, max(0.0, (compute_us - alone_us) / hidden_us))
+def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
+    """What is assumed of communication next to anything else, in words."""
+    found = []
+    if not contention.basis:
+        found.append(
+            "how much collectives slow computing: no comparable compute ran both with and without them, so computing is assumed "
+            "to be no slower"
+        )
+    if any(one.servers > 1 for one in job.profiles):
+        found.append("how much two collectives in flight slow each other: they are assumed to share the link")
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -127,16 +73,6 @@ class Question:
     run: RunData | None = None
     cell: CellData | None = None
     cut_short: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class StatedJob:
-    """What the user states about a trace that may not show it."""
-
-    devices: int | None = None
-    batch_size: int | None = None
-    bucket_mb: float | None = None
-    gradient_bytes: float | None = None
 
 
 def base_of_run(path: str | Path, cell_name: str | None) -> Question:
@@ -154,17 +90,14 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
     alike_cells = [one for one in run.measured if one.cell.strategy == cell.strategy and not one.no_scaling]
-    sizes = data.ranks[0][1].model
-    tensors = [one.bytes for one in sizes.parameter_tensors]
+    tensors = [one.bytes for one in data.ranks[0][1].model.parameter_tensors]
     repeats = np.unique(data.tables.steps["repeat"]).tolist()  # of which there are traces
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
-    alike = None if sources.calibration is None else sources.calibration.on_nodes(data.nodes)
     ledger = run.spreads.ledger(data)
     if ledger is not None:
         single = single_device_baselines(run, cell).get(cell.batch_size)
         ledger = with_contention(ledger, cell_contentions(data, single))
-    interference = interference_of_run(run, data, ledger, job.profiles, alike)
-    job = job.at_slowdown(interference.slowdown)
+    contention = contention_of_ledger(ledger)
     step_us = pooled_median(data.step_samples())
     assert step_us is not None  # `_chosen` takes measured cells
     base = Base(
@@ -184,8 +117,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
         kinds=job.kinds,
         lateness=lateness(job.profiles),
         largest=max(one.cell.devices for one in alike_cells),
-        interference=interference,
-        lacks=(*job.lacks, *assumed(interference, job.profiles)),
+        contention=contention,
+        lacks=(*job.lacks, *assumed(contention, job)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
@@ -213,40 +146,44 @@ def _costs_of_run(
     )
 
 
-def base_of_traces(paths: Paths, stated: StatedJob | None = None) -> Question:
-    """Traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
-    stated = stated or StatedJob()
+def base_of_traces(
+    paths: Paths,
+    devices: int | None = None,
+    batch_size: int | None = None,
+    bucket_mb: float | None = None,
+) -> Question:
+    """Traces of one job as base, of which the rest is stated; what they lack is in `lacks`. Raises DpscopeError where they cannot
+    be read."""
     files, name = find_traces(paths), str(as_paths(paths)[0])
-    job = job_profile(files, gradient_bytes=stated.gradient_bytes)
-    devices = stated.devices or job.devices
+    job = job_profile(files)
+    devices = devices or job.devices
     if devices is None:
         raise DpscopeError(f"{name}: the trace does not show how many devices the job had; give --base-devices")
     analysis = analyze_traces(files)
     ledger = analysis.ledger
-    interference = interference_of_traces(ledger, job.profiles)
-    job = job.at_slowdown(interference.slowdown)
-    steps = [one.step_us for one in job.profiles]
+    contention = contention_of_ledger(ledger)
+    steps_us = [one.step_us for one in job.profiles]
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
-    lacks += () if stated.batch_size else ("the batch: give --base-batch-size for other batches",)
-    profiles = typical(job.profiles)
+    lacks += () if batch_size else ("the batch: give --base-batch-size for other batches",)
     base = Base(
         name=name,
-        profiles=profiles,
+        profiles=typical(job.profiles),
         every=job.profiles,
         devices=devices,
         per_node=devices,
-        step_us=float(np.mean(steps)) if ledger is None else ledger.traced_step_us,  # as `dpscope analyze` reports it
+        # as `dpscope analyze` reports it
+        step_us=float(np.mean(steps_us)) if ledger is None else ledger.traced_step_us,
         largest=devices,
-        spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
+        spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps_us))) / len(steps_us) ** 0.5),
         ledger=ledger,
-        batch_size=stated.batch_size,
-        bucketing=Bucketing(stated.bucket_mb),
+        batch_size=batch_size,
+        bucketing=Bucketing(bucket_mb),
         kinds=job.kinds,
         lateness=lateness(job.profiles),
-        interference=interference,
-        lacks=(*lacks, *assumed(interference, job.profiles)),
+        contention=contention,
+        lacks=(*lacks, *assumed(contention, job)),
     )
-    bounded = any(one.bounded for profile in profiles for one in profile.buckets)
+    bounded = any(one.bounded for profile in base.profiles for one in profile.buckets)
     costs = Costs(base.place, _traced(job), traced_bounded=bounded)
     return Question(base, costs, cut_short=tuple(analysis.cut_short))
 
@@ -340,20 +277,21 @@ def _as_untraced(base: Base) -> Base:
     does, which on a CPU is all there is."""
     on_device = any(one.on_device for one in base.profiles)
 
-    def scaled(scale: float) -> Compute:
-        return Compute(host=scale) if on_device else Compute(device=scale)
+    def scaled(factor: float) -> Base:
+        return replace(base, traced=Scale(host=factor) if on_device else Scale(busy=factor))
 
-    def replayed(scale: float) -> float:
-        return float(np.mean([replace(base, traced=scaled(scale)).replayed(one).step_us for one in base.profiles]))
+    def replayed_us(factor: float) -> float:
+        of_factor = scaled(factor)
+        return float(np.mean([of_factor.replayed(one, base.contention.gamma).step_us for one in base.profiles]))
 
     low, high = 0.2, 1.0
-    if replayed(high) <= base.step_us or replayed(low) >= base.step_us:
+    if replayed_us(high) <= base.step_us or replayed_us(low) >= base.step_us:
         return base
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if replayed(middle) < base.step_us else (low, middle)
+        low, high = (middle, high) if replayed_us(middle) < base.step_us else (low, middle)
     what = "the host's own times" if on_device else "times of computing"
     lacks = (
         f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
     )
-    return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
+    return replace(scaled(high), lacks=(*base.lacks, lacks))

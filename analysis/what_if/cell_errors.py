@@ -12,34 +12,28 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.what_if.band import ASSUMED_ERROR, NINE_OF_TEN
 from dpscope.analysis.what_if.bases import Question, devices_per_node
 from dpscope.analysis.what_if.predict import predict
-from dpscope.analysis.what_if.prediction import BAND
-from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Scenario
+from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Prediction, Scenario
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import CellOptions
 
-_MANY = 10  # cells from which the band is their quantile
 _ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
 
 
 @dataclass(frozen=True)
 class CellError:
-    """A measured cell predicted without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
+    """A measured cell and its prediction without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
 
     cell: str
-    devices: int
-    batch_size: int
     variant: str
     measured_us: float
-    predicted_us: float | None
-    low_us: float | None
-    high_us: float | None
+    prediction: Prediction
     perfect_us: float | None  # t_1 of the same batch
     same_us: float  # the base's own step
-    reason: str | None
 
     @property
     def error(self) -> float | None:
-        return None if self.predicted_us is None else self.predicted_us / self.measured_us - 1
+        predicted_us = self.prediction.step_us
+        return None if predicted_us is None else predicted_us / self.measured_us - 1
 
 
 @dataclass(frozen=True)
@@ -55,13 +49,11 @@ class CellErrors:
     @property
     def half_band(self) -> float | None:
         """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
-        errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
-        if not (count := len(errors)):
+        if not self.known:
             return None
-        if count >= _MANY:  # conformal: the next cell counts as one of them
-            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))
-        squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2 + sum(one**2 for one in errors)
-        return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + count))
+        squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2
+        squares += sum(math.log1p(one.error or 0.0) ** 2 for one in self.known)
+        return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + len(self.known)))
 
     @property
     def sentence(self) -> str:
@@ -111,17 +103,11 @@ def _cell_error(question: Question, data: CellData) -> CellError:
         hook=cell.options.comm_hook,
         accumulate=cell.options.accumulate,
     )
-    prediction = predict(base, scenario, question.costs)
     return CellError(
         cell=cell.name,
-        devices=cell.devices,
-        batch_size=cell.batch_size,
         variant=cell.variant,
         measured_us=float(np.median(np.concatenate(data.step_samples()))),
-        predicted_us=prediction.step_us,
-        low_us=prediction.low_us,
-        high_us=prediction.high_us,
+        prediction=predict(base, scenario, question.costs),
         perfect_us=base.single_us.get(cell.batch_size),
         same_us=base.step_us,
-        reason=prediction.reason,
     )

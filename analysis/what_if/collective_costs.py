@@ -170,12 +170,12 @@ class Costs:
         if nodes == 1:
             raise NotKnown(
                 f"{kind} was measured over several nodes, and {place.devices} devices of one were requested: run dpscope "
-                f"calibrate with --devices {place.devices}, or give --intra"
+                f"calibrate with --devices {place.devices}, or give --link"
             )
         if crosses or self._between() is not None:
             return self._by_rate_between(one)
         on_each = counted(measured.per_node, "device")
-        raise NotKnown(f"measured with {on_each} a node, requested with {per_node}: give --inter, or calibrate there")
+        raise NotKnown(f"measured with {on_each} a node, requested with {per_node}: give --link, or calibrate there")
 
     def _as_measured(self, kind: str, size: float, place: Place) -> Cost:
         """On the links that were measured."""
@@ -239,7 +239,7 @@ class Costs:
         found = self._between()
         if found is None:
             raise NotKnown(
-                "the cost of the link between nodes is not known: give --inter, such as --inter 100Gb/s, or calibrate over "
+                "the cost of the link between nodes is not known: give --link, such as --link 100Gb/s, or calibrate over "
                 "several nodes"
             )
         rate, latency = found
@@ -259,7 +259,7 @@ class Costs:
         """A line through the base's own collectives of that kind; one size alone scales with its bytes."""
         times = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
         if not times:
-            raise NotKnown(f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter")
+            raise NotKnown(f"no {kind} was measured: run dpscope calibrate, or state the link with --link")
         bounds = ", upper bounds" if self.traced_bounded else ""
         words = f"transfers of the base on {counted(self.place.devices, 'device')}{bounds}"
         exact = self.traced.get((kind, size))

@@ -8,7 +8,7 @@ import numpy as np
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
-from dpscope.analysis.what_if.step_profile import BY_ORDER, INTERPOLATED, RECORDED, UNKNOWN, Ints
+from dpscope.analysis.what_if.step_profile import BY_ORDER, INTERPOLATED, RECORDED, Ints
 
 NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 _INNER = "torch::autograd::AccumulateGrad"
@@ -32,53 +32,59 @@ def ready_gradients(
     launches_us: Floats,
     sizes: Floats,
     parameter_bytes: Sequence[int] = (),
-) -> ReadyGradients | None:
+) -> ReadyGradients:
     """The gradients whose nodes begin in a window of the host, given when each bucket's all-reduce was launched and its bytes.
 
     Bytes as the trace records them, else those of the parameters in reverse order, else each bucket's spread evenly over its
-    gradients: the first of these that adds up to the buckets. Where no bucket has bytes, every one counts alike. None where the
-    trace shows no node for a bucket.
+    gradients: the first of these that adds up to the buckets. Where no bucket has bytes, every one counts alike. Where the trace
+    does not show the gradients of every bucket, each counts as PARTS of them, spread evenly over time and bytes.
     """
     rows = _named(events, NODE)
     rows = rows[(events.start_us[rows] >= window[0]) & (events.start_us[rows] < window[1])]
     if parameter_bytes and len(rows) % len(parameter_bytes) == 0:
         rows = rows[-len(parameter_bytes) :]  # of accumulated micro-batches only the last one's are reduced
     begin, end = events.start_us[rows], events.end_us[rows]
+    # of each bucket the last node that began before its all-reduce was launched
     last = np.searchsorted(begin, launches_us, side="right") - 1
-    if not len(rows) or not len(last) or last[0] < 0 or (np.diff(last) <= 0).any():
-        return None
+    weights = np.ones(len(sizes)) if np.isnan(sizes).any() else sizes
+    shown = len(rows) and len(last) and last[0] >= 0 and (np.diff(last) > 0).all()
+    if not shown:
+        return _spread(launches_us, weights)
     last[-1] = len(rows) - 1
     bucket = np.searchsorted(last, np.arange(len(rows)), side="left")
     end = np.minimum(end, np.append(begin[1:], np.inf))  # nodes of one thread do not overlap
     end[last] = launches_us
     ends = tuple(last.tolist())
-    by_order = np.array(parameter_bytes[::-1], dtype=float) if len(parameter_bytes) == len(rows) else None
-    for known, found in ((RECORDED, _recorded(events, rows)), (BY_ORDER, by_order)):
-        if found is not None and _adds_up(found, bucket, sizes):
-            return ReadyGradients(end, found, ends, known)
-    weights, known = bucket_weights(sizes)
-    return ReadyGradients(end, (weights / np.bincount(bucket, minlength=len(last)))[bucket], ends, known)
+
+    candidates = [(RECORDED, _recorded(events, rows))]
+    if len(parameter_bytes) == len(rows):
+        candidates.append((BY_ORDER, np.array(parameter_bytes[::-1], dtype=float)))
+    for known, of_each in candidates:
+        if of_each is not None and _adds_up(of_each, bucket, sizes):
+            return ReadyGradients(end, of_each, ends, known)
+    alike = weights / np.bincount(bucket, minlength=len(last))
+    return ReadyGradients(end, alike[bucket], ends, INTERPOLATED)
 
 
-def bucket_weights(sizes: Floats) -> tuple[Floats, str]:
-    """The buckets' bytes, to be spread over their gradients; every bucket alike where one has none."""
-    return (np.ones(len(sizes)), UNKNOWN) if np.isnan(sizes).any() else (sizes, INTERPOLATED)
+def _spread(launches_us: Floats, weights: Floats) -> ReadyGradients:
+    """PARTS gradients for each bucket, evenly over its time and bytes."""
+    return ReadyGradients(
+        end_us=spread_evenly(launches_us),
+        bytes=np.repeat(weights / PARTS, PARTS),
+        ends=tuple(PARTS * (place + 1) - 1 for place in range(len(weights))),
+        known=INTERPOLATED,
+    )
 
 
-def spread_evenly(first: float, ends: Floats) -> Floats:
-    """PARTS places for each bucket, at equal distances from the end of the bucket before to its own.
+def spread_evenly(ends: Floats) -> Floats:
+    """PARTS places for each bucket, at equal distances from the end of the bucket before to its own; the first all at its end.
 
-    >>> spread_evenly(0.0, np.array([20.0, 60.0]))[[0, 19, 20, 39]].tolist()
-    [1.0, 20.0, 22.0, 60.0]
+    >>> spread_evenly(np.array([20.0, 60.0]))[[0, 19, 20, 39]].tolist()
+    [20.0, 20.0, 22.0, 60.0]
     """
-    begins = np.concatenate(([first], ends[:-1])) if len(ends) else ends
+    begins = np.concatenate((ends[:1], ends[:-1]))
     shares = np.arange(1, PARTS + 1) / PARTS
     return np.asarray((begins[:, None] + (ends - begins)[:, None] * shares).ravel())
-
-
-def bucket_ends_of(found: ReadyGradients | None, buckets: int) -> tuple[int, ...]:
-    """The last gradient of every bucket; of buckets whose gradients the trace does not show, the last of PARTS each."""
-    return found.ends if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
 
 
 def _named(events: EventTable, name: str) -> Ints:

@@ -1,19 +1,17 @@
 """From a scenario to what a replay runs under (buckets, costs, lateness, compute), or the reason why that is not known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from dpscope.analysis.what_if.collective_costs import Cost, Costs, NotKnown, Place
-from dpscope.analysis.what_if.lateness import stated_lateness
-from dpscope.analysis.what_if.replay import Compute, Conditions, Prepared, late_us
-from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.analysis.what_if.replay import Conditions, Prepared, Scale, between_buckets
+from dpscope.analysis.what_if.scenario import Base, Scenario, Setting
 from dpscope.analysis.what_if.step_profile import (
     HOOK_FACTORS,
     INTERPOLATED,
-    SHARES_THE_LINK,
     Bucketing,
     OtherCollective,
     StepProfile,
@@ -25,19 +23,14 @@ from dpscope.profiling.records.finding import counted
 BATCH_REACH = 2.0  # times the measured batches up to which compute is extrapolated
 _MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their calibration, to be carried on
 
-_Stated = TypeVar("_Stated")
-_Floats = tuple[float, ...]
 
-
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What a replay runs under, and what its costs rest on."""
 
     prepared: Prepared
     conditions: Conditions
     below: float  # half a 90% band of the costs, in logarithms, towards cheaper
     above: float  # and towards dearer
-    slowdowns: tuple[float, float]  # what `conditions.slowdown` may be
     basis: tuple[str, ...]
 
 
@@ -48,62 +41,62 @@ def place_of(base: Base, scenario: Scenario) -> Place:
     return Place(devices, min(per_node, devices))
 
 
-def changed(base: Base, scenario: Scenario) -> Scenario:
-    """The scenario without the options that repeat the base's values."""
-    if place_of(base, scenario) == base.place:
-        scenario = replace(scenario, devices=None, per_node=None)
-    if scenario.accumulate in (
-        None,
-        base.accumulate,
-    ):  # else the batch is cut into other micro-batches
-        scenario = replace(scenario, batch_size=_unless(base.batch_size, scenario.batch_size))
-    default_mib = DEFAULT_BUCKET if base.bucketing.cap_mib is None else base.bucketing.cap_mib
-    return replace(
-        scenario,
-        bucket_mb=_unless(default_mib, scenario.bucket_mb),
-        overlap=_unless(base.bucketing.overlap, scenario.overlap),
-        hook=_unless(base.hook, scenario.hook),
-        accumulate=_unless(base.accumulate, scenario.accumulate),
+def setting_of(base: Base, scenario: Scenario) -> Setting:
+    """Everything that the step runs under; raises NotKnown for micro-batches that cannot be made from the base's step."""
+    accumulate = scenario.accumulate or base.accumulate
+    if accumulate % base.accumulate:
+        raise NotKnown(
+            f"the base's step is {base.accumulate} micro-batches, which its trace does not separate: give --accumulate "
+            f"{base.accumulate} or a multiple of it, or take a cell without accumulation as the base"
+        )
+    micro_batch = base.setting.micro_batch
+    if scenario.batch_size is not None:
+        if base.batch_size is None:
+            raise NotKnown("the base's batch is not known: give --base-batch-size")
+        micro_batch, left = divmod(scenario.batch_size, accumulate)
+        if left:
+            samples = counted(scenario.batch_size, "sample")
+            raise NotKnown(
+                f"{samples} cannot be cut into {accumulate} equal micro-batches: give a multiple of {accumulate}"
+            )
+    cap_mib = base.bucketing.cap_mib
+    if scenario.bucket_mb is not None:
+        cap_mib = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb
+    overlap = base.bucketing.overlap if scenario.overlap is None else scenario.overlap
+    return Setting(
+        place=place_of(base, scenario),
+        micro_batch=micro_batch,
+        bucketing=Bucketing(cap_mib, overlap),
+        hook=scenario.hook or base.hook,
+        accumulate=accumulate,
+        links=scenario.links,
+        on_time=scenario.on_time,
     )
 
 
-def _unless(own: _Stated, stated: _Stated | None) -> _Stated | None:
-    return None if stated == own else stated
-
-
-def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs:
+def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) -> Inputs:
     """What to replay a profile under; raises NotKnown."""
-    place = place_of(base, scenario)
-    ends, sizes = _buckets(base, profile, scenario)
-    each = _bucket_costs(base, profile, scenario, costs, sizes)
-    latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in each)
-    transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in each)
-    slowdown, slowdowns = base.interference.slowdown, base.interference.slowdown_band
-    if scenario.links.on(place) is not None:  # by a stated rate each call alone fills the link
-        slowdown, slowdowns = SHARES_THE_LINK, (SHARES_THE_LINK, SHARES_THE_LINK)
-    elif base.interference.slowdown_measured:
-        # A measured slowdown is of whole calls: on a long way a call waits for round trips, which queue behind the other's bytes.
-        latency, transfer = (0.0,) * len(each), tuple(np.add(latency, transfer).tolist())
-    others = [(one, _other_us(one, place, scenario, costs)) for one in profile.others]
+    ends, sizes = _buckets(base, profile, setting)
+    each = _bucket_costs(base, profile, setting, costs, sizes)
+    others = [(one, _other_us(one, setting, costs)) for one in profile.others]
     conditions = Conditions(
         bucket_ends=ends,
-        latency_us=latency,
-        transfer_us=transfer,
-        late_us=_late_us(base, profile, ends, scenario),
+        latency_us=tuple(one.latency_us for one in each),
+        transfer_us=tuple(one.transfer_us for one in each),
+        late_us=_late_us(base, profile, ends, setting.place),
+        lag_us=tuple(between_buckets(profile, ends, [one.lag_us for one in profile.buckets]).tolist()),
         other_us=tuple(one.cost_us if us is None else us for one, us in others),
-        passes=passes_of(base, scenario),
-        gamma=base.interference.gamma,
-        slowdown=slowdown,
+        passes=setting.accumulate // base.accumulate,
+        gamma=base.contention.gamma,
     )
     total = max(sum(one.total_us for one in each), 1e-9)
     return Inputs(
-        prepared=base.prepared(profile, compute_of(base, scenario)),
+        prepared=base.prepared(profile, scale_of(base, setting)),
         conditions=conditions,
         # a cost that a specification bounds can be dearer and no cheaper
         below=sum(one.spread * one.total_us for one in each if not one.bound) / total,
         above=sum(one.spread * one.total_us for one in each) / total,
-        slowdowns=slowdowns,
-        basis=(*dict.fromkeys(one.basis for one in each), *_as_measured(others, place)),
+        basis=(*dict.fromkeys(one.basis for one in each), *_as_measured(others, setting.place)),
     )
 
 
@@ -116,25 +109,21 @@ def _as_measured(others: Sequence[tuple[OtherCollective, float | None]], place: 
 
 
 def _bucket_costs(
-    base: Base, profile: StepProfile, scenario: Scenario, costs: Costs, sizes: Sequence[float]
+    base: Base, profile: StepProfile, setting: Setting, costs: Costs, sizes: Sequence[float]
 ) -> list[Cost]:
     """Of an all-reduce of each size; on the measured links as the run's own collectives have it."""
-    place, links = place_of(base, scenario), scenario.links
+    place, links = setting.place, setting.links
     each = [costs.cost("all_reduce", size, place, links) for size in sizes]
     if links.on(place) is not None or (links.intra is not None and place.per_node > 1):
         return each
     return _as_in_the_run(base, profile, place, sizes, each, costs)
 
 
-def _buckets(base: Base, profile: StepProfile, scenario: Scenario) -> tuple[tuple[int, ...], list[float]]:
+def _buckets(base: Base, profile: StepProfile, setting: Setting) -> tuple[tuple[int, ...], list[float]]:
     """Ends of buckets and the bytes they send; the base's own buckets are taken as they were measured."""
-    hook = scenario.hook or base.hook
+    hook, bucketing = setting.hook, setting.bucketing
     if hook not in HOOK_FACTORS:
         raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
-    cap_mib, overlap = base.bucketing.cap_mib, base.bucketing.overlap
-    if scenario.bucket_mb is not None:
-        cap_mib = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb
-    bucketing = Bucketing(cap_mib, overlap if scenario.overlap is None else scenario.overlap)
 
     def cut() -> tuple[tuple[int, ...], list[float]]:
         gradients = profile.gradients
@@ -178,66 +167,35 @@ def _as_in_the_run(
     return [one.times(factor) for one in modelled]
 
 
-def _late_us(base: Base, profile: StepProfile, ends: tuple[int, ...], scenario: Scenario) -> _Floats:
+def _late_us(base: Base, profile: StepProfile, ends: tuple[int, ...], place: Place) -> tuple[float, ...]:
     """How much later than this rank the last one is at each bucket."""
-    place = place_of(base, scenario)
     if place.devices == 1:
         return (0.0,) * len(ends)
-    then = base.lateness if scenario.jitter is None else stated_lateness(scenario.jitter * base.step_us)
-    later = then.latest_us(place.devices) - base.lateness.latest_us(base.devices)
-    return tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
+    later_us = base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
+    late_us = between_buckets(profile, ends, [one.late_us for one in profile.buckets])
+    return tuple(np.maximum(0.0, late_us + later_us).tolist())
 
 
-def _other_us(one: OtherCollective, place: Place, scenario: Scenario, costs: Costs) -> float | None:
+def _other_us(one: OtherCollective, setting: Setting, costs: Costs) -> float | None:
     """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
-    if place.devices == 1 or one.kind in scenario.free_kinds:
+    if setting.place.devices == 1:
         return 0.0
     if one.bytes is None:
         return None
     try:
-        now = costs.cost(one.kind, one.bytes, place, scenario.links)
-        before = costs.cost(one.kind, one.bytes, costs.place)
+        now_us = costs.cost(one.kind, one.bytes, setting.place, setting.links).total_us
+        before_us = costs.cost(one.kind, one.bytes, costs.place).total_us
     except NotKnown:
         return None
-    then_us = now.latency_us * scenario.latency_factor + now.transfer_us * scenario.transfer_factor
-    return one.cost_us * then_us / before.total_us if before.total_us > 0 else None
+    return one.cost_us * now_us / before_us if before_us > 0 else None
 
 
-def uneven(base: Base, scenario: Scenario) -> str | None:
-    """Why the requested micro-batches cannot be made from the base's step; None where they can."""
-    wanted = scenario.accumulate or base.accumulate
-    if wanted % base.accumulate:
-        return (
-            f"the base's step is {base.accumulate} micro-batches, which its trace does not separate: give --accumulate "
-            f"{base.accumulate} or a multiple of it, or take a cell without accumulation as the base"
-        )
-    if scenario.batch_size is not None and scenario.batch_size % wanted:
-        samples = counted(scenario.batch_size, "sample")
-        return f"{samples} cannot be cut into {wanted} equal micro-batches: give a multiple of {wanted}"
-    return None
-
-
-def passes_of(base: Base, scenario: Scenario) -> int:
-    """How many times all the micro-batches of the base's trace are run; see `uneven`."""
-    return (scenario.accumulate or base.accumulate) // base.accumulate
-
-
-def step_batch(base: Base, scenario: Scenario) -> int | None:
-    """Samples of one optimizer step per device."""
-    if scenario.batch_size is not None or base.batch_size is None:
-        return scenario.batch_size
-    return base.batch_size // base.accumulate * (scenario.accumulate or base.accumulate)
-
-
-def compute_of(base: Base, scenario: Scenario) -> Compute:
-    """How compute changes with the batch and the device; raises NotKnown."""
-    by_samples = 1.0
-    if scenario.batch_size is not None:
-        if not base.batch_size:
-            raise NotKnown("the base's batch is not known: give --base-batch-size")
-        wanted = scenario.batch_size // (scenario.accumulate or base.accumulate)
-        by_samples = _samples_factor(base, wanted, base.batch_size // base.accumulate)
-    return Compute(by_samples, base.traced.device / scenario.faster, scenario.host_factor * base.traced.host)
+def scale_of(base: Base, setting: Setting) -> Scale:
+    """How the works change with the batch; raises NotKnown."""
+    wanted, measured = setting.micro_batch, base.setting.micro_batch
+    if wanted is None or measured is None or wanted == measured:
+        return base.traced
+    return replace(base.traced, by_samples=_samples_factor(base, wanted, measured))
 
 
 def _samples_factor(base: Base, wanted: int, measured: int) -> float:
@@ -245,8 +203,6 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
 
     By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two batches of one device are known.
     """
-    if wanted == measured:
-        return 1.0
     before_us = _single_us(base, measured)
     reached, basis = ([measured], "the base was") if before_us is None else (sorted(base.single_us), "one device was")
     if not reached[0] / BATCH_REACH <= wanted <= reached[-1] * BATCH_REACH:
@@ -256,8 +212,8 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
         )
     if before_us is None:
         return wanted / measured
-    fixed = [one.works.device_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
-    fixed_us, after_us = base.traced.device * float(np.mean(fixed)), _single_us(base, wanted)
+    fixed = [one.works.busy_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
+    fixed_us, after_us = base.traced.busy * float(np.mean(fixed)), _single_us(base, wanted)
     if after_us is None or min(after_us, before_us) <= fixed_us:
         raise NotKnown(
             f"one device's steps at {measured} and {counted(wanted, 'sample')} a pass are not longer than what no batch "

@@ -1,7 +1,7 @@
 """The profiles of a job: every whole step of every rank whose trace was read."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,8 @@ from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
-from dpscope.analysis.what_if.cpu_step import cpu_profile
-from dpscope.analysis.what_if.device_step import device_profile
-from dpscope.analysis.what_if.step_buckets import at_slowdown
-from dpscope.analysis.what_if.step_profile import (
-    INTERPOLATED,
-    UNKNOWN,
-    Gradients,
-    StepProfile,
-    bucket_bytes,
-)
+from dpscope.analysis.what_if.step_profile import INTERPOLATED, StepProfile
+from dpscope.analysis.what_if.step_works import step_profile
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -46,16 +38,9 @@ class JobProfile:
     kinds: frozenset[str]
     lacks: tuple[str, ...]
 
-    def at_slowdown(self, slowdown: float) -> "JobProfile":
-        """With costs alone, if each of two collectives in flight takes so many times as long."""
-        return replace(self, profiles=tuple(at_slowdown(one, slowdown) for one in self.profiles))
-
 
 def job_profile(
-    paths: Sequence[Path],
-    parameter_bytes: Sequence[int] = (),
-    gradient_bytes: float | None = None,
-    limits: ReadLimits = DEFAULT_LIMITS,
+    paths: Sequence[Path], parameter_bytes: Sequence[int] = (), limits: ReadLimits = DEFAULT_LIMITS
 ) -> JobProfile:
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
     read = [(path, one) for path in paths for one in read_attributed(path, limits)]
@@ -70,8 +55,6 @@ def job_profile(
         for place, attribution in enumerate(attributions)
         for profile in _of_rank(attribution, matched.take(trace_of_row == place), parameter_bytes)
     ]
-    if gradient_bytes is not None:
-        profiles = [with_bytes(one, gradient_bytes) for one in profiles]
     if not profiles:
         raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
     devices = _devices(attributions, matched)
@@ -117,17 +100,6 @@ def _plain(value: Any) -> object:
     return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value.item()
 
 
-def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:
-    """The profile with these bytes spread evenly over its buckets if its trace shows none; else unchanged."""
-    if profile.gradients.known != UNKNOWN or not profile.buckets:
-        return profile
-    share = gradient_bytes / profile.gradients.total_bytes
-    spread = Gradients(profile.gradients.bytes * share, profile.gradients.after, INTERPOLATED)
-    sizes = bucket_bytes(spread, profile.bucket_ends)
-    buckets = tuple(replace(one, bytes=size) for one, size in zip(profile.buckets, sizes, strict=True))
-    return replace(profile, gradients=spread, buckets=buckets)
-
-
 def _with_times(attribution: Attribution) -> Table:
     """The collectives of one rank with `launch_us` (on the CPU: when created) and `begin_us`, when a server took them up."""
     events = attribution.events
@@ -158,11 +130,12 @@ def _of_rank(attribution: Attribution, rows: Table, parameter_bytes: Sequence[in
     usable = steps.known("step") & steps.known("step_us")
     if len(steps) > 1:
         usable &= ~steps.truths("partial_window")
-    make = device_profile if attribution.on_device else cpu_profile
-    exposed_us = steps.real("exposed_us")[usable].tolist()
-    profiles = []
-    for number, exposed in zip(steps["step"][usable].tolist(), exposed_us, strict=True):
-        index = attribution.steps.numbers.index(number)
-        own = rows.take(rows["step"] == number)
-        profiles.append(make(attribution, index, own, exposed, parameter_bytes))
-    return profiles
+    return [
+        step_profile(
+            attribution,
+            attribution.steps.numbers.index(number),
+            rows.take(rows["step"] == number),
+            parameter_bytes,
+        )
+        for number in steps["step"][usable].tolist()
+    ]

@@ -1,9 +1,7 @@
 """How late the last of several ranks is, from the arrivals at matched collectives: no clock is compared. Microseconds.
 
 Lateness is split into what is steady, what all ranks share (which cancels) and what is random. The latest of N is the expected
-maximum of N draws: from the quantiles of what was seen, E max = integral of x dF(x)^N, with a generalised Pareto tail above the
-90% quantile where 200 independent samples or more show one (Pickands, Annals of Statistics 3(1), 1975), else that of a normal
-distribution, which is then an assumption.
+maximum of N draws from a normal distribution.
 """
 
 import math
@@ -14,11 +12,6 @@ import numpy as np
 
 from dpscope.analysis.what_if.step_profile import StepProfile
 from dpscope.profiling.records.finding import counted
-
-FEWEST_FOR_TAIL = 200
-_TAIL_FROM = 0.9
-_GRID = 4000
-_HEAVIEST = 0.3  # shape of a tail; the maximum of a heavier one cannot be used
 
 
 @dataclass(frozen=True)
@@ -45,20 +38,15 @@ class Lateness:
     def basis(self) -> str:
         """What the latest of N rests on, in words."""
         if not self.known:
-            return "lateness of ranks unknown: one rank was read; give --jitter"
-        text = f"lateness from {counted(self.independent, 'independent sample')} of {len(self.steady_us)} ranks"
-        return text if self.independent >= FEWEST_FOR_TAIL else f"{text}, normal tail assumed"
+            return "lateness of ranks unknown: one rank was read"
+        samples = counted(self.independent, "independent sample")
+        return f"lateness from {samples} of {len(self.steady_us)} ranks, normal tail assumed"
 
     def latest_us(self, ranks: int) -> float:
         """How much later than the mean rank the last of so many is, on average."""
         if not self.known or ranks < 2:
             return 0.0
-        return max(self.steady_us) + expected_latest(self.random_us, ranks, self.independent >= FEWEST_FOR_TAIL)
-
-
-def stated_lateness(deviation_us: float) -> Lateness:
-    """Of ranks that are late at random, by a normal distribution with this standard deviation."""
-    return Lateness((0.0, 0.0), (-deviation_us, deviation_us))
+        return max(self.steady_us) + float(np.std(self.random_us)) * normal_maximum(ranks)
 
 
 def lateness(profiles: Sequence[StepProfile]) -> Lateness:
@@ -85,32 +73,6 @@ def normal_maximum(ranks: int) -> float:
     from scipy.special import ndtri  # imported here because a replay fits nothing
 
     return float(-ndtri(0.625 / (ranks + 0.25))) if ranks > 1 else 0.0
-
-
-def expected_latest(samples_us: Sequence[float], ranks: int, fit_tail: bool) -> float:
-    """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
-
-    >>> round(expected_latest([-1.0, 1.0], 2, fit_tail=False), 3)  # a standard deviation of 1, normal: two draws, 0.59
-    0.589
-    """
-    values = np.asarray(samples_us, dtype=float)
-    if len(values) < 2:
-        return 0.0
-    if not fit_tail:
-        return float(values.std()) * normal_maximum(ranks)
-    # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
-    levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
-    quantiles = np.quantile(values, levels)
-    threshold = float(np.quantile(values, _TAIL_FROM))
-    excess = values[values > threshold] - threshold
-    if not len(excess) or np.ptp(excess) == 0:  # the largest are all the same: no tail to fit
-        return float(quantiles.mean())
-    mean, variance = float(excess.mean()), float(excess.var())  # the tail by the method of moments
-    shape = min(_HEAVIEST, 0.5 * (1 - mean**2 / variance))
-    scale = mean * (1 - shape)
-    beyond = np.maximum((1 - levels) / (1 - _TAIL_FROM), 1e-12)
-    tail = -np.log(beyond) * scale if abs(shape) < 1e-6 else scale / shape * (beyond**-shape - 1)
-    return float(np.where(levels > _TAIL_FROM, threshold + tail, quantiles).mean())
 
 
 def on_time(profiles: Sequence[StepProfile], rank: int) -> tuple[StepProfile, ...]:

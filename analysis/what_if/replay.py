@@ -1,28 +1,27 @@
 """A traced step run again under other conditions: the same works, other buckets, costs, lateness.
 
-Host and device go through their works; a bucket is ready when its last gradient is, its all-reduce starts when the last rank
-is ready and a server is free; what needs a bucket (the optimizer, the copies out of it) waits for its end; the next forward waits
-for the optimizer. Two steps are run and the second is read, so that a host that runs ahead is in steady state. The parts of a
-replayed step are those of the ledger of a traced one.
+The device goes through its works; a bucket is ready when its last gradient is, its all-reduce starts when the last rank is ready
+and a server is free; what needs a bucket (the optimizer, the copies out of it) waits for its end. The host launches works when it
+did, unless it waited for the device. The parts of a replayed step are those of the ledger of a traced one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from dpscope.analysis.costs.collective_streams import run_collectives
-from dpscope.analysis.what_if.step_profile import (
-    NEVER,
-    NO_WORK,
-    StepProfile,
-    Stretch,
-    joined,
-    stretches,
+from dpscope.analysis.stats.samples import Floats
+from dpscope.analysis.traces.steps.intervals import (
+    Intervals,
+    intersection,
+    length,
+    merge,
 )
+from dpscope.analysis.what_if.step_profile import NEVER, StepProfile
 
 Span = tuple[float, float]
 """Start and end, microseconds from the step's start."""
@@ -51,78 +50,47 @@ def exposed_split(
     >>> exposed_split([(10.0, 50.0)], [(20.0, 30.0)], [(5.0, 25.0)], [(28.0, 40.0)])  # 10-20 waits, 20-30 moves, 30-40 is other
     (10.0, 10.0, 10.0)
     """
-    transferring = _union(transfers)
-    in_wait = _union([*transferring, *waits])
-    in_flight = _union([*in_wait, *others])
-    moved, waited, every = (_shared(exposed, spans) for spans in (transferring, in_wait, in_flight))
+    transferring = merge(_spans(transfers))
+    in_wait = merge(transferring, _spans(waits))
+    in_flight = merge(in_wait, _spans(others))
+    of_device = merge(_spans(exposed))
+    moved, waited, every = (length(intersection(of_device, spans)) for spans in (transferring, in_wait, in_flight))
     return waited - moved, moved, every - waited
 
 
-def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same stretches of time without overlaps, in order."""
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if end <= start:
-            continue
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _shared(exposed: Sequence[Span], spans: Sequence[Span]) -> float:
-    """How long both last; each list is in order and without overlaps."""
-    total, place = 0.0, 0
-    for start, end in exposed:
-        while place < len(spans) and spans[place][1] <= start:
-            place += 1
-        at = place
-        while at < len(spans) and spans[at][0] < end:
-            total += min(end, spans[at][1]) - max(start, spans[at][0])
-            at += 1
-    return total
+def _spans(spans: Sequence[Span]) -> Intervals:
+    return np.array(spans, dtype=float).reshape(-1, 2)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a step is run under. Buckets by the index of their last gradient; per bucket latency, transfer and the lateness of the
-    last rank; the cost of every other collective. `passes` forward and backward passes make a step, the last one reduces.
+    """What a step is run under. Buckets by the index of their last gradient; per bucket latency, transfer, the lateness of the
+    last rank and the host's lag; the cost of every other collective. `passes` forward and backward passes make a step, the last
+    one reduces.
 
-    `gamma` is what compute loses per time that a collective runs next to it; `slowdown` as in `run_collectives`.
+    `gamma` is what compute loses per time that a collective runs next to it.
     """
 
     bucket_ends: tuple[int, ...]
     latency_us: tuple[float, ...]
     transfer_us: tuple[float, ...]
     late_us: tuple[float, ...]
+    lag_us: tuple[float, ...]
     other_us: tuple[float, ...]
     passes: int = 1
     gamma: float = 0.0
-    slowdown: float = 2.0
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """The steady step: its time and the parts that add up to it."""
-
-    step_us: float
-    parts: StepParts
-    entered: tuple[float, float, float]  # host, device and link at its start
-
-    @property
-    def exposed_us(self) -> float:
-        """All exposed communication."""
-        return self.parts.exposed_wait + self.parts.exposed_transfer + self.parts.exposed_other
-
-
-@dataclass(frozen=True)
-class Compute:
-    """What is done to the compute of a step: works that samples make longer, all kernels, the host's own time; each a factor."""
+class Scale:
+    """What is done to a step: to works that samples make longer, to all works, and to the host's own time; each a factor."""
 
     by_samples: float = 1.0
-    device: float = 1.0
+    busy: float = 1.0
     host: float = 1.0
+
+
+AS_IT_WAS = Scale()
 
 
 @dataclass(frozen=True)
@@ -132,33 +100,65 @@ class Point:
     buckets: tuple[int, ...]  # that are ready
     others: tuple[int, ...]  # other collectives that are launched
     needs: float | None  # the share of the gradients' bytes that the next work waits for
-    launch_us: float  # from where the host is to when its launch would let the next work start
-    following: Stretch
-    compute_us: float  # of the works in that stretch
+    host_waits: bool  # for the work before
+    launched_us: float  # the next work, from the host's start
+    following: "Stretch"
 
 
-AS_IT_WAS = Compute()
+class Stretch(NamedTuple):
+    """Works in a row: how long the device takes, of which it is busy, and when it ends at the earliest, from the host's start."""
+
+    length_us: float
+    busy_us: float
+    launched_us: float
+
+    def end_us(self, now_us: float, host_us: float) -> float:
+        return max(now_us + self.length_us, host_us + self.launched_us)
 
 
 class Prepared:
-    """A profile under one compute scale, its works joined between the points where anything else happens."""
+    """A profile under one scale, its works joined between the points where anything else happens."""
 
-    def __init__(self, profile: StepProfile, compute: Compute = AS_IT_WAS) -> None:
-        works = profile.works
-        device_us = works.device_us * compute.device * np.where(works.by_samples, compute.by_samples, 1.0)
-        self.profile = profile
-        self.launches_us = [*(works.host_us * compute.host + works.launch_gap_us).tolist(), NEVER]
-        self._stretches = stretches(works, device_us, compute.host)
-        self._reach_us = np.concatenate(([0.0], np.cumsum(device_us))).tolist()
-        self._needs = {int(at): float(works.needs[at]) for at in np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)}
-        self.compute_us = self._reach_us[-1]
-        after = profile.gradients.after
-        self._last_gradient = int(after[-1]) if len(after) else 0
-        self.one_pass = reduce(joined, self._stretches[: self._last_gradient], NO_WORK)  # without any collective
-        self.one_pass_compute_us = self._reach_us[self._last_gradient]
+    def __init__(self, profile: StepProfile, scale: Scale = AS_IT_WAS) -> None:
+        works, after = profile.works, profile.gradients.after
+        busy_us = works.busy_us * scale.busy * np.where(works.by_samples, scale.by_samples, 1.0)
+        self.profile, self.scale = profile, scale
+        self._busy_us = np.concatenate(([0.0], np.cumsum(busy_us)))
+        self._length_us = np.concatenate(([0.0], np.cumsum(busy_us + works.gap_us)))
+        launched_us = np.where(works.launched_us > 0, works.launched_us * scale.host, works.launched_us)
+        self._launched_us = [*launched_us.tolist(), NEVER]
+        self._ahead_us = launched_us - (self._length_us[:-1] + works.gap_us)  # of the launch over the works before
+        more_needed = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
+        self._needs = {int(place): float(works.needs[place]) for place in more_needed}
+        self._waits = set((np.flatnonzero(works.host_waits) + 1).tolist())
+        self.busy_us, self.length_us = (
+            float(self._busy_us[-1]),
+            float(self._length_us[-1]),
+        )
+        last_gradient = int(after[-1]) if len(after) else 0
+        self.pass_us = self._pass_us(last_gradient)
+        self.pass_busy_us = float(self._busy_us[last_gradient])
         reach = np.cumsum(profile.gradients.bytes)
         self.reach = (reach / reach[-1]).tolist() if len(reach) else []
         self._points: dict[tuple[int, ...], list[Point]] = {}
+
+    def _pass_us(self, end: int) -> float:
+        """A forward and backward pass without any collective."""
+        now = host = 0.0
+        waits = (place for place in self._waits if place < end)
+        for begin, until in pairwise(sorted({0, end, *waits})):
+            now = self._stretch(begin, until).end_us(now, host)
+            if until in self._waits:
+                host = now
+        return now
+
+    def _stretch(self, begin: int, end: int) -> Stretch:
+        ahead_us = float(self._ahead_us[begin:end].max(initial=NEVER))
+        return Stretch(
+            length_us=float(self._length_us[end] - self._length_us[begin]),
+            busy_us=float(self._busy_us[end] - self._busy_us[begin]),
+            launched_us=ahead_us + float(self._length_us[end]),
+        )
 
     def points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
         """The step under these buckets; kept, as scenarios differ in costs more often than in buckets."""
@@ -167,18 +167,18 @@ class Prepared:
         return self._points[bucket_ends]
 
     def _cut(self, bucket_ends: tuple[int, ...]) -> list[Point]:
-        after, last = self.profile.gradients.after.tolist(), len(self._stretches)
+        after, last = self.profile.gradients.after.tolist(), len(self._ahead_us)
         buckets = _places([after[end] for end in bucket_ends])
         others = _places([one.after for one in self.profile.others])
-        cuts = sorted({0, *buckets, *others, *self._needs})
+        cuts = sorted({0, *buckets, *others, *self._needs, *(self._waits - {last})})
         return [
             Point(
                 buckets=buckets.get(begin, ()),
                 others=others.get(begin, ()),
                 needs=self._needs.get(begin),
-                launch_us=self.launches_us[begin],
-                following=reduce(joined, self._stretches[begin:end], NO_WORK),
-                compute_us=self._reach_us[end] - self._reach_us[begin],
+                host_waits=begin in self._waits,
+                launched_us=self._launched_us[begin],
+                following=self._stretch(begin, end),
             )
             for begin, end in pairwise([*cuts, last])
         ]
@@ -192,67 +192,55 @@ def _places(values: Sequence[int]) -> dict[int, tuple[int, ...]]:
     return places
 
 
-def replay(prepared: Prepared, conditions: Conditions) -> Replayed:
-    """The second of two steps in a row."""
-    entered = (prepared.profile.first_host_us, 0.0, NEVER)
-    if prepared.profile.on_device:  # else nothing runs ahead, and the first step is as the second
-        first = _Step(prepared, conditions, *entered)
-        began = first.step_us
-        entered = (first.host - began, first.device - began, first.free - began)
-    step = _Step(prepared, conditions, *entered)
-    return Replayed(step.step_us, step.parts(), entered)
+class Replay:
+    """One step under these conditions, run in order of launch; times from its start."""
 
-
-def replayed_from(prepared: Prepared, conditions: Conditions, entered: tuple[float, float, float]) -> float:
-    """The time of one step that is entered so: where the host is, when the device ended the step before and when the link did."""
-    return _Step(prepared, conditions, *entered).step_us
-
-
-class _Step:
-    """One step, run in order of launch; times from its start."""
-
-    def __init__(self, prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> None:
-        self.prepared, self.conditions, self.profile = prepared, conditions, prepared.profile
-        self.host, self.device, self.free = host, device, free
+    def __init__(self, prepared: Prepared, conditions: Conditions) -> None:
+        self.prepared, self.conditions, self.profile = (
+            prepared,
+            conditions,
+            prepared.profile,
+        )
+        self.now = self.host = (conditions.passes - 1) * prepared.pass_us
         self.contention_us = 0.0
         self.exposed: list[Span] = []  # stretches in which the device waits for communication
         self.ready: list[float] = []  # when this rank's buckets are
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.other_spans: list[Span] = []
-        self.other_free = NEVER  # collectives that are no buckets are on a separate stream
+        self.other_free = 0.0  # collectives that are no buckets are on a separate stream
         self.waited = 0  # buckets whose end the device has waited for
         self.busy_from = self.busy_to = NEVER
-        for _ in range(conditions.passes - 1):
-            self._go(prepared.one_pass, prepared.one_pass_compute_us)
         for point in prepared.points(conditions.bucket_ends):
-            for bucket in point.buckets:
-                self._bucket_ready(bucket)
-            for place in point.others:
-                self._other(place, point.launch_us)
-            if point.needs is not None:
-                self._wait_for(point.needs, point.launch_us)
-            self._go(point.following, point.compute_us)
+            self._pass_point(point)
         self._schedule()
-        self.free = max([self.free, self.other_free, *self.ends])
-        self.step_us = max(self.device, self.free)
+        self.step_us = max([self.now, self.other_free, *self.ends])
 
-    def _go(self, stretch: Stretch, compute_us: float) -> None:
-        hh, dh, hd, dd = stretch
-        host, device = self.host, self.device
-        self.host = max(host + hh, device + dh)
-        self.device = max(host + hd, device + dd)
-        if self.conditions.gamma and self.busy_to > device:
-            overlap_us = max(0.0, min(self.device, self.busy_to) - max(device, self.busy_from))
+    def _pass_point(self, point: Point) -> None:
+        if point.host_waits:
+            self.host = self.now
+        launch_us = self.host + point.launched_us
+        for bucket in point.buckets:
+            self._bucket_ready(bucket)
+        for place in point.others:
+            self._other(place, launch_us)
+        if point.needs is not None:
+            self._wait_for(point.needs, launch_us)
+        self._go(point.following)
+
+    def _go(self, stretch: Stretch) -> None:
+        began, self.now = self.now, stretch.end_us(self.now, self.host)
+        if self.conditions.gamma and self.busy_to > began:
+            overlap_us = max(0.0, min(self.now, self.busy_to) - max(began, self.busy_from))
             # the rest of the stretch is idle
-            computing = min(1.0, compute_us / (self.device - device)) if overlap_us else 0.0
+            computing = min(1.0, stretch.busy_us / (self.now - began)) if overlap_us else 0.0
             slower_us = self.conditions.gamma * overlap_us * computing
             self.contention_us += slower_us
-            self.device += slower_us
+            self.now += slower_us
 
     def _bucket_ready(self, bucket: int) -> None:
-        profile, conditions = self.profile, self.conditions
-        ready = max(self.device, self.host + profile.launch_lag_us) + profile.start_gap_us
+        conditions = self.conditions
+        ready = self.now + conditions.lag_us[bucket] + self.profile.start_gap_us
         self.ready.append(ready)
         if conditions.gamma:  # roughly when it will run, which only contention has to know so early
             start = max(ready + conditions.late_us[bucket], self.busy_to)
@@ -260,11 +248,11 @@ class _Step:
             self.busy_to = start + conditions.latency_us[bucket] + conditions.transfer_us[bucket]
 
     def _other(self, place: int, launch_us: float) -> None:
-        one, cost = self.profile.others[place], self.conditions.other_us[place]
-        start = max(max(self.device, self.host) + one.gap_us, self.other_free)
-        self.other_free = start + cost
+        other = self.profile.others[place]
+        start = max(self.now + other.gap_us, self.other_free)
+        self.other_free = start + self.conditions.other_us[place]
         self.other_spans.append((start, self.other_free))
-        if one.blocks:
+        if other.blocks:
             self._wait_until(self.other_free, launch_us)
 
     def _schedule(self) -> None:
@@ -272,13 +260,12 @@ class _Step:
         if len(self.ends) == len(self.ready):
             return
         conditions, count = self.conditions, len(self.ready)
-        last_ready = [one + late for one, late in zip(self.ready, conditions.late_us, strict=False)]
-        costs, profile = (
-            (conditions.latency_us[:count], conditions.transfer_us[:count]),
-            self.profile,
-        )
         self.starts, self.ends = run_collectives(
-            last_ready, *costs, profile.servers, conditions.slowdown, self.free, profile.turn_us
+            [ready + late for ready, late in zip(self.ready, conditions.late_us, strict=False)],
+            conditions.latency_us[:count],
+            conditions.transfer_us[:count],
+            self.profile.servers,
+            turn_us=self.profile.turn_us,
         )
 
     def _wait_for(self, share: float, launch_us: float) -> None:
@@ -294,58 +281,71 @@ class _Step:
 
     def _wait_until(self, end: float, launch_us: float) -> None:
         """The next work starts at `end` or later; what it would have waited for its launch anyway is not exposed."""
-        start = max(self.device, self.host + launch_us)
+        start = max(self.now, launch_us)
         if end > start:
             self.exposed.append((start, end))
-        self.device = max(self.device, end)
+        self.now = max(self.now, end)
 
+    @cached_property
     def parts(self) -> StepParts:
         """Of the whole step; collectives that outlast the last work are exposed, too."""
-        prepared, more_passes, step_us = self.prepared, self.conditions.passes - 1, self.step_us
-        compute_us = prepared.compute_us + more_passes * prepared.one_pass_compute_us + self.contention_us
-        tail = [(self.device, step_us)] if step_us > self.device else []
-        late_until = [ready + late for ready, late in zip(self.ready, self.conditions.late_us, strict=False)]
-        wait, transfer, other = exposed_split(
-            [*self.exposed, *tail],
-            list(zip(self.starts, self.ends, strict=True)),
-            list(zip(self.ready, late_until, strict=True)),
-            self.other_spans,
+        prepared, more_passes, step_us = (
+            self.prepared,
+            self.conditions.passes - 1,
+            self.step_us,
         )
-        return StepParts(compute_us, wait, transfer, other, step_us - compute_us - wait - transfer - other)
+        compute_us = prepared.busy_us + more_passes * prepared.pass_busy_us + self.contention_us
+        exposed = [*self.exposed]
+        if step_us > self.now:
+            exposed.append((self.now, step_us))
+        transfers = list(zip(self.starts, self.ends, strict=True))
+        late_us = self.conditions.late_us
+        waits = [(ready, ready + late) for ready, late in zip(self.ready, late_us, strict=False)]
+        wait, transfer, other = exposed_split(exposed, transfers, waits, self.other_spans)
+        return StepParts(
+            compute_us,
+            wait,
+            transfer,
+            other,
+            step_us - compute_us - wait - transfer - other,
+        )
+
+    @property
+    def exposed_us(self) -> float:
+        """All exposed communication."""
+        return self.parts.exposed_wait + self.parts.exposed_transfer + self.parts.exposed_other
 
 
 MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing
 
 
-def measured_conditions(profile: StepProfile) -> Conditions:
+def measured_conditions(profile: StepProfile, gamma: float = 0.0) -> Conditions:
     """The profile's own buckets, costs and lateness."""
     return Conditions(
         bucket_ends=profile.bucket_ends,
         latency_us=(0.0,) * len(profile.buckets),
         transfer_us=tuple(one.cost_us for one in profile.buckets),
         late_us=tuple(one.late_us for one in profile.buckets),
+        lag_us=tuple(one.lag_us for one in profile.buckets),
         other_us=tuple(one.cost_us for one in profile.others),
-        slowdown=profile.slowdown,
+        gamma=gamma,
     )
 
 
 def silent(profile: StepProfile) -> Conditions:
     """Its own buckets, every collective at no cost and no rank late."""
     none = (0.0,) * len(profile.bucket_ends)
-    return Conditions(profile.bucket_ends, none, none, none, (0.0,) * len(profile.others))
+    return Conditions(profile.bucket_ends, none, none, none, none, (0.0,) * len(profile.others))
 
 
-def base_error(prepared: Prepared) -> float:
-    """(replayed - measured) / measured of the step as it was entered."""
-    profile = prepared.profile
-    entered = (profile.first_host_us, 0.0, NEVER)
-    return replayed_from(prepared, measured_conditions(profile), entered) / profile.step_us - 1
+def base_error(profile: StepProfile) -> float:
+    """(replayed - measured) / measured of the step as it was."""
+    return Replay(Prepared(profile), measured_conditions(profile)).step_us / profile.step_us - 1
 
 
-def late_us(profile: StepProfile, ends: tuple[int, ...]) -> tuple[float, ...]:
-    """Lateness of the last rank at other buckets: between the measured ones by the bytes that were ready."""
+def between_buckets(profile: StepProfile, ends: tuple[int, ...], values: Sequence[float]) -> Floats:
+    """What the measured buckets have, of other buckets: linear by the bytes that were ready."""
     if not profile.buckets:
-        return (0.0,) * len(ends)
+        return np.zeros(len(ends))
     reach = np.cumsum(profile.gradients.bytes)
-    held = reach[list(profile.bucket_ends)]
-    return tuple(np.interp(reach[list(ends)], held, [one.late_us for one in profile.buckets]).tolist())
+    return np.interp(reach[list(ends)], reach[list(profile.bucket_ends)], values)

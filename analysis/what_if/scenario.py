@@ -1,49 +1,21 @@
-"""What differs from a measured step, and the base that it is predicted from: plain data. Microseconds, bytes."""
+"""What differs from a measured step, the base that it is predicted from, and a prediction: plain data. Microseconds, bytes."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.collective_costs import Links, Place
 from dpscope.analysis.what_if.lateness import Lateness
-from dpscope.analysis.what_if.replay import (
-    AS_IT_WAS,
-    Compute,
-    Prepared,
-    Replayed,
-    measured_conditions,
-    replay,
-)
-from dpscope.analysis.what_if.step_profile import SHARES_THE_LINK, Bucketing, StepProfile
+from dpscope.analysis.what_if.replay import AS_IT_WAS, Prepared, Replay, Scale, measured_conditions
+from dpscope.analysis.what_if.step_profile import Bucketing, StepProfile
 from dpscope.profiling.records.short_repr import short_repr
 
 _Result = TypeVar("_Result")
 DEFAULT_BUCKET = "default"
+BAND = 0.9  # share of the truths that lie inside a band
 
-
-@dataclass(frozen=True)
-class Interference:
-    """`gamma`: what computing loses per time next to a collective; `slowdown`: how much longer each of two in flight takes.
-
-    Each with the band of what it may be. `slowdown_measured`: of whole calls; else assumed, of their bytes. `contention` is the
-    basis of gamma, in words; empty where it is assumed.
-    """
-
-    gamma: float = 0.0
-    gamma_band: tuple[float, float] = (0.0, 0.0)
-    slowdown: float = SHARES_THE_LINK
-    slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)
-    slowdown_measured: bool = False
-    contention: str = ""
-
-
-AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS, NO_INTERFERENCE = (
-    Links(),
-    Bucketing(),
-    Lateness(),
-    Interference(),
-)
+AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
 
 
 @dataclass(frozen=True)
@@ -51,10 +23,7 @@ class Scenario:
     """What differs from the base; None keeps the base's.
 
     `batch_size` is per device and step, which `accumulate` cuts into micro-batches; without it every micro-batch is as large as
-    the base's. `bucket_mb` in MiB, or "default". `faster` divides the time of every kernel. `on_time` is a rank that is no
-    longer late. `jitter` is the standard deviation of a rank's lateness as a share of the step. The last six remove one part of
-    the step each: bytes or latency of collectives, all time of the all-reduces of gradients, other collectives of these kinds,
-    lateness, the host's own time.
+    the base's. `bucket_mb` in MiB, or "default". `on_time` is a rank that is no longer late.
     """
 
     devices: int | None = None
@@ -64,16 +33,20 @@ class Scenario:
     overlap: bool | None = None
     hook: str | None = None
     accumulate: int | None = None
-    faster: float = 1.0
     links: Links = AS_MEASURED
     on_time: int | None = None
-    jitter: float | None = None
-    transfer_factor: float = 1.0
-    latency_factor: float = 1.0
-    buckets_factor: float = 1.0
-    free_kinds: frozenset[str] = frozenset()
-    lateness_factor: float = 1.0
-    host_factor: float = 1.0
+
+
+class Contention(NamedTuple):
+    """What computing loses per time next to a collective, the band of it, and its basis in words; assumed without one."""
+
+    gamma: float = 0.0
+    low: float = 0.0
+    high: float = 0.3  # fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
+    basis: str = ""
+
+
+UNKNOWN_CONTENTION = Contention()
 
 
 @dataclass(frozen=True)
@@ -103,9 +76,9 @@ class Base:
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
     method_error: float | None = None
-    interference: Interference = NO_INTERFERENCE
+    contention: Contention = UNKNOWN_CONTENTION
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
-    traced: Compute = AS_IT_WAS
+    traced: Scale = AS_IT_WAS
     lacks: tuple[str, ...] = ()
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
     every: tuple[StepProfile, ...] = ()
@@ -121,20 +94,69 @@ class Base:
         result: _Result = self._kept[key]
         return result
 
-    def prepared(self, profile: StepProfile, compute: Compute) -> Prepared:
-        """One of the profiles under a compute scale."""
-        return self.once((id(profile), compute), lambda: Prepared(profile, compute))
+    def prepared(self, profile: StepProfile, scale: Scale) -> Prepared:
+        """One of the profiles under a scale."""
+        return self.once((id(profile), scale), lambda: Prepared(profile, scale))
 
-    def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
-        """One of the profiles replayed as it was measured, untraced; under another `gamma` where it is given."""
-        by = self.interference.gamma if gamma is None else gamma
+    def replayed(self, profile: StepProfile, gamma: float) -> Replay:
+        """One of the profiles replayed as it was measured, untraced; its contention cancels that of a scenario."""
 
-        def as_measured() -> Replayed:  # contention cancels
-            alike = replace(measured_conditions(profile), gamma=by, slowdown=self.interference.slowdown)
-            return replay(self.prepared(profile, self.traced), alike)
+        def replayed() -> Replay:
+            return Replay(self.prepared(profile, self.traced), measured_conditions(profile, gamma))
 
-        return self.once((id(profile), by), as_measured)
+        return self.once((id(profile), gamma), replayed)
 
     @property
     def place(self) -> Place:
         return Place(self.devices, self.per_node)
+
+    @property
+    def setting(self) -> "Setting":
+        """As it was measured."""
+        batch = None if self.batch_size is None else self.batch_size // self.accumulate
+        return Setting(self.place, batch, self.bucketing, self.hook, self.accumulate, AS_MEASURED, None)
+
+
+class Setting(NamedTuple):
+    """What a step is replayed under: a scenario, with the base's value of whatever it does not state."""
+
+    place: Place
+    micro_batch: int | None  # samples of a forward pass per device
+    bucketing: Bucketing
+    hook: str
+    accumulate: int
+    links: Links
+    on_time: int | None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of one optimizer step per device."""
+        return None if self.micro_batch is None else self.micro_batch * self.accumulate
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and `reason` is the reason.
+
+    `efficiency` is t_1 / t_N at equal batch per device. `ledger` is where the step goes, `bound_by` its largest part: compute,
+    waiting, transfer, communication (any other) or idle.
+    """
+
+    __repr__ = short_repr
+
+    devices: int
+    nodes: int
+    batch_size: int | None
+    step_us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    exposed_us: float | None = None
+    efficiency: float | None = None
+    bound_by: str | None = None
+    rests_on: str | None = None
+    reason: str | None = None
+    ledger: Ledger | None = None
+
+    def as_plain(self) -> dict[str, object]:
+        """For JSON; without the ledger."""
+        return {name: value for name, value in asdict(self).items() if name != "ledger"}

@@ -1,10 +1,4 @@
-"""One rank's traced step as what a replay needs: host launches, compute, gradients, buckets, other collectives.
-
-Microseconds and bytes; no torch. A CPU's step has no launches: its works are stretches of time, and the host never holds them up.
-
-Launches and kernels only ever wait for the latest of several times and then take so long, so any number of them in a row is a
-2 x 2 matrix of the max-plus algebra (Baccelli, Cohen, Olsder and Quadrat, "Synchronization and linearity", 1992): a ResNet-50's
-thousand kernels become a matrix (`Stretch`) between every two gradients, and a replay takes microseconds.
+"""One rank's traced step as what a replay needs: stretches of work, gradients, buckets, other collectives. Microseconds, bytes.
 
 DDP's rule for buckets after its first iteration: gradients in order of readiness fill a bucket, which closes once it holds its
 limit. Without a stated cap the first limit is 1 MiB and the others 25 MiB; a stated cap is the first limit too. Source:
@@ -23,33 +17,29 @@ from dpscope.analysis.stats.samples import Floats
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB
 
-SHARES_THE_LINK = 2.0  # how many times as long each of two collectives in flight takes, where they share every byte
+NEVER = float("-inf")
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-RECORDED, BY_ORDER, INTERPOLATED, UNKNOWN = "recorded", "parameter order", "interpolated", "unknown"
+RECORDED, BY_ORDER, INTERPOLATED = "recorded", "parameter order", "interpolated"
 """How the sizes of a step's gradients may be known."""
 
 
 @dataclass(frozen=True)
 class Works:
-    """A step's compute in order of launch, an entry per work in every column.
+    """A step's work in order, an entry per kernel (on a CPU: per stretch between two gradients) in every column.
 
-    A work starts at the later of (its launch + `launch_gap_us`) and (the end of the work before + `order_gap_us`). `host_us` is
-    the host's own time before the launch. Where `sync_us` is known the host goes on so long after the work's end and not before.
-    `needs` is the share of the gradients' bytes that must have been reduced before the work starts (0: none).
+    A work starts `gap_us` after the one before has ended and the gradients that it needs have been reduced, but not before its
+    host has launched it: `launched_us` after the step's start, or after the end of the last work that the host waited for.
+    `needs` is the share of the gradients' bytes (0: none).
     """
 
-    host_us: Floats
-    device_us: Floats
-    launch_gap_us: Floats
-    order_gap_us: Floats
-    sync_us: Floats  # NaN where the host does not wait
+    busy_us: Floats
+    gap_us: Floats
+    launched_us: Floats  # NEVER where nothing is launched
+    host_waits: Bools  # for this work to end
     needs: Floats
     by_samples: Bools  # whether a larger batch makes the work longer: not the optimizer, nor copies of gradients
-
-    def __len__(self) -> int:
-        return len(self.device_us)
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,8 @@ class Gradients:
 class MeasuredBucket:
     """An all-reduce of gradients; times count from the step's start.
 
-    `late_us` is by how much the last rank was ready after this one. `cost_us` is the transfer as it would be alone on the link:
+    `lag_us` is from the end of its last gradient's work to `ready_us`, where the host launched it later. `late_us` is by how much
+    the last rank was ready after this one. `cost_us` is the transfer as it would be alone on the link:
     of one rank's trace its whole duration, an upper bound that holds waiting (`bounded`).
     """
 
@@ -80,6 +71,7 @@ class MeasuredBucket:
     late_us: float
     cost_us: float
     bounded: bool = False
+    lag_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,10 +88,10 @@ class OtherCollective:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One whole step of one rank. `first_host_us` is when the host's last wait or launch before the step was, from its start.
+    """One whole step of one rank.
 
-    `launch_lag_us` is from the launch of a bucket's last gradient to that of its all-reduce, `start_gap_us` from ready to start,
-    `turn_us` from the end of an all-reduce to the start of one that waited for it.
+    `start_gap_us` is from a bucket's readiness to the start of its all-reduce, `turn_us` from the end of an all-reduce to the
+    start of one that waited for it.
     """
 
     rank: int | None
@@ -109,18 +101,14 @@ class StepProfile:
     gradients: Gradients
     buckets: tuple[MeasuredBucket, ...]
     others: tuple[OtherCollective, ...]
-    first_host_us: float
     bucket_ends: tuple[int, ...]  # the last gradient of each measured bucket
-    launch_lag_us: float
     start_gap_us: float
     turn_us: float
-    exposed_us: float
     servers: int  # collectives in flight at once: 1 stream of NCCL, 2 workers of gloo
-    slowdown: float = SHARES_THE_LINK  # of each of two in flight, with which the buckets' costs were computed
 
     @property
     def on_device(self) -> bool:
-        return bool(np.isfinite(self.first_host_us))
+        return self.servers == 1
 
 
 TYPICAL = 3  # profiles that a prediction is the mean of
@@ -130,43 +118,6 @@ def typical(profiles: Sequence[StepProfile]) -> tuple[StepProfile, ...]:
     """The profiles whose steps are nearest to the median."""
     middle = float(np.median([one.step_us for one in profiles]))
     return tuple(sorted(profiles, key=lambda one: abs(one.step_us - middle))[:TYPICAL])
-
-
-Stretch = tuple[float, float, float, float]
-"""hh, dh, hd, dd: host' = max(host + hh, device + dh), device' = max(host + hd, device + dd)."""
-
-NEVER = float("-inf")
-NO_WORK: Stretch = (0.0, NEVER, NEVER, 0.0)
-
-
-def joined(first: Stretch, second: Stretch) -> Stretch:
-    """Both in a row.
-
-    >>> joined((1.0, NEVER, 3.0, 2.0), (1.0, NEVER, 3.0, 2.0))  # host 1 + 1; device the later of 1 + 3, 3 + 2 and 2 + 2
-    (2.0, -inf, 5.0, 4.0)
-    """
-    hh, dh, hd, dd = first
-    host_host, device_host, host_device, device_device = second
-    return (
-        max(hh + host_host, hd + device_host),
-        max(dh + host_host, dd + device_host),
-        max(hh + host_device, hd + device_device),
-        max(dh + host_device, dd + device_device),
-    )
-
-
-def stretches(works: Works, device_us: Floats, host_scale: float = 1.0) -> list[Stretch]:
-    """Each work as a stretch, with these times on the device; the host's own time is scaled."""
-    columns = (
-        works.host_us * host_scale,
-        works.launch_gap_us + device_us,  # from the launch to the end
-        works.order_gap_us + device_us,  # from the end of the work before
-        np.where(np.isnan(works.sync_us), NEVER, works.sync_us),
-    )
-    return [
-        (max(host, host + launched + resumes), ordered + resumes, host + launched, ordered)
-        for host, launched, ordered, resumes in zip(*(column.tolist() for column in columns), strict=True)
-    ]
 
 
 FIRST_MIB, USUAL_MIB = 1.0, 25.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 
@@ -18,12 +18,7 @@ from dpscope.launch.commands.command import (
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_bytes
-from dpscope.profiling.store.ownership import check_overwritable
 from dpscope.profiling.store.shown_text import write_out
-
-if TYPE_CHECKING:
-    from dpscope.analysis.what_if.answer import RunAnswer
 
 _TABLES = (".csv", ".tsv")
 
@@ -39,7 +34,7 @@ IDLE = (
         "it chooses a cell of a run folder, and none was named",
     ),
     Idle(
-        "base_devices base_batch_size base_bucket_mb gradient_bytes",
+        "base_devices base_batch_size base_bucket_mb",
         _reads_run,
         "a run contains it",
     ),
@@ -56,24 +51,16 @@ class WhatIfRequest(Request):
         "the link that limits: between nodes if there are several, else within the node; "
         'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
     )
-    inter: str | None = option(
-        'of two levels the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"'
-    )
-    intra: str | None = option('of two levels the link within a node, such as "NVLink 4"')
     bucket_mb: str | None = option("DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")
     comm_hook: str | None = option("how gradients travel: none, fp16, bf16")
     batch_size: str | None = option("per device and step, such as 32,128")
     accumulate: str | None = option("micro-batches of a step, of the measured size")
     overlap: str | None = option("off: one bucket, reduced after backward")
-    faster: str | None = option("how much faster the device computes, such as 1.7")
     on_time: str | None = option("a rank that is no longer late, such as 7")
-    jitter: str | None = option("how late a rank is, of the step, such as 3%")
     base_devices: int | None = option("of a trace: devices of its job", min=1)
     base_batch_size: int | None = option("of a trace: its batch per device", min=1)
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")
-    gradient_bytes: str | None = option("of a trace: size of all gradients, such as 44.7MB", metavar="SIZE")
-    figure: Path | None = option("draw efficiency over devices, *.png, *.svg or *.pdf")
-    output_format: Literal["table", "json", "csv"] = option("what to print", "--format", default="table")
+    output_format: Literal["table", "json"] = option("what to print", "--format", default="table")
 
 
 def whatif(request: WhatIfRequest) -> None:
@@ -85,16 +72,13 @@ def whatif(request: WhatIfRequest) -> None:
             )
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, or traces of one job")
-    gradient_bytes = options.read_size("--gradient-bytes", request.gradient_bytes)
     bucket_bytes = options.read_size("--base-bucket-mb", request.base_bucket_mb, MIB)
     from dpscope.analysis.what_if import options as scenario_options
 
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
-    if request.figure is not None:
-        _check_figure(request.figure)
     from dpscope.analysis.output.analyze import load
-    from dpscope.analysis.text.terminal import progress
+    from dpscope.analysis.text.terminal import print_table, progress
     from dpscope.analysis.what_if import answer, bases, cell_errors
 
     if options.holds_run(request.paths[0]):
@@ -105,50 +89,20 @@ def whatif(request: WhatIfRequest) -> None:
             question = bases.base_of_loaded(run, request.cell)
     else:
         bucket_mb = None if bucket_bytes is None else bucket_bytes / MIB
-        stated = bases.StatedJob(request.base_devices, request.base_batch_size, bucket_mb, gradient_bytes)
         with progress():
-            question = bases.base_of_traces(request.paths, stated)
-    scenarios = scenario_options.placed(question.base, scenarios)
+            question = bases.base_of_traces(request.paths, request.base_devices, request.base_batch_size, bucket_mb)
     with progress("Predicting") as update:
         update("the run's other cells")
         question, own = cell_errors.with_cell_errors(question)
         update(counted(len(scenarios), "scenario"))
-        answered = answer.run_answer(question, own, scenarios)
-    _print_answer(answered, request.output_format)
-    if request.figure is not None:
-        drawn = answered.drawn(request.figure.suffix)
-        check_overwritable(request.figure)
-        write_bytes(request.figure, drawn)
+        answered = answer.run_answer(question, own, scenario_options.placed(question.base, scenarios))
+    if request.output_format == "json":
+        write_out(answered.as_json() + "\n")
+    else:
+        console = open_console()
+        for table in answered.tables.values():
+            print_table(console, table)
     if question.cut_short:
         from dpscope.analysis.output.traces import trace_status
 
         raise typer.Exit(trace_status((), question.cut_short))
-
-
-def _print_answer(answered: "RunAnswer", output_format: Literal["table", "json", "csv"]) -> None:
-    from dpscope.analysis.text.terminal import print_table, progress
-    from dpscope.analysis.text.text_table import render
-    from dpscope.analysis.what_if.answer import csv_table
-
-    if output_format == "json":
-        write_out(answered.as_json() + "\n")
-    elif output_format == "csv":
-        write_out(render(csv_table(answered), "csv"))
-    else:
-        console = open_console()
-        with progress("Removing one part at a time"):
-            tables = answered.tables
-        for table in tables.values():
-            print_table(console, table)
-
-
-_FIGURES = (".png", ".svg", ".pdf")
-
-
-def _check_figure(path: Path) -> None:
-    """Raise DpscopeError for a name of another kind, a folder that is not there and a file that is not dpscope's."""
-    if path.suffix not in _FIGURES:
-        raise DpscopeError(f"{path} must end in {', '.join(_FIGURES)}")
-    if not path.parent.is_dir():
-        raise DpscopeError(f"{path.parent} does not exist; make it first")
-    check_overwritable(path)

@@ -8,20 +8,18 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.collective_costs import Costs, Place
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import Conditions
-from dpscope.analysis.what_if.scenario import Base
+from dpscope.analysis.what_if.scenario import Base, Contention
 from dpscope.analysis.what_if.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
 
 
 def works(device_us: list[float], host_us: list[float] | None = None, **columns: list[float]) -> Works:
-    """Kernels with nothing between them; without host times the host never holds them up."""
+    """Kernels with nothing between them, each launched `host_us` after the one before; without, the host never holds them up."""
     count = len(device_us)
-    zeros = np.zeros(count)
     return Works(
-        host_us=np.array(host_us or zeros, dtype=float),
-        device_us=np.array(device_us, dtype=float),
-        launch_gap_us=zeros if host_us else np.full(count, NEVER),
-        order_gap_us=zeros,
-        sync_us=np.array(columns.get("sync_us", [np.nan] * count), dtype=float),
+        busy_us=np.array(device_us, dtype=float),
+        gap_us=np.array(columns.get("gap_us", [0.0] * count), dtype=float),
+        launched_us=np.full(count, NEVER) if host_us is None else np.cumsum(host_us),
+        host_waits=np.array(columns.get("host_waits", [0.0] * count), dtype=bool),
         needs=np.array(columns.get("needs", [0.0] * (count - 1) + [1.0]), dtype=float),
         by_samples=np.arange(count) < count - 1,
     )
@@ -30,17 +28,16 @@ def works(device_us: list[float], host_us: list[float] | None = None, **columns:
 def profile(table: Works, after: list[int], ends: tuple[int, ...], **more: object) -> StepProfile:
     """Gradients of 1 MB each."""
     gradients = Gradients(np.full(len(after), 1e6), np.array(after, dtype=np.int64), "recorded")
-    first_host_us = 0.0 if table.launch_gap_us[0] == 0 else NEVER
     made = StepProfile(
         rank=0, step=1, step_us=0.0, works=table, gradients=gradients, buckets=(), others=(), bucket_ends=ends,
-        first_host_us=first_host_us, launch_lag_us=0.0, start_gap_us=0.0, turn_us=0.0, exposed_us=0.0, servers=1,
+        start_gap_us=0.0, turn_us=0.0, servers=1,
     )  # fmt: skip
     return replace(made, **more)  # type: ignore[arg-type]
 
 
 def under(ends: tuple[int, ...], costs: list[float], **more: object) -> Conditions:
     count = len(ends)
-    made = Conditions(ends, (0.0,) * count, tuple(costs), (0.0,) * count, ())
+    made = Conditions(ends, (0.0,) * count, tuple(costs), (0.0,) * count, (0.0,) * count, ())
     return replace(made, **more)  # type: ignore[arg-type]
 
 
@@ -53,5 +50,6 @@ BUCKETS = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for rea
 PROFILE = replace(SIMPLE, buckets=BUCKETS, step_us=230.0)
 STILL = Lateness((0.0, 0.0), (0.0,) * 8)  # two ranks that are never late
 LEDGER = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
-BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, 2, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL)
+ALONE = Contention(high=0.0)  # nothing slows computing
+BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, 2, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL, contention=ALONE)
 COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 20.0})

@@ -68,7 +68,6 @@ def test_a_full_disk_under_the_output_is_one_line(
     [
         ["analyze", TRACES, "--report", LONG],
         ["merge", TRACES, "-o", f"{LONG}.json"],
-        ["whatif", EXAMPLE_RUN, "--devices", "4", "--figure", f"{LONG}.png"],
         ["run", "--out", LONG],
         ["attach", "--out", LONG, "--", __file__],
         ["estimate", LONG],
@@ -132,20 +131,14 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("analyze RUN --flops=1.2X", "--flops 1.2X: give the FLOPs of one step on one device, such as"),
         ("whatif none --devices 4", "does not exist; give a run folder, or traces of one job"),
         ("whatif . --devices 4", "holds no trace"),
-        ("whatif RUN --inter 100Gb/s", "--inter changes nothing: all of it is on one node; add --per-node"),
-        ("whatif RUN --devices 4 --per-node 1 --intra 9GB/s", "--intra changes nothing: every node has one device"),
-        ("whatif RUN --inter 100", "--inter '100' has no unit: write 100GB/s"),
-        ("whatif RUN --link 1GB/s --inter 1GB/s", "--link and --inter state the same link"),
+        ("whatif RUN --link 100", "--link '100' has no unit: write 100GB/s"),
         ("whatif RUN --overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
         ("whatif RUN --overlap maybe", "--overlap 'maybe': choose from on, off"),
         ("whatif RUN --on-time x", "--on-time 'x': give a rank, such as 7"),
-        ("whatif RUN --jitter 3", "--jitter '3' has no unit: write 3%"),
         (f"whatif RUN --devices {'9' * 5000}", "9': give whole numbers of 1 or more"),  # int() refuses so many digits
-        ("whatif RUN --devices 4,9999999", "beyond 64 times the largest measured count (2); give 128 or fewer"),
         ("whatif RUN --bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
         ("whatif RUN --cell ddp-d8-b8", "has no measured cell ddp-d8-b8; did you mean ddp-d2-b8? It has"),
         ("whatif RUN --cell single-d1-b8", "cannot be the base"),
-        ("whatif RUN --figure nowhere/x.png", "nowhere does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(

@@ -81,7 +81,7 @@ class Ledger:
 
     @property
     def by_name_us(self) -> dict[str, float]:
-        """What part an action can remove, as actions and savings name it, and how long it is; known parts only."""
+        """What part an action can remove, as actions name it, and how long it is; known parts only."""
         others = {other_part(kind): us for kind, us in self.other_by_kind_us.items()}
         split = {WAITING: self.exposed_wait_us, TRANSFER: self.exposed_transfer_us, **others}
         parts = (split if self.is_split else {UNSPLIT: self.exposed_other_us}) | {IDLE: self.idle_us}

@@ -5,8 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import msgspec
 import numpy as np
@@ -15,26 +13,21 @@ import pytest
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.what_if.bases import (
-    NO_CONTENTION,
     Question,
-    assumed,
     base_of_loaded,
     base_of_traces,
-    gamma_of,
-    interference_of_traces,
+    contention_of_ledger,
     repeats_band,
     single_steps_us,
 )
 from dpscope.analysis.what_if.cell_errors import errors_of_cells
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
-from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
-from tests.helpers.replayed_steps import BASE, COSTS, LEDGER, PROFILE
-from tests.helpers.run_cells import optioned, run_of, traced_table
+from tests.helpers.replayed_steps import BASE, COSTS, LEDGER
+from tests.helpers.run_cells import optioned, run_of
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -53,47 +46,17 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question
         base_of_loaded(alone)
 
 
-def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
-    windows = traced_table("steps", [{f"{name}_us": value for name, value in times.items()}])
-    stated = Cell(strategy=strategy, devices=devices, batch_size=8)
-    return cast(CellData, SimpleNamespace(cell=stated, whole_windows=windows, measured=True))
-
-
-@pytest.mark.parametrize(
-    ("alone_us", "ddp_alone_us", "expected"),
-    [
-        # 20 of 50 us of communication run next to computing, which takes 110 us: 8 us more than alone are 0.4 of them.
-        (102.0, None, 0.4),
-        (90.0, None, 0.7),
-        (115.0, None, 0.0),
-        # 7 of the 8 us are DDP's copies into buckets, which one device makes as well: 1 / 20 is left.
-        (102.0, 109.0, 0.05),
-        (None, None, 0.7),  # nothing to compare with
-    ],
-)
-def test_computing_is_slowed_no_more_than_this_cell_shows(
-    alone_us: float | None, ddp_alone_us: float | None, expected: float
-) -> None:
-    several = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0, hidden=20.0)
-    times: tuple[tuple[CellStrategy, float | None], ...] = (("single", alone_us), ("ddp", ddp_alone_us))
-    alone = [traced_cell(name, 1, compute=us, communication=0.0, exposed=0.0) for name, us in times if us is not None]
-    assert gamma_of(run_of(*alone, several), several, calibrated=0.7) == pytest.approx(expected)
-
-
 def test_the_measured_contention_is_used_before_any_assumption() -> None:
     """Compute that takes 1.25x as long loses 1/5 of the time that communication runs next to it."""
     ledger = replace(LEDGER, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
-    measured = interference_of_traces(ledger, [PROFILE])
-    assert measured.gamma == pytest.approx(0.2)
-    assert (measured.gamma_band, assumed(measured, [PROFILE])) == ((0.0, 0.5), ())
-    unknown = interference_of_traces(LEDGER, [PROFILE])
-    assert (unknown.gamma, unknown.gamma_band, unknown.contention) == (0.0, (0.0, 0.3), "")
-    assert assumed(unknown, [PROFILE]) == (NO_CONTENTION,)
-    # Without the all-reduces: the 20 us of compute between 150 and 170 took 4 us longer next to the first.
+    measured, unknown = contention_of_ledger(ledger), contention_of_ledger(LEDGER)
+    assert measured[:3] == pytest.approx((0.2, 0.0, 0.5))
+    assert (unknown.low, unknown.gamma, unknown.high, unknown.basis) == (0.0, 0.0, 0.3, "")
+    # By half precision the first all-reduce runs 10 us less next to computing: 2 us less are lost
     one, without = (
-        predict(replace(BASE, interference=found), Scenario(buckets_factor=0.0), COSTS) for found in (measured, unknown)
+        predict(replace(BASE, contention=found), Scenario(hook="fp16"), COSTS) for found in (measured, unknown)
     )
-    assert one.step_us == pytest.approx((without.step_us or 0.0) - 4)
+    assert one.step_us == pytest.approx((without.step_us or 0.0) - 2)
     assert "compute next to communication takes 1.25x as long (1.00 to 2.00, measured)" in str(one.rests_on)
     assert "compute next to communication" not in str(without.rests_on)
 
@@ -101,7 +64,8 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
 def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
     """The A100s' compute is 565 us a step longer next to communication: without it their replayed steps compute as much less."""
     base = base_of_traces([A100]).base
-    removed = [base.replayed(one).parts.compute - base.replayed(one, 0.0).parts.compute for one in base.profiles]
+    gamma = base.contention.gamma
+    removed = [base.replayed(one, gamma).parts.compute - base.replayed(one, 0.0).parts.compute for one in base.profiles]
     assert float(np.mean(removed)) == pytest.approx(known(base.ledger).contention_us, rel=0.5)
 
 

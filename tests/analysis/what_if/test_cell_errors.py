@@ -10,7 +10,7 @@ from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.what_if.bases import Question
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
 from dpscope.analysis.what_if.predict import predict
-from dpscope.analysis.what_if.scenario import Scenario
+from dpscope.analysis.what_if.scenario import Prediction, Scenario
 from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.known import known
 from tests.helpers.run_cells import optioned, run_of
@@ -20,8 +20,8 @@ from tests.helpers.run_cells import optioned, run_of
 def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
     four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=4)
     (prediction,) = errors_of_cells(question, run_of(four)).cells
-    assert prediction.reason is None  # not two nodes of two, between which nothing was measured
-    assert prediction.predicted_us is not None
+    assert prediction.prediction.reason is None  # not two nodes of two, between which nothing was measured
+    assert prediction.error is not None
 
 
 @pytest.mark.long
@@ -46,9 +46,7 @@ def test_only_cells_that_a_scenario_describes_show_the_error(
 )
 def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
     """4% weighs as much as four cells."""
-    cells = tuple(
-        CellError("one", 4, 8, "", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors
-    )
+    cells = tuple(CellError("one", "", 100.0, Prediction(4, 1, 8, 100.0 * math.exp(off)), None, 0.0) for off in errors)
     assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
 
 

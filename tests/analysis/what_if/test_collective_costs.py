@@ -82,7 +82,7 @@ def test_a_link_that_is_stated_wins_and_without_any_the_reason_says_what_to_do()
     stated = Links(inter=LinkRate(100.0, "fast", "stated"))
     assert "fast" in cost(costs(), 4, 2, stated).basis
     reason = why_not(costs(fitted(WITHIN)), 4, 2)
-    assert "give --inter, such as --inter 100Gb/s, or calibrate over several nodes" in reason
+    assert "give --link, such as --link 100Gb/s, or calibrate over several nodes" in reason
     assert why_not(costs(None), 4, 2) == reason
 
 
@@ -93,7 +93,7 @@ def test_a_base_over_several_nodes_asked_within_one_takes_what_was_timed_there()
     assert found.basis == "calibrated on 2 devices"
     assert found.total_us == pytest.approx(10 + 100, rel=0.01)
     between_alone = costs(fitted(ACROSS), devices=4, per_node=2)
-    assert "run dpscope calibrate with --devices 2, or give --intra" in why_not(between_alone, 2, 2)
+    assert "run dpscope calibrate with --devices 2, or give --link" in why_not(between_alone, 2, 2)
 
 
 def test_rates_within_and_between_nodes_of_as_many_devices() -> None:
@@ -136,7 +136,7 @@ def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
     alone = cost(costs(), 4, 2, Links(intra=FAST))
     assert alone.total_us == pytest.approx(100 / 3 + 110 + 1e6 / 1485, rel=0.02)
     assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.basis
-    assert "give --inter" in why_not(costs(fitted(WITHIN)), 4, 2, Links(intra=FAST))
+    assert "give --link" in why_not(costs(fitted(WITHIN)), 4, 2, Links(intra=FAST))
 
 
 def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
@@ -155,7 +155,7 @@ def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
     assert "the rate between nodes calibrated on 2x4" in rated.basis
     assert "links within a node taken to be no slower" in rated.basis
     traced = Costs(Place(8, 4), {("all_reduce", float(SIZE)): 100.0})
-    reason = "measured with 4 devices a node, requested with 8: give --inter, or calibrate there"
+    reason = "measured with 4 devices a node, requested with 8: give --link, or calibrate there"
     assert why_not(traced, 16, 8) == reason
 
 

@@ -8,8 +8,7 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.collective_costs import Costs, Links
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.predict import predict
-from dpscope.analysis.what_if.predicted_ledger import NOT_SPLIT, ONE_DEVICE
-from dpscope.analysis.what_if.scenario import Base, Interference, Scenario
+from dpscope.analysis.what_if.scenario import Base, Contention, Scenario
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
@@ -27,14 +26,16 @@ def test_the_base_has_its_measured_ledger() -> None:
 
 def test_what_grows_and_what_shrinks() -> None:
     assert parts(devices=4) == pytest.approx([210, 0, 30, 0, 0])  # 2 x 3/4 MB
-    assert parts(faster=2.0) == pytest.approx([105, 0, 20, 0, 0])
     assert parts(hook="fp16") == pytest.approx([210, 0, 10, 0, 0])
     assert parts(accumulate=2) == pytest.approx([410, 0, 20, 0, 0])
-    # 5 us late at 150 and 200; the second moves from 205 to 225: 5 us of waiting, 20 of transfer
+
+
+def test_a_rank_that_is_no_longer_late_takes_waiting_off() -> None:
+    """5 us late at 150 and 200; the second moves from 205 to 225: 5 us of waiting, 20 of transfer."""
     late = replace(PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in PROFILE.buckets), step_us=235.0)
-    waiting = replace(BASE, profiles=(late,), step_us=235.0, ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0))
-    assert parts(waiting, lateness_factor=0.0) == pytest.approx([210, 0, 20, 0, 0])
-    assert parts(waiting, buckets_factor=0.0) == pytest.approx([210, 5, 0, 0, 0])
+    every = (late, replace(PROFILE, rank=1))
+    base = replace(BASE, profiles=(late,), every=every, step_us=235.0, ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0))
+    assert parts(base, on_time=1) == pytest.approx([210, 0, 20, 0, 0])
 
 
 def test_waiting_for_more_ranks_is_waiting() -> None:
@@ -47,7 +48,7 @@ def test_waiting_for_more_ranks_is_waiting() -> None:
 
 def test_computing_beside_a_collective_is_compute() -> None:
     """On 4 devices 10 us more of the first bucket run next to computing, which is slowed by half: 5 us."""
-    assert parts(replace(BASE, interference=Interference(0.5)), devices=4) == pytest.approx([215, 0, 30, 0, 0])
+    assert parts(replace(BASE, contention=Contention(0.5, 0.5, 0.5)), devices=4) == pytest.approx([215, 0, 30, 0, 0])
 
 
 def test_the_tracer_is_the_base_s() -> None:
@@ -59,15 +60,12 @@ def test_the_tracer_is_the_base_s() -> None:
     assert found.step_us == pytest.approx(240)
 
 
-def test_parts_that_cannot_be_predicted_have_a_reason() -> None:
+def test_parts_that_are_not_known_stay_so_and_one_device_communicates_nothing() -> None:
     unsplit = replace(BASE, ledger=Ledger(230.0, 210.0, None, None, 20.0, 0.0))
     assert parts(unsplit, devices=4) == [pytest.approx(210), None, None, pytest.approx(30), pytest.approx(0)]
-    missing = predict(unsplit, Scenario(devices=4), COSTS).missing
-    assert missing == dict.fromkeys(("exposed_wait", "exposed_transfer"), NOT_SPLIT)
-    assert parts(devices=1) == [pytest.approx(210), None, None, None, pytest.approx(0)]
-    assert set(predict(BASE, Scenario(devices=1), COSTS).missing.values()) == {ONE_DEVICE}
+    assert parts(devices=1) == [pytest.approx(210), 0, 0, 0, pytest.approx(0)]
     unknown = predict(replace(BASE, ledger=None), Scenario(devices=4), COSTS)
-    assert (unknown.ledger, unknown.bound_by, set(unknown.missing)) == (None, None, set(STEP_PARTS))
+    assert (unknown.ledger, unknown.bound_by) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +73,10 @@ def test_parts_that_cannot_be_predicted_have_a_reason() -> None:
     [
         {"devices": 8},
         {"devices": 1},
-        {"faster": 50.0},
         {"overlap": False},
         {"batch_size": 8, "accumulate": 2},
         {"links": Links(intra=parse_link("1GB/s"))},
-        {"lateness_factor": 0.0, "buckets_factor": 0.0},
-        {"jitter": 0.1, "devices": 16},
+        {"accumulate": 4, "devices": 16},
     ],
 )
 @pytest.mark.parametrize(

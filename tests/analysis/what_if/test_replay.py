@@ -7,13 +7,13 @@ import pytest
 
 from dpscope.analysis.what_if.job_profile import job_profile
 from dpscope.analysis.what_if.replay import (
-    Compute,
     Conditions,
     Prepared,
+    Replay,
+    Scale,
     base_error,
-    late_us,
+    between_buckets,
     measured_conditions,
-    replay,
 )
 from dpscope.analysis.what_if.step_profile import (
     Bucketing,
@@ -31,10 +31,10 @@ from tests.helpers.replayed_steps import SIMPLE, profile, under, works
 
 def test_communication_hides_behind_backward_but_for_the_last_bucket() -> None:
     # ready 150, 200; 20 us each: 150-170, 200-220; the optimizer 220-230
-    prediction = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0]))
+    prediction = Replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0]))
     assert (prediction.step_us, prediction.exposed_us) == (230, 20)
     # 80 us each: 150-230, 230-310
-    slow = replay(Prepared(SIMPLE), under((0, 1), [80.0, 80.0]))
+    slow = Replay(Prepared(SIMPLE), under((0, 1), [80.0, 80.0]))
     assert (slow.step_us, slow.exposed_us) == (320, 110)
 
 
@@ -48,8 +48,8 @@ TWO = under((0, 1), [20.0, 20.0])
         (Prepared(SIMPLE), under((1,), [40.0]), 250, 40),  # one bucket: ready at 200, until 240, optimizer 10
         (Prepared(SIMPLE), replace(TWO, late_us=(0.0, 30.0)), 200 + 30 + 20 + 10, 50),  # the last rank
         (Prepared(SIMPLE), replace(TWO, passes=3), 200 + 200 + 230, 20),  # micro-batches repeat forward and backward
-        (Prepared(SIMPLE, Compute(device=0.5)), TWO, 100 + 20 + 5, 20),  # a faster device: ready 75, 100
-        (Prepared(SIMPLE, Compute(by_samples=2.0)), TWO, 400 + 20 + 10, 20),  # the optimizer takes as long
+        (Prepared(SIMPLE, Scale(busy=0.5)), TWO, 100 + 20 + 5, 20),  # a faster device: ready 75, 100
+        (Prepared(SIMPLE, Scale(by_samples=2.0)), TWO, 400 + 20 + 10, 20),  # the optimizer takes as long
         (Prepared(replace(SIMPLE, others=(BROADCAST,))), replace(TWO, other_us=(30.0,)), 260, 50),  # before forward
     ],
     ids=["one bucket", "late rank", "micro-batches", "faster device", "larger batch", "broadcast"],
@@ -57,41 +57,44 @@ TWO = under((0, 1), [20.0, 20.0])
 def test_a_step_under_other_conditions(
     prepared: Prepared, conditions: Conditions, step_us: float, exposed_us: float
 ) -> None:
-    prediction = replay(prepared, conditions)
+    prediction = Replay(prepared, conditions)
     assert (prediction.step_us, prediction.exposed_us) == (step_us, exposed_us)
 
 
 def test_compute_next_to_a_collective_is_slower_by_gamma() -> None:
     # ready 150; 40 us next to the second backward of 50, of which 40 take half as much again: 200 -> 220
-    prediction = replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
+    prediction = Replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
     assert prediction.step_us == pytest.approx(250)
 
 
 def test_idle_time_next_to_a_collective_is_not_slower() -> None:
     # as above, but 20 of the 50 us are a gap between kernels: 3/5 of the 40 us are compute, and 12 us are lost
-    table = replace(works([100.0, 50.0, 30.0, 10.0]), order_gap_us=np.array([0.0, 0.0, 20.0, 0.0]))
-    step = replay(Prepared(profile(table, after=[2, 3], ends=(0, 1))), under((0, 1), [40.0, 20.0], gamma=0.5))
+    table = works([100.0, 50.0, 30.0, 10.0], gap_us=[0.0, 0.0, 20.0, 0.0])
+    step = Replay(Prepared(profile(table, after=[2, 3], ends=(0, 1))), under((0, 1), [40.0, 20.0], gamma=0.5))
     assert step.parts.compute == pytest.approx(190 + 12)
 
 
 def test_a_host_that_launches_too_slowly_bounds_the_step() -> None:
-    # four launches 100 us apart: a step takes 400, whatever the device; 20 us of the last bucket are in the host's shadow
+    # launches at 100, 200, 300 and 400, whatever the device does; 20 us of the last bucket are in the host's shadow
     table = works([10.0, 10.0, 10.0, 10.0], host_us=[100.0, 100.0, 100.0, 100.0])
     slow_host = profile(table, after=[2, 3], ends=(0, 1))
-    prediction = replay(Prepared(slow_host), under((0, 1), [20.0, 20.0]))
-    assert (prediction.step_us, prediction.exposed_us) == (400, 0)
-    assert replay(Prepared(slow_host, Compute(device=0.1)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(400)
-    # half the host's time: the launches come 50 apart, and the 20 us still hide
-    assert replay(Prepared(slow_host, Compute(host=0.5)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(200)
+    prediction = Replay(Prepared(slow_host), under((0, 1), [20.0, 20.0]))
+    assert (prediction.step_us, prediction.exposed_us) == (410, 0)
+    assert Replay(Prepared(slow_host, Scale(busy=0.1)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(401)
+    # half the host's time: launches 50 apart, and the 20 us still hide; micro-batches are launched one after another
+    assert Replay(Prepared(slow_host, Scale(host=0.5)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(210)
+    assert Replay(Prepared(slow_host), under((0, 1), [20.0, 20.0], passes=2)).step_us == pytest.approx(310 + 410)
 
 
-def test_a_host_that_waits_for_the_device_cannot_run_ahead() -> None:
-    """Launches 10 us apart, kernels 100: the device bounds a step of 400. When the host waits for the last kernel and goes on 7
-    us later, its next launch comes 10 us after that: 417."""
-    ahead = profile(works([100.0] * 4, host_us=[10.0] * 4, needs=[0.0] * 4), after=[3], ends=(0,))
-    assert replay(Prepared(ahead), under((0,), [1.0])).step_us == 400
-    held = works([100.0] * 4, host_us=[10.0] * 4, needs=[0.0] * 4, sync_us=[np.nan, np.nan, np.nan, 7.0])
-    assert replay(Prepared(profile(held, after=[3], ends=(0,))), under((0,), [1.0])).step_us == 417
+def test_a_host_that_waited_for_a_kernel_launches_later_when_it_ends_later() -> None:
+    """The host waits for the end of the second kernel, at 200, and launches the third 30 us later: 230 to 330; the fourth at 240,
+    330 to 430."""
+    columns = {"host_waits": [0.0, 1.0, 0.0, 0.0], "needs": [0.0] * 4}
+    table = replace(works([100.0] * 4, **columns), launched_us=np.array([0.0, 10.0, 30.0, 40.0]))
+    held = profile(table, after=[4], ends=(0,))
+    assert Replay(Prepared(held), under((0,), [0.0])).step_us == 430
+    # with kernels of 50 us: until 100, from 130
+    assert Replay(Prepared(held, Scale(busy=0.5)), under((0,), [0.0])).step_us == 230
 
 
 def test_joined_works_give_what_single_ones_do() -> None:
@@ -99,40 +102,39 @@ def test_joined_works_give_what_single_ones_do() -> None:
     generator = np.random.default_rng(3)
     count = 1000
     table = Works(
-        host_us=generator.exponential(10.0, count),
-        device_us=generator.exponential(10.0, count),
-        launch_gap_us=generator.uniform(0, 5, count),
-        order_gap_us=generator.uniform(0, 2, count),
-        sync_us=np.where(generator.random(count) < 0.02, 5.0, np.nan),
+        busy_us=generator.exponential(10.0, count),
+        gap_us=generator.uniform(0, 2, count),
+        launched_us=np.cumsum(generator.exponential(12.0, count)),
+        host_waits=generator.random(count) < 0.02,
         needs=np.zeros(count),
         by_samples=np.ones(count, dtype=bool),
     )
-    one = profile(table, after=[count], ends=(0,), first_host_us=0.0)
     host = device = 0.0
-    ends = []
-    for _ in range(2):
-        for index in range(count):
-            host += table.host_us[index]
-            start = max(host + table.launch_gap_us[index], device + table.order_gap_us[index])
-            device = start + table.device_us[index]
-            if not np.isnan(table.sync_us[index]):
-                host = max(host, device + table.sync_us[index])
-        ends.append(device)
-    assert replay(Prepared(one), under((0,), [0.0])).step_us == pytest.approx(ends[1] - ends[0])
+    for index in range(count):
+        device = max(device + table.gap_us[index], host + table.launched_us[index]) + table.busy_us[index]
+        host = device if table.host_waits[index] else host
+    one = profile(table, after=[count], ends=(0,))
+    assert Replay(Prepared(one), under((0,), [0.0])).step_us == pytest.approx(device)
+    assert Replay(Prepared(one), under((0,), [0.0], passes=2)).step_us == pytest.approx(2 * device)
 
 
 def test_the_base_is_replayed_from_where_it_began() -> None:
     buckets = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0))
     measured = replace(SIMPLE, buckets=buckets, step_us=230.0)
-    assert base_error(Prepared(measured)) == 0
+    assert base_error(measured) == 0
     assert measured_conditions(measured).transfer_us == (20, 20)
-    assert base_error(Prepared(replace(measured, step_us=200.0))) == pytest.approx(0.15)
+    assert base_error(replace(measured, step_us=200.0)) == pytest.approx(0.15)
+
+
+def test_a_bucket_is_launched_as_late_as_its_host_was() -> None:
+    # ready at 150 and 200, launched 5 and 10 us later: 155-175, 210-230, the optimizer until 240
+    assert Replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], lag_us=(5.0, 10.0))).step_us == 240
 
 
 def test_lateness_lies_between_that_of_the_measured_buckets() -> None:
     buckets = (MeasuredBucket(1e6, 0, 0, 0, 10.0, 0), MeasuredBucket(1e6, 0, 0, 0, 30.0, 0))
     measured = replace(SIMPLE, buckets=buckets)
-    assert late_us(measured, (0, 1)) == (10, 30)
+    assert between_buckets(measured, (0, 1), [one.late_us for one in measured.buckets]).tolist() == [10, 30]
 
 
 def test_the_parts_of_a_replayed_step() -> None:
@@ -142,11 +144,11 @@ def test_the_parts_of_a_replayed_step() -> None:
     but for none of the first's transfer until 203, then until 213; the optimizer takes 10 us.
     """
     conditions = under((0, 1), [40.0, 40.0], late_us=(10.0, 10.0))
-    prediction = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
+    prediction = Replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
     assert prediction.step_us == 263
     assert prediction.parts == pytest.approx((210, 10, 43, 0, 0))
     # Without a first bucket on the link, the 3 us before the launch are neither compute nor communication
-    one = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), under((1,), [40.0], late_us=(10.0,)))
+    one = Replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), under((1,), [40.0], late_us=(10.0,)))
     assert one.parts == pytest.approx((210, 10, 40, 0, 3))
 
 

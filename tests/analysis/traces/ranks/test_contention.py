@@ -10,7 +10,7 @@ from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.runs.cell_data import CellData, tables_of
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, TOO_UNCERTAIN, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.bases import interference_of_traces
+from dpscope.analysis.what_if.bases import contention_of_ledger
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp import DdpOptions
@@ -87,8 +87,8 @@ def test_kernels_that_are_faster_next_to_communication_are_no_measure_of_it(tmp_
     assert analysis.contentions.reason.startswith("not measurable here: comparable kernels took 0.84 times as long")
     ledger = known(analysis.ledger)
     assert (ledger.contention_us, ledger.contention_ratio) == (None, None)
-    assert interference_of_traces(ledger, []).gamma == 0.0
-    assert interference_of_traces(ledger, []).contention == ""
+    assert contention_of_ledger(ledger).gamma == 0.0
+    assert contention_of_ledger(ledger).basis == ""
 
 
 def test_kernels_of_the_backward_pass_are_compared_with_those_of_the_backward_pass(tmp_path: Path) -> None:
