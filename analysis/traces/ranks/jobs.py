@@ -1,19 +1,19 @@
 """Which traces belong to one job: the one place that decides it, from what the traces record and where they lie.
 
 Traces are of one job where recorded world size, process groups and times agree. Times are compared on one host's clock; hosts'
-clocks may differ. Traces that agree and claim the same rank are separated by folder, host and process ids. Successive windows of
+clocks may differ. Traces that agree and claim the same rank are separated by folder and host. Successive windows of
 one process are one job. Whatever cannot be separated stands alone, since nothing may be averaged over jobs.
 """
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -64,15 +64,11 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path], findings:
     folder with a job of several, but not of that job, is left out with a finding. `findings` are on files of no job: the first
     job has them, so that they are reported once.
     """
-    originals: dict[object, _Trace] = {}
-    copies: list[tuple[_Trace, _Trace]] = []
-    for index, (trace, place) in enumerate(zip(traces, places, strict=True)):
-        one = _indexed(trace, index, os.path.dirname(os.path.abspath(place)))
-        original = originals.setdefault((one.rank, index if one.content is None else one.content), one)
-        if original is not one:
-            copies.append((one, original))
-    parts = [list(originals.values())]
-    for split in (lambda part: _grouped(part, lambda one: one.world_size), _by_time, _by_groups):
+    folders = [os.path.dirname(os.path.abspath(place)) for place in places]
+    every = [_indexed(trace, index, folders[index]) for index, trace in enumerate(traces)]
+    originals = {_identity(one): one for one in reversed(every)}
+    parts = [_in_order(originals.values())]
+    for split in (_by_world_size, _by_time, _by_groups):
         parts = [piece for part in parts for piece in split(part)]
     parts, apart = _with_unique_ranks(parts)
     parts.sort(key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index))
@@ -81,31 +77,66 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path], findings:
     job_of = {one.index: name for name, job in named.items() for one in job}
     first = next(iter(named))  # has the findings on traces of no job
     found = defaultdict(list, {first: list(findings)})
-    for copy, original in copies:
-        which = "" if original.rank is None else f" of rank {original.rank}"
-        message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
-        found[job_of.get(original.index, first)].append(TraceCode.TRACE_COPIED.finding(message))
+    for copy in every:
+        original = originals[_identity(copy)]
+        if original is not copy:
+            found[job_of.get(original.index, first)].append(_is_copy(copy, original))
     for stray, job in strays:
-        reason = "; ".join(_differences([stray], job, "the other traces")) or "another file of the job claims its rank"
-        message = f"{stray.source} was left out, since it is of another job: {reason}"
-        found[job_of[job[0].index]].append(TraceCode.TRACE_OF_ANOTHER_JOB.finding(message))
+        found[job_of[job[0].index]].append(_is_of_another_job(stray, job))
     for part in apart:
-        ranks = Counter(one.rank for one in part)
-        twice = sorted(rank for rank, count in ranks.items() if rank is not None and count > 1)
-        reasons = [f"several files are of rank {_joined(twice)}"] if twice else []
-        reasons += [f"{counted(ranks[None], 'file')} without a rank"] if ranks[None] else []
-        message = (
-            f"{' and '.join(reasons)}: nothing recorded shows which of them are of one job, so that each is analysed by itself "
-            f"({_files(part)})"
-        )
-        found[job_of.get(part[0].index, first)].append(TraceCode.RANKS_NOT_UNIQUE.finding(message))
-    for name, job in named.items():
-        elsewhere = {one.folder for other in jobs if other is not job for one in other}
-        if not elsewhere.isdisjoint(one.folder for one in job):
-            message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_files(job)}"
-            differences = _differences(job, named[first], first) if name != first else ()
-            found[name].append(TraceCode.SEVERAL_JOBS.finding("; ".join([message, *differences])))
+        found[job_of.get(part[0].index, first)].append(_are_not_unique(part))
+    for name in _side_by_side(named):
+        found[name].append(_is_one_of_several(named[name]))
     return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, dict(found))
+
+
+def _identity(one: _Trace) -> tuple[int | None, str]:
+    return one.rank, str(one.index) if one.content is None else one.content
+
+
+def _side_by_side(jobs: dict[str, _Part]) -> list[str]:
+    """The names of jobs that share a folder with another one."""
+    jobs_in = Counter(folder for job in jobs.values() for folder in {one.folder for one in job})
+    return [name for name, job in jobs.items() if any(jobs_in[one.folder] > 1 for one in job)]
+
+
+def _is_one_of_several(job: _Part) -> Finding:
+    message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_files(job)}{_recorded(job)}"
+    return TraceCode.SEVERAL_JOBS.finding(message)
+
+
+def _is_copy(copy: _Trace, original: _Trace) -> Finding:
+    which = "" if original.rank is None else f" of rank {original.rank}"
+    message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
+    return TraceCode.TRACE_COPIED.finding(message)
+
+
+def _is_of_another_job(stray: _Trace, job: _Part) -> Finding:
+    message = f"{stray.source} was left out, since it is of another job{_recorded([stray])}; the others{_recorded(job)}"
+    return TraceCode.TRACE_OF_ANOTHER_JOB.finding(message)
+
+
+def _are_not_unique(part: _Part) -> Finding:
+    ranks = Counter("no rank" if one.rank is None else f"rank {one.rank}" for one in part)
+    twice = ", ".join(sorted(f"{count} of {rank}" for rank, count in ranks.items() if count > 1 or rank == "no rank"))
+    message = f"of {counted(len(part), 'file')} ({_files(part)}) {twice} cannot be told apart"
+    reason = "nothing recorded shows which are of one job, so that each is analysed by itself"
+    return TraceCode.RANKS_NOT_UNIQUE.finding(f"{message}: {reason}")
+
+
+def _recorded(part: _Part) -> str:
+    """What traces record that tells jobs apart, to follow a noun."""
+    facts: dict[str, set[object]] = {
+        "world size": {one.world_size for one in part},
+        "host": {one.host for one in part},
+        "begin (UTC)": {_moment(min(one.start_ns or 0 for one in part))},
+    }
+    known = [f"{name} {_joined(values)}" for name, values in facts.items() if values - {None}]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _moment(since_1970_ns: int) -> str | None:
+    return f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}" if since_1970_ns else None
 
 
 def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
@@ -118,6 +149,14 @@ def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
     else:
         windows = [own for _, own in sorted(grouped((one.first_step or 0, one) for one in every).items())]
     return [[one.index for one in window] for window in windows]
+
+
+def _by_world_size(part: _Part) -> list[_Part]:
+    return _grouped(part, lambda one: one.world_size)
+
+
+def _by_host(part: _Part) -> list[_Part]:
+    return _grouped(part, lambda one: one.host)
 
 
 def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
@@ -146,25 +185,23 @@ def _by_groups(part: _Part) -> list[_Part]:
 
 def _by_time(part: _Part) -> list[_Part]:
     """By times that overlap, host by host; hosts that each have one stretch of time are one job's, however far their clocks."""
-    undated = [one for one in part if one.start_ns is None]
-    by_host = grouped((one.host, one) for one in part if one.start_ns is not None)
+    if any(one.start_ns is None for one in part):
+        return [part]
     stretches: list[_Part] = []
-    for own in by_host.values():
+    by_host = grouped((one.host, one) for one in part).values()
+    for own in by_host:
         found: list[_Part] = []
-        # A further window of the same processes, with later steps, is joined to the earlier one.
         for stretch in _stretches_joined([[one] for one in own], _ONE_CLOCK_NS):
             earlier = next((one for one in found if _are_later_windows(one, stretch)), None)
             if earlier is None:
                 found.append(stretch)
             else:
                 earlier += stretch
-        stretches += map(_in_order, found)
+        stretches += found
     if len(by_host) > 1:
-        limit = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
-        stretches = _stretches_joined(stretches, limit)
-    if undated:
-        return [*stretches, undated] if len(stretches) > 1 else [part]
-    return stretches
+        limit_ns = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
+        stretches = _stretches_joined(stretches, limit_ns)
+    return [_in_order(one) for one in stretches]
 
 
 def _span_ns(part: _Part) -> tuple[int, int]:
@@ -179,32 +216,29 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     """Parts joined where they overlap, or lie no farther apart than the limit."""
     found: list[_Part] = []
     last_ns = 0
-    for part in sorted(parts, key=lambda part: (_span_ns(part), [one.index for one in part])):
+    for part in sorted(parts, key=lambda part: (_span_ns(part), part[0].index)):
         start_ns, end_ns = _span_ns(part)
         if found and start_ns - last_ns <= limit_ns:
             found[-1] += part
-            last_ns = max(last_ns, end_ns)
         else:
             found.append(list(part))
-            last_ns = end_ns
+        last_ns = max(last_ns, end_ns)
     return [_in_order(one) for one in found]
 
 
 def _are_later_windows(earlier: _Part, later: _Part) -> bool:
-    last_step: dict[object, int] = {}
-    for one in earlier:
-        if one.process is None or one.last_step is None:
-            return False
-        last_step[one.process] = max(one.last_step, last_step.get(one.process, one.last_step))
+    """Whether all are of processes that were traced before, with later steps."""
+    known = [(one.process, one.last_step) for one in earlier if one.process is not None and one.last_step is not None]
+    last_step = dict(sorted(known, key=lambda pair: pair[1]))
     return all(
-        one.first_step is not None and one.process in last_step and one.first_step > last_step[one.process]
+        one.process in last_step and one.first_step is not None and one.first_step > last_step[one.process]
         for one in later
     )
 
 
 def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
     """Parts whose processes are all different, and those of them that could only be divided into single traces."""
-    for split in (_by_folder, lambda part: _grouped(part, lambda one: one.host), _by_process_ids):
+    for split in (_by_folder, _by_host):
         parts = [piece for part in parts for piece in ([part] if _is_one_job(part) else split(part))]
     apart = [part for part in parts if not _is_one_job(part)]
     return [part for part in parts if part not in apart] + [[one] for part in apart for one in part], apart
@@ -227,19 +261,6 @@ def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
         for folder, own in inside.items()
         for piece in ([own] if len(folder) == depth else _by_folder(own, depth + 1))
     ]
-
-
-def _by_process_ids(part: _Part) -> list[_Part]:
-    """Processes of one host in the order of their ids: a launcher starts its ranks one after another."""
-    by_id = {one.process_id: one for one in part if one.process_id is not None}
-    if len(by_id) < len(part):
-        return [part]
-    found: list[_Part] = []
-    for _, one in sorted(by_id.items()):
-        if not found or one.rank in {other.rank for other in found[-1]}:
-            found.append([])
-        found[-1].append(one)
-    return [_in_order(one) for one in found] if len(set(map(len, found))) == 1 else [part]
 
 
 def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace, _Part]]]:
@@ -291,26 +312,8 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _differences(part: _Part, job: _Part, others: str) -> Iterator[str]:
-    """How a part of the traces differs from a job, which the text calls `others`."""
-    own_sizes, sizes = ({trace.world_size for trace in one} - {None} for one in (part, job))
-    if own_sizes and sizes and own_sizes != sizes:
-        yield f"a world size of {_joined(own_sizes)}, against {_joined(sizes)} of {others}"
-    if all(one.start_ns is not None for one in [*part, *job]):
-        (start_ns, end_ns), (first_ns, last_ns) = _span_ns(part), _span_ns(job)
-        if start_ns > last_ns:
-            yield f"recorded {show_time((start_ns - last_ns) / 1e3)} after {others}"
-        elif end_ns < first_ns:
-            yield f"recorded {show_time((first_ns - end_ns) / 1e3)} before {others}"
-    if len(_by_groups([*job, *part])) > 1:
-        yield f"a process group has other ranks than in {others}"
-    hosts, other_hosts = ({trace.host for trace in one} - {None} for one in (part, job))
-    if hosts and other_hosts and not hosts & other_hosts:
-        yield f"recorded on {_joined(hosts)}"
-
-
 def _joined(values: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, values)))
+    return ", ".join(sorted(str(value) for value in values if value is not None))
 
 
 def _files(part: _Part) -> str:

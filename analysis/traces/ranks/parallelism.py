@@ -114,6 +114,13 @@ _MESSAGES = frozenset({"send", "recv", "send_recv"})
 _DDP = "DDP-like"
 _DDP_BY_RANGE = "DDP-like by its forward range; no operators show which of its collectives reduce gradients"
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
+_NO_SIZES = "the sizes that distinguish gradients from activations are not recorded"
+_NO_GRADIENTS = (
+    "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
+)
+_NOTHING_LAUNCHES = "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
+_AFTER_BACKWARD = "unknown: it all-reduces after the backward pass: gradients averaged without DDP, or metrics"
+_NOT_BY_BACKWARD = "not DDP: its all-reduces are not launched by the backward pass (tensor-parallel or metrics)"
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"
 
 
@@ -183,36 +190,33 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | 
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
+    """The first name that applies, from what shows most to what shows least."""
     reduced, scattered = _together(evidence)
-    ddp_forward = any(one.ddp_forward for one in evidence)
-    besides = (_ACTIVATIONS if reduced.activations else "") + (
-        _SHARDED_FORWARD if scattered.activations or scattered.forward else ""
+    ddp = any(one.ddp_forward for one in evidence)
+    autograd = any(one.autograd for one in evidence)
+    reduces, gathers = "all_reduce" in kinds, "all_gather" in kinds
+    reduces_gradients = reduced.gradients > 0
+    besides = _ACTIVATIONS * (reduced.activations > 0) + _SHARDED_FORWARD * (
+        scattered.activations + scattered.forward > 0
     )
-    if not any(one.autograd for one in evidence):
-        if ddp_forward and "all_reduce" in kinds:
-            return _DDP_BY_RANGE
-        return "unknown: no operators of a backward pass in the trace show what launched its collectives"
-    if scattered.gradients or (scattered.after and "all_gather" in kinds and not (reduced.gradients and ddp_forward)):
-        also = ", with all-reduces of gradients in the backward pass" if reduced.gradients else ""
-        return "sharded (FSDP- or ZeRO-like)" + also + besides
-    if reduced.gradients or (reduced.undetermined and ddp_forward):
-        shared = ", with all-to-alls (as of sharded embeddings or experts)" if "all_to_all" in kinds else ""
-        return _DDP + shared + besides
-    if scattered.undetermined:
-        return "sharded or sequence-parallel: the sizes that distinguish gradients from activations are not recorded"
-    # No collective of the backward pass is known to reduce gradients.
-    if reduced.activations:
-        return "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
-    if reduced.undetermined:
-        return "DDP-like or tensor-parallel: the sizes that distinguish gradients from activations are not recorded"
-    if "all_reduce" in kinds and not reduced.seen:
-        return "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
-    if reduced.large_after or (reduced.after and not reduced.forward):
-        return "unknown: it all-reduces after the backward pass: gradients averaged without DDP, or metrics" + besides
-    if "all_reduce" in kinds:
-        return "not DDP: its all-reduces are not launched by the backward pass (tensor-parallel or metrics)" + besides
-    messages = ", but sends and receives (pipeline-like)" if kinds & _MESSAGES else ""
-    return f"not DDP: it all-reduces no gradients{messages}{besides}"
+    also = ", with all-reduces of gradients in the backward pass" * reduces_gradients
+    shared = ", with all-to-alls (as of sharded embeddings or experts)" * ("all_to_all" in kinds)
+    messages = ", but sends and receives (pipeline-like)" * bool(kinds & _MESSAGES)
+    shards_after = scattered.after > 0 and gathers and not (reduces_gradients and ddp)
+    names = (
+        (not autograd and ddp and reduces, _DDP_BY_RANGE),
+        (not autograd, "unknown: no operators of a backward pass in the trace show what launched its collectives"),
+        (scattered.gradients > 0 or shards_after, f"sharded (FSDP- or ZeRO-like){also}{besides}"),
+        (reduces_gradients or (reduced.undetermined > 0 and ddp), f"{_DDP}{shared}{besides}"),
+        (scattered.undetermined > 0, f"sharded or sequence-parallel: {_NO_SIZES}"),
+        (reduced.activations > 0, _NO_GRADIENTS),
+        (reduced.undetermined > 0, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
+        (reduces and not reduced.seen, _NOTHING_LAUNCHES),
+        (reduced.large_after > 0 or (reduced.after > 0 and not reduced.forward), f"{_AFTER_BACKWARD}{besides}"),
+        (reduces, f"{_NOT_BY_BACKWARD}{besides}"),
+    )
+    otherwise = f"not DDP: it all-reduces no gradients{messages}{besides}"
+    return next((name for applies, name in names if applies), otherwise)
 
 
 def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:

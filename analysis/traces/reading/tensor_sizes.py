@@ -110,18 +110,22 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Communi
         return None
     if not isinstance(dims, list):
         return CommunicationArgs()
-    if b"null" in input_dims:  # what NaN was repaired to
+    arguments = _arguments(dims, types)
+    absurd = any(one is not None and max(one.elements, one.bytes or 0) >= MOST_COUNT for one in arguments)
+    if absurd or b"null" in input_dims:  # what NaN was repaired to
         return None
-    known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)
-    arguments = [_tensor(shape, kind) for shape, kind in zip(dims, known_types, strict=True)]
-    if any(one is not None and max(one.elements, one.bytes or 0) >= MOST_COUNT for one in arguments):
-        return None
+    return _buffers(*_sent_and_received(name, arguments))
+
+
+def _sent_and_received(name: str, arguments: "list[_Tensor | None]") -> "tuple[_Tensor | None, _Tensor | None]":
     first, second = [*arguments, None, None][:2]
     if _OUTPUT_THEN_INPUT.match(name) or (name == "record_param_comms" and first and second):
-        return _buffers(second, first)
-    if name.startswith("c10d::") or name == "record_param_comms":
-        return _buffers(first, first if name.startswith("c10d::") else None)
-    return _buffers(_together(arguments), None)  # a range: every tensor an argument
+        return second, first
+    if name == "record_param_comms":
+        return first, None
+    if name.startswith("c10d::"):
+        return first, first
+    return _together(arguments), None  # a range: every tensor an argument
 
 
 def _buffers(sent: _Tensor | None, received: _Tensor | None) -> CommunicationArgs:
@@ -145,19 +149,23 @@ def _together(arguments: list[_Tensor | None]) -> _Tensor | None:
     return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
 
 
-def _tensor(shape: object, kind: object, depth: int = 0) -> _Tensor | None:
+def _arguments(shapes: list[Any], kinds: object, depth: int = 0) -> list[_Tensor | None]:
+    """Each of a list of recorded shapes, by its type where as many types are recorded."""
+    types = kinds if isinstance(kinds, list) and len(kinds) == len(shapes) else [None] * len(shapes)
+    return [_tensor(shape, kind, depth) for shape, kind in zip(shapes, types, strict=True)]
+
+
+def _tensor(shape: object, kind: object, depth: int) -> _Tensor | None:
     """One argument by its recorded shape and type; None for one that is no tensor."""
     if not isinstance(shape, list) or depth > _DEEPEST:
         return None
     if shape and all(isinstance(extent, list) for extent in shape):  # a list of tensors, or of lists of them
-        types = kind if isinstance(kind, list) and len(kind) == len(shape) else [None] * len(shape)
-        return _together([_tensor(one, of_one, depth + 1) for one, of_one in zip(shape, types, strict=True)])
+        return _together(_arguments(shape, kind, depth + 1))
     dtype = kind if isinstance(kind, str) else None
     size = element_bytes(dtype)
-    if size is None and (dtype is not None or not shape):  # a scalar, a device, a process group
+    is_scalar = size is None and (dtype is not None or not shape)  # or a device, a process group
+    if is_scalar or len(shape) > _MOST_DIMENSIONS:
         return None
     # A tensor without dimensions holds one element.
-    if len(shape) > _MOST_DIMENSIONS:
-        return None
     count = prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)
-    return _Tensor(count, dtype, count * size if size is not None else None)
+    return _Tensor(count, dtype, None if size is None else count * size)

@@ -6,6 +6,7 @@ Matching across ranks is `ranks/matching`'s.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
@@ -29,6 +30,8 @@ from dpscope.profiling.records import range_names as phases
 
 SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
 
+_SHARDING = ("all_gather", "reduce_scatter")
+
 NamedCollective = tuple[CommunicationArgs, str | None]
 """The arguments of a collective, and its kind."""
 
@@ -39,21 +42,26 @@ def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) ->
     Only where the process is in one group of each and in none besides but that of all ranks, and no collective names a group.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: HSDP all-reduces what a reduce-scatter leaves to a rank.
     """
-    shard, replicate = ([one for one in groups if one.description == name] for name in (SHARD, REPLICATE))
-    if (len(shard), len(replicate), len(groups)) != (1, 1, 3) or any(args.group is not None for args, _ in named):
+    described = {one.description: one for one in groups}
+    is_mesh = len(groups) == 3 and described.keys() >= {SHARD, REPLICATE}
+    if not is_mesh or any(args.group is not None for args, _ in named):
         return list(named)
-    within, between = shard[0], replicate[0]
-    moving = ("all_gather", "reduce_scatter")
-    gathered = [kind in moving and group_size(args, kind) == len(within.ranks) for args, kind in named]
-    scattered = [args for (args, kind), own in zip(named, gathered, strict=True) if own and kind == "reduce_scatter"]
+    within, between = described[SHARD], described[REPLICATE]
+    sharding = [kind in _SHARDING and group_size(args, kind) == len(within.ranks) for args, kind in named]
+    scattered = [args for (args, kind), own in zip(named, sharding, strict=True) if own and kind == "reduce_scatter"]
     shards = {min(args.input_elements or 0, args.output_elements or 0) for args in scattered}
     found = []
-    for (args, kind), own in zip(named, gathered, strict=True):
-        group = within if own else between if kind == "all_reduce" and args.input_elements in shards else None
-        if group is not None:
-            args = replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks))
+    for (args, kind), own in zip(named, sharding, strict=True):
+        if own:
+            args = _in_group(args, within)
+        elif kind == "all_reduce" and args.input_elements in shards:
+            args = _in_group(args, between)
         found.append((args, kind))
     return found
+
+
+def _in_group(args: CommunicationArgs, group: ProcessGroup) -> CommunicationArgs:
+    return replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks))
 
 
 COLUMNS = (
@@ -127,25 +135,35 @@ def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollectiv
     before the kernel's own name.
     """
     events = attribution.events
-    # What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none.
-    if attribution.on_device:
-        operators = events.is_category(Category.CPU_OP)
-        candidates = (*(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)), nccl_ranges(events))
-        sources = [innermost(events, attribution.launch_row[rows], one) for one in candidates]
-    else:
-        sources = [gloo.creators(events, rows)]  # only the operator is known
+    sources = _launched_in(attribution, rows)
     shared = [_shared(events, source, rows) for source in sources]
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows.tolist()):
         linked = [int(source[index]) for source in sources]
-        found = [events.communication.get(int(row), _NO_ARGS)]
+        recorded = [events.communication.get(row, _NO_ARGS)]
         for source, of_several in zip(linked, shared, strict=True):
-            one = events.communication.get(source, _NO_ARGS)
-            found.append(replace(one, **_NO_SIZES) if of_several[index] else one)
-        values = ([getattr(one, name) for one in found] for name in CommunicationArgs.__slots__)
-        args = CommunicationArgs(*(next((one for one in known if one is not None), None) for known in values))
-        names = [events.names[events.name[one]] for one in (*linked, row) if one >= 0]
-        kinds = (collective_kind(name) for name in (args.collective_name, *names) if name)
-        yield args, next((kind for kind in kinds if kind is not None), None)
+            of_source = events.communication.get(source, _NO_ARGS)
+            recorded.append(replace(of_source, **_NO_SIZES) if of_several[index] else of_source)
+        args = _first_known(recorded)
+        names = (args.collective_name or "", *(events.names[events.name[one]] for one in (*linked, row) if one >= 0))
+        yield args, next(filter(None, map(collective_kind, names)), None)
+
+
+def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
+    """What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none."""
+    events = attribution.events
+    if not attribution.on_device:  # only the operator is known
+        return [gloo.creators(events, rows)]
+    operators = events.is_category(Category.CPU_OP)
+    candidates = (*(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)), nccl_ranges(events))
+    return [innermost(events, attribution.launch_row[rows], one) for one in candidates]
+
+
+def _first_known(recorded: Sequence[CommunicationArgs]) -> CommunicationArgs:
+    """Each argument from the first that knows it."""
+    values = (
+        filter(lambda value: value is not None, map(attrgetter(name), recorded)) for name in CommunicationArgs.__slots__
+    )
+    return CommunicationArgs(*(next(known, None) for known in values))
 
 
 def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColumn:
