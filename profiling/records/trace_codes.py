@@ -102,5 +102,3 @@ class TraceCode(FindingCode):
         could not be aligned.
         -> harmless on one host, where ranks share the clock; for several hosts, merge the traces of all ranks, with
         all-reduces in them"""
-    EVENTS_IN_LANES = """info: Some events partly overlap another event of their thread and are shown on a separate lane.
-        -> no action needed: viewers would otherwise drop them; gloo's ranges overlap because they begin when work is queued"""

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from dpscope.analysis.traces.merge import tracks
-from dpscope.analysis.traces.merge.rewrite import MergedPart, RankJob, merged_file, write_rank, writing
+from dpscope.analysis.traces.merge.rewrite import MergedPart, RankJob, write_merged, write_rank, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
-from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.matching import MatchedCollectives, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, rank_order, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
@@ -101,17 +101,14 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     the output is one of the files or cannot be written.
     """
     files, output = find_traces(paths), Path(output)
-    compressed = output.suffix == ".gz"
     _check_output(output, files)
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
     require_one_job(found.jobs, paths, "a merged trace")
     own = [read[index] for index in found.jobs[""]]
     ranks = [own[index] for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
-    table = joined([rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)])
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
-    trace = np.repeat(np.arange(len(ranks)), [len(rank.collectives) for rank in ranks])
-    matched = match_windows(table, trace, windows_of([rank.identity for rank in ranks]), origins)
+    matched = _matched(ranks, origins)
     clocks = rank_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
@@ -119,31 +116,38 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
             RankJob(
                 path=rank.path,
                 limits=limits,
-                position=position,
+                position=clock.rank,
                 zero_us=rank.trace.zero_us,
                 place_us=round(clock.place_us - first_us, 3),
                 moved=rank.moved,
                 title=title,
-                spans=[*tracks.collective_spans(matched.table.take(matched.table["rank"] == position)), *rank.others],
-                part=Path(folder) / str(position),
-                compressed=compressed,
+                spans=[*tracks.collective_spans(matched.table.take(matched.table["rank"] == clock.rank)), *rank.others],
+                part=Path(folder) / str(clock.rank),
             )
-            for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True))
+            for rank, clock, title in zip(ranks, clocks, _titles(ranks), strict=True)
         ]
         written: list[MergedPart] = over_cores(write_rank, jobs, [rank.path for rank in ranks])
         merged = [
             MergedRank(job.title, job.path, clock, part.events, part.left_out, len(job.moved))
             for job, clock, part in zip(jobs, clocks, written, strict=True)
         ]
-        with merged_file(output, compressed) as file:
-            for part in written:
-                file.append(part)
-            file.close(_fields(ranks[0].trace, first_us, merged))
-    every = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
-    counted_here = TraceCode.with_trait("events_left_out")
-    findings = (*(finding for finding in every if finding.code not in counted_here), *_findings(merged))
+        write_merged(output, written, _fields(ranks[0].trace, first_us, merged), output.suffix == ".gz")
+    findings = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
     cut_short = tuple(rank.trace.source for rank in ranks if rank.trace.cut_short)
-    return MergedTrace(output, tuple(merged), findings, cut_short)
+    return MergedTrace(output, tuple(merged), (*_without_counts(findings), *_findings(merged)), cut_short)
+
+
+def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> MatchedCollectives:
+    """All ranks' collectives, by the ranks' positions."""
+    table = joined([rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)])
+    trace = np.repeat(np.arange(len(ranks)), [len(rank.collectives) for rank in ranks])
+    return match_windows(table, trace, windows_of([rank.identity for rank in ranks]), origins)
+
+
+def _without_counts(findings: Sequence[Finding]) -> list[Finding]:
+    """Without those on events that the merged trace's own finding counts."""
+    counted_here = TraceCode.with_trait("events_left_out")
+    return [finding for finding in findings if finding.code not in counted_here]
 
 
 def _check_output(output: Path, files: Sequence[Path]) -> None:
@@ -204,8 +208,4 @@ def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
         yield TraceCode.CLOCKS_AS_RECORDED.finding(
             f"{', '.join(unset)}: no synchronising collective that was found on all its ranks is shared with the ranks before "
             "them, so their clocks are as recorded"
-        )
-    if moved := sum(rank.own_lanes for rank in ranks):
-        yield TraceCode.EVENTS_IN_LANES.finding(
-            f"{counted(moved, 'event')} partly overlap another event of their thread and are shown on a separate lane next to it"
         )
