@@ -31,7 +31,8 @@ ID_STRIDE = 10_000_000_000
 _PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
 _FLOW = ("s", "t", "f")  # its start, step and end
 _SEPARATOR = b",\n  "
-_LEVEL, _PART_LEVEL = 2, 0  # of isal's 0 to 3
+_LEVEL = 2  # of isal's 0 to 3
+_PART_LEVEL = 0  # of the ranks' own files, which are read once
 _BATCH = 4096  # events encoded at once
 _encode = msgspec.json.Encoder().encode
 
@@ -181,8 +182,10 @@ def write_merged(path: Path, parts: Iterable[MergedPart], fields: dict[str, Any]
                     file.write(separator + first)
                     separator = _SEPARATOR
                 shutil.copyfileobj(events, file, 1 << 20)
-        text = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
-        file.write(b"\n  ]" + text.encode() + b"\n}\n")
+        file.write(b"\n  ]")
+        for key, value in fields.items():
+            file.write(f",\n  {json.dumps(key)}: {json.dumps(value)}".encode())
+        file.write(b"\n}\n")
         file.close()
 
 

@@ -53,23 +53,31 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
     """Which part of the steps requested a trace's collectives of one kind."""
     rows = _request_rows(events, kind)
     backward, after = _places(events, steps, rows)
-    by_backward, by_forward, by_rest = Counter[Alike](), Counter[Alike](), Counter[Alike]()
-    for row, in_backward, is_after in zip(rows.tolist(), backward.tolist(), after.tolist(), strict=True):
-        args = events.communication.get(row, _NO_ARGS)
-        size = args.input_elements if args.input_elements is not None else args.input_bytes
-        (by_backward if in_backward else by_rest if is_after else by_forward)[args.group, size] += 1
+    by_backward = _alike(events, rows[backward])
+    by_rest = _alike(events, rows[after])
+    by_forward = _alike(events, rows[~backward & ~after])
     mirrored = {key for key, count in by_backward.items() if 2 * by_forward[key] >= count}
     gradients = by_backward.keys() - mirrored
-    rest = {key: count for key, count in by_rest.items() if key not in gradients}
+    unlike = {key: count for key, count in by_rest.items() if key not in gradients}
     return Requests(
         gradients=sum(by_backward[key] + by_rest[key] for key in gradients),
         activations=sum(by_backward[key] for key in mirrored if key[1] is not None),
         undetermined=sum(by_backward[key] for key in mirrored if key[1] is None),
         forward=by_forward.total(),
-        after=sum(rest.values()),
-        large_after=sum(count for (_, size), count in rest.items() if size is not None and size > _FEW),
+        after=sum(unlike.values()),
+        large_after=sum(count for (_, size), count in unlike.items() if size is not None and size > _FEW),
         seen=len(rows),
     )
+
+
+def _alike(events: EventTable, rows: IntColumn) -> Counter[Alike]:
+    """How many of the requests are alike in group and size."""
+    counts = Counter[Alike]()
+    for row in rows.tolist():
+        args = events.communication.get(row, _NO_ARGS)
+        size = args.input_bytes if args.input_elements is None else args.input_elements
+        counts[args.group, size] += 1
+    return counts
 
 
 def _places(events: EventTable, steps: StepRanges, rows: IntColumn) -> tuple[BoolColumn, BoolColumn]:
@@ -114,6 +122,11 @@ _MESSAGES = frozenset({"send", "recv", "send_recv"})
 _DDP = "DDP-like"
 _DDP_BY_RANGE = "DDP-like by its forward range; no operators show which of its collectives reduce gradients"
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
+_SHARDED = "sharded (FSDP- or ZeRO-like)"
+_AND_GRADIENTS = ", with all-reduces of gradients in the backward pass"
+_SHARED = ", with all-to-alls (as of sharded embeddings or experts)"
+_PIPELINE = ", but sends and receives (pipeline-like)"
+_NO_BACKWARD = "unknown: no operators of a backward pass in the trace show what launched its collectives"
 _NO_SIZES = "the sizes that distinguish gradients from activations are not recorded"
 _NO_GRADIENTS = (
     "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
@@ -196,26 +209,27 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
     autograd = any(one.autograd for one in evidence)
     reduces, gathers = "all_reduce" in kinds, "all_gather" in kinds
     reduces_gradients = reduced.gradients > 0
-    besides = _ACTIVATIONS * (reduced.activations > 0) + _SHARDED_FORWARD * (
-        scattered.activations + scattered.forward > 0
-    )
-    also = ", with all-reduces of gradients in the backward pass" * reduces_gradients
-    shared = ", with all-to-alls (as of sharded embeddings or experts)" * ("all_to_all" in kinds)
-    messages = ", but sends and receives (pipeline-like)" * bool(kinds & _MESSAGES)
+    besides = ""
+    if reduced.activations:
+        besides += _ACTIVATIONS
+    if scattered.activations or scattered.forward:
+        besides += _SHARDED_FORWARD
+    reduces_gradients = reduced.gradients > 0
     shards_after = scattered.after > 0 and gathers and not (reduces_gradients and ddp)
     names = (
         (not autograd and ddp and reduces, _DDP_BY_RANGE),
-        (not autograd, "unknown: no operators of a backward pass in the trace show what launched its collectives"),
-        (scattered.gradients > 0 or shards_after, f"sharded (FSDP- or ZeRO-like){also}{besides}"),
-        (reduces_gradients or (reduced.undetermined > 0 and ddp), f"{_DDP}{shared}{besides}"),
+        (not autograd, _NO_BACKWARD),
+        ((scattered.gradients > 0 or shards_after) and reduces_gradients, _SHARDED + _AND_GRADIENTS + besides),
+        (scattered.gradients > 0 or shards_after, _SHARDED + besides),
+        (reduces_gradients or (reduced.undetermined > 0 and ddp), _DDP + _SHARED * ("all_to_all" in kinds) + besides),
         (scattered.undetermined > 0, f"sharded or sequence-parallel: {_NO_SIZES}"),
         (reduced.activations > 0, _NO_GRADIENTS),
         (reduced.undetermined > 0, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
         (reduces and not reduced.seen, _NOTHING_LAUNCHES),
-        (reduced.large_after > 0 or (reduced.after > 0 and not reduced.forward), f"{_AFTER_BACKWARD}{besides}"),
-        (reduces, f"{_NOT_BY_BACKWARD}{besides}"),
+        (reduced.large_after > 0 or (reduced.after > 0 and not reduced.forward), _AFTER_BACKWARD + besides),
+        (reduces, _NOT_BY_BACKWARD + besides),
     )
-    otherwise = f"not DDP: it all-reduces no gradients{messages}{besides}"
+    otherwise = "not DDP: it all-reduces no gradients" + _PIPELINE * bool(kinds & _MESSAGES) + besides
     return next((name for applies, name in names if applies), otherwise)
 
 
