@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
     from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
     from dpscope.analysis.output.analyzed import analyze_jobs, analyze_partials, analyze_traces
-    from dpscope.analysis.partials.file import reduce_traces
+    from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
     from dpscope.analysis.traces.merge.merge_ranks import merge_traces
@@ -78,7 +78,7 @@ _HOMES = {
     "epoch_times.report": "estimate_markdown estimate_report",
     "epoch_times.table": "EpochTable read_epoch_times",
     "output.analyzed": "analyze_jobs analyze_partials analyze_traces",
-    "partials.file": "reduce_traces",
+    "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
     "traces.merge.merge_ranks": "merge_traces",

@@ -24,17 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the gener
 
 from trace_reading import make_trace, say
 
-from dpscope.analysis.partials.file import read_partial, reduce_traces
+from dpscope.analysis.partials.reduce import reduce_traces
+from dpscope.analysis.traces.ranks.partial import read_partial
 from dpscope.analysis.traces.ranks.process_pool import read_file
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
-from tests.helpers.many_ranks import PER_NODE, write_partials
+from tests.helpers.many_ranks import PER_NODE, equal_partials, write_partials
 
 _LIMIT_S = 300.0
 _ANALYZE = """
 import json, resource, sys, time
 start = time.perf_counter()
 from dpscope.analysis.output.traces import fold_ranks, placed
-from dpscope.analysis.partials.file import analyze_partials
+from dpscope.analysis.partials.jobs import analyze_partials
 found, places = placed(analyze_partials(sys.argv[1]))
 fold_ranks(found, places)
 messages = [one.message for one in found.findings if one.code == "waiting_for_node"]
@@ -110,16 +111,16 @@ def killed(moments: int, folder: Path) -> bool:
     for rank in range(PER_NODE):
         make_trace(5, traces / f"0_{rank}.pt.trace.json.gz", rank, PER_NODE)  # reading them outlasts the start
     start = time.perf_counter()
-    whole = read_partial(_reduce(traces, folder / "whole.dpscope", None)).rows
+    whole = read_partial(_reduce(traces, folder / "whole.dpscope", None))
     length_s = time.perf_counter() - start
     sound, taken_up = True, 0
     for number in range(moments):
         place = folder / f"{number}.dpscope"
         _reduce(traces, place, length_s * (number + 0.5) / moments)
         saved = place.with_name(f"{place.name}.unfinished")
-        done = read_partial(saved).rows.num_rows if saved.exists() else PER_NODE if place.exists() else 0
+        done = len(read_partial(saved).ranks) if saved.exists() else PER_NODE if place.exists() else 0
         again = reduce_traces(traces, place)
-        sound &= read_partial(place).rows.equals(whole) and (again.kept, again.read) == (done, PER_NODE - done)
+        sound &= equal_partials(read_partial(place), whole) and (again.kept, again.read) == (done, PER_NODE - done)
         taken_up += done
     sound &= taken_up > 0  # else no call was ended while it read, and nothing is shown
     say(f"killed at {moments} moments, {taken_up} traces taken up: {'equal, none read twice' if sound else 'FAILED'}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
-from dpscope.analysis.partials import file as partials
+from dpscope.analysis.partials import jobs as partials
 from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.traces.ranks import trace_analysis
 from dpscope.analysis.traces.ranks.process_pool import FileProgress

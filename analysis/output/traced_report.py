@@ -91,7 +91,7 @@ ReadJobs = Mapping[str, ReadJob]
 def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
     """`analyze_jobs`, with progress on standard error; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
-        from dpscope.analysis.partials.file import analyze_partial_jobs
+        from dpscope.analysis.partials.jobs import analyze_partial_jobs
 
         return analyze_partial_jobs(paths)
     with progress() as report:

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
-from dpscope.analysis.traces.ranks.kept_tables import code_digest, made_once
+from dpscope.analysis.traces.ranks.kept_tables import made_once
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.origin import code_digest
 from dpscope.analysis.traces.ranks.rank_tables import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.whole_steps import far_longer

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, write_partial
-from dpscope.analysis.traces.data_parallel.phases import COPY_COLUMNS
+from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
-from dpscope.analysis.traces.ranks.rank_rows import SCHEMA
+from dpscope.analysis.traces.ranks.partial import COLUMNS, NO_RANKS, Partial, RankRecord, write_partial
+from dpscope.analysis.traces.ranks.rank_rows import RankRows
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.reading.table import Table
 
 TRANSFER_US = 500.0
 STEP_GAP_US = 200.0
@@ -57,13 +57,13 @@ def write_partials(
     for first in range(0, ranks, per_partial):
         own = [rank for rank in range(first, min(first + per_partial, ranks)) if rank not in left_out]
         if own:
-            rows = _rows(own, ranks, late[:, own], latest, begun, steps, per_step)
-            write_partial(Partial(rows), folder / f"{host_of(first)}.dpscope")
+            partial = _partial(own, ranks, late[:, own], latest, begun, steps, per_step)
+            write_partial(partial, folder / f"{host_of(first)}.dpscope")
 
 
-def _rows(
+def _partial(
     own: list[int], ranks: int, late: _Times, latest: _Times, begun: _Times, steps: int, per_step: int
-) -> pa.Table:
+) -> Partial:
     count, each = len(own), steps * per_step
     numbers = np.arange(each)
     starts = (begun[:, None] + late).T.ravel()
@@ -87,40 +87,48 @@ def _rows(
         **dict.fromkeys(_NOTHING, np.zeros(count * steps)), "partial_window": np.tile(np.arange(steps) == 0, count),
         "collective_count": np.full(count * steps, per_step),
     }  # fmt: skip
-    reduced = Requests(gradients=7, seen=7)
-    parallelism = ParallelismEvidence(
-        1, ranks, False, False, True, True, frozenset({"all_reduce"}), reduced, Requests()
+    rows_each = {"collectives": each, "exposed": each, "steps": steps}
+    tables = {"collectives": collectives, "exposed": exposed, "steps": table}
+    rows = {name: _table(name, np.repeat(own, rows_each[name]), columns) for name, columns in tables.items()}
+    return Partial(
+        ranks=[_record(rank, ranks) for rank in own],
+        tables={
+            name: RankRows(rows.get(name, NO_RANKS.tables[name].table), np.full(count, rows_each.get(name, 0)))
+            for name in COLUMNS
+        },
+        timelines=[b""] * count,
     )
-    evidence = {
-        "range_counts": {}, "parallelism": msgspec.to_builtins(parallelism), "reduction_ends_us": {},
-        "identity": {"source": "", "world_size": ranks},
-    }  # fmt: skip
-    alike = {
-        "zero_ns": 0, "on_device": True, "communication_shown": True, "cut_short": False, "findings": [], "dp_phases": [],
-        "kernels": [], "timeline": None, "size_bytes": 5_000_000, "modified_ns": 1, "reader": "1", "reduced_on": None,
-        "world_size": ranks, "evidence": msgspec.msgpack.encode(evidence),
-    }  # fmt: skip
-    columns = {
-        "source": [f"traces/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own],
-        "file": [f"/scratch/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own],
-        "rank": own, "host": [host_of(rank) for rank in own], **{name: [value] * count for name, value in alike.items()},
-        "collectives": _lists("collectives", collectives, count), "exposed": _lists("exposed", exposed, count),
-        "steps": _lists("steps", table, count),
-        "copies": _lists("copies", {name: np.zeros(0, dtype=np.int64) for name in COPY_COLUMNS[1:]}, count),
-    }  # fmt: skip
-    return pa.table({one.name: pa.array(columns[one.name], one.type) for one in PARTIAL_SCHEMA}, schema=PARTIAL_SCHEMA)
+
+
+def _record(rank: int, ranks: int) -> RankRecord:
+    reduced = Requests(gradients=7, seen=7)
+    summary = TraceSummary(
+        source=f"traces/{host_of(rank)}_{rank}.pt.trace.json.gz",
+        rank=rank,
+        world_size=ranks,
+        host=host_of(rank),
+        on_device=True,
+        range_counts={},
+        parallelism=ParallelismEvidence(
+            1, ranks, False, False, True, True, frozenset({"all_reduce"}), reduced, Requests()
+        ),
+    )
+    origin = Origin(f"/scratch/{host_of(rank)}_{rank}.pt.trace.json.gz", 5_000_000, 1, "", "1")
+    return RankRecord(origin, summary)
 
 
 _NOTHING = ("hidden_us", "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "by_time_us")
 
 
-def _lists(name: str, columns: Mapping[str, Any], count: int) -> pa.Array:
-    kind = SCHEMA.field(name).type
-    fields = list(kind.value_type)
-    unknown = pa.nulls(len(next(iter(columns.values()))))  # a column that is not generated
-    arrays = [
-        pa.array(columns[one.name], one.type) if one.name in columns else unknown.cast(one.type) for one in fields
-    ]
-    rows = pa.StructArray.from_arrays(arrays, fields=fields)
-    offsets = np.linspace(0, len(rows), count + 1).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), rows, type=kind)
+def _table(name: str, ranks: npt.NDArray[np.int64], columns: Mapping[str, Any]) -> Table:
+    """A column that is not generated is unknown."""
+    return Table.of(**{column: columns.get(column) for column in COLUMNS[name]} | {"rank": ranks})
+
+
+def equal_partials(partial: Partial, other: Partial) -> bool:
+    """Whether two partials hold the same ranks and rows, in the same order."""
+    pairs = [(partial.tables[name], other.tables[name]) for name in COLUMNS]
+    tables = all(own.table.frame.equals(others.table.frame) for own, others in pairs)
+    lengths = all(np.array_equal(own.lengths, others.lengths) for own, others in pairs)
+    rest = (partial.ranks, partial.timelines, partial.unread) == (other.ranks, other.timelines, other.unread)
+    return tables and lengths and rest

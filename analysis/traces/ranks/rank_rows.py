@@ -1,232 +1,144 @@
-"""Ranks as rows of one Arrow table: what a partial and a cache file hold.
+"""A table of several ranks, and the same as Arrow's lists, one for each rank.
 
-A row is one process's trace: what it shows of itself, its small tables as lists of structs, its findings. No row refers to
-another, so that rows of any number of files are joined by putting them together, in whatever order and tree.
+Arrow's arrays are made of buffers and read as such, since `pa.array` and `to_numpy` would import pandas.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
-from dpscope.analysis.traces.ranks.rank_tables import (
-    TABLES,
-    RankTables,
-    TraceIdentity,
-    TraceSummary,
-)
-from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
-from dpscope.analysis.traces.reading.event_table import IntColumn
-from dpscope.analysis.traces.reading.table import COLUMN_KINDS, UNKNOWN, Column, Kind, Table, Words, is_known
-from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.quantities import MOST_COUNT, Count
+from dpscope.analysis.traces.reading.event_table import BoolColumn, IntColumn
+from dpscope.analysis.traces.reading.table import COLUMN_KINDS, UNKNOWN, Column, Kind, Table, Words, is_known, joined
 
-_COLUMNS: dict[str, tuple[str, ...]] = {
-    "steps": breakdown.COLUMNS,
-    "collectives": collectives.COLUMNS,
-    "dp_phases": dp_phases.COLUMNS,
-    "exposed": breakdown.EXPOSED_COLUMNS,
-    "copies": dp_phases.COPY_COLUMNS,
-    "kernels": kernel_times.COLUMNS,
+_ARROW: dict[Kind, pa.DataType] = {
+    "word": pa.string(),
+    "truth": pa.bool_(),
+    "real": pa.float64(),
+    "whole": pa.int64(),
 }
-"""A rank's tables and their columns; `rank` belongs to the row and is in no list."""
-
-TIMELINE = "timeline"
-READ_ON = "reduced_on"  # a column of partials alone
-_ARROW: dict[Kind, pa.DataType] = {"word": pa.string(), "truth": pa.bool_(), "real": pa.float64(), "whole": pa.int64()}
-_FINDING = pa.struct([(name, pa.string()) for name in ("severity", "code", "message", "next_step")])
-
-
-def _list(kind: pa.DataType) -> pa.DataType:
-    """With its elements named as Parquet names them, so that a file needs only its own schema."""
-    return pa.list_(pa.field("element", kind))
-
-
-_TABLE_SCHEMAS = {
-    name: pa.schema([(column, _ARROW[COLUMN_KINDS[column]]) for column in columns if column != "rank"])
-    for name, columns in _COLUMNS.items()
-}
-_OWN = {
-    "source": pa.string(),
-    "rank": pa.int64(),
-    "host": pa.string(),
-    "zero_ns": pa.int64(),
-    "on_device": pa.bool_(),
-    "communication_shown": pa.bool_(),
-    "cut_short": pa.bool_(),
-}
-SCHEMA = pa.schema(
-    [
-        *_OWN.items(),
-        ("evidence", pa.binary()),  # msgpack: _Evidence
-        ("findings", _list(_FINDING)),
-        *((name, _list(pa.struct(list(schema)))) for name, schema in _TABLE_SCHEMAS.items()),
-        (TIMELINE, pa.binary()),
-    ]
-)
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """The parts of a summary without a column."""
+class RankRows:
+    """The rows of all ranks, one rank after the other, and how many each has."""
 
-    range_counts: dict[str, dict[Count | None, Count]]
-    parallelism: ParallelismEvidence
-    reduction_ends_us: dict[int | None, list[float]]
-    identity: TraceIdentity  # source, rank and host are columns
-    device_name: str | None = None
+    table: Table
+    lengths: IntColumn
 
+    @classmethod
+    def of_ranks(cls, tables: Sequence[Table], columns: Sequence[str]) -> "RankRows":
+        """A table of each rank; one without rows needs no columns."""
+        empty = Table.of(**dict.fromkeys(columns, ()))
+        lengths = np.array([len(table) for table in tables], dtype=np.int64)
+        return cls(joined([empty, *tables]), lengths)
 
-def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
-    """A row for each of these tables of one rank, SCHEMA."""
-    return pa.Table.from_batches([_row(one) for one in ranks], SCHEMA)
+    @classmethod
+    def joined(cls, parts: "Sequence[RankRows]") -> "RankRows":
+        """The ranks of these tables, one after the other."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(joined([part.table for part in parts]), lengths)
 
+    def take(self, ranks: IntColumn) -> "RankRows":
+        """The ranks at these places, in this order."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        lengths = self.lengths[ranks]
+        taken_before = np.cumsum(lengths) - lengths
+        shift = np.repeat(starts[ranks] - taken_before, lengths)
+        rows = shift + np.arange(lengths.sum())
+        return RankRows(self.table.take(rows), lengths)
 
-def _row(one: RankTables) -> pa.RecordBatch:
-    (summary,), (timeline,) = one.summaries, one.timelines
-    identity = {one.name: getattr(summary, one.name) for one in fields(TraceIdentity)}
-    without_columns = TraceIdentity(**{**identity, "source": "", "rank": None, "host": None})
-    evidence = msgspec.to_builtins(
-        _Evidence(
-            summary.range_counts, summary.parallelism, summary.reduction_ends_us, without_columns, summary.device_name
-        )
-    )
-    evidence["parallelism"]["asked_kinds"].sort()  # a set has another order in every process
-    columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
-    columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
-    columns["findings"] = pa.array([msgspec.to_builtins(one.findings)], SCHEMA.field("findings").type)
-    columns[TIMELINE] = pa.array([timeline_bytes(timeline)], pa.binary())
-    for name, schema in _TABLE_SCHEMAS.items():
-        cells = []
-        for own in schema:
-            column: Column = getattr(one, name).column(own.name)
-            words = isinstance(column, Words)
-            cells.append(
-                pa.array(column.tolist() if words else column, own.type, mask=None if words else ~is_known(column))
-            )
-        rows = pa.StructArray.from_arrays(cells, fields=list(schema))
-        columns[name] = pa.ListArray.from_arrays(
-            pa.array([0, len(rows)], pa.int32()), rows, type=SCHEMA.field(name).type
-        )
-    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    @property
+    def owners(self) -> IntColumn:
+        """The place of each row's rank."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
-_MOMENTS = ("start_us", "end_us", "ready_us", "queue_us")  # on a trace's clock, or a distance between two clocks
-_DIGESTS = ("kernel_class",)
-_ROUNDING_US = 1.0
+def list_type(columns: Sequence[str]) -> pa.DataType:
+    """The type of a table's rows, whose elements are named as Parquet names them: a file needs only its own schema."""
+    fields = [(name, _ARROW[COLUMN_KINDS[name]]) for name in columns]
+    row = pa.field("element", pa.struct(fields))
+    return pa.list_(row)
 
 
-def unsound(rows: pa.Table) -> str:
-    """A number of these rows that cannot have been measured, in words; empty without any."""
-    columns = {name: rows.column(name) for name in ("rank", "world_size") if name in rows.column_names}
-    for table, schema in _TABLE_SCHEMAS.items():
-        if table in rows.column_names:
-            cells = _one_array(rows.column(table)).flatten().flatten()
-            numbers = {own.name: values for own, values in zip(schema, cells, strict=True) if own.name not in _DIGESTS}
-            columns |= {
-                f"{table}.{name}": one for name, one in numbers.items() if COLUMN_KINDS[name] in ("real", "whole")
-            }
-    for name, values in columns.items():
-        least = -MOST_COUNT if name.endswith(_MOMENTS) else -_ROUNDING_US if name.endswith("_us") else 0
-        for end in pc.min_max(values).as_py().values():
-            if end is not None and not math.isnan(end) and not least <= end <= MOST_COUNT:
-                return f"{name} is {end:g}"
-    return ""
+def to_lists(rows: RankRows, columns: Sequence[str]) -> pa.ListArray:
+    """A list for each rank, with these columns of its rows."""
+    kind = list_type(columns)
+    cells = []
+    for name in columns:
+        column = rows.table.column(name)
+        cells.append(_to_arrow(column, COLUMN_KINDS[name]))
+    structs = pa.StructArray.from_arrays(cells, fields=list(kind.value_type))
+    ends = np.cumsum([0, *rows.lengths], dtype=np.int32)
+    return pa.ListArray.from_arrays(_array(ends, pa.int32()), structs, type=kind)
 
 
-def join_rows(rows: pa.Table) -> RankTables:
-    """The ranks of these rows, which are in order; without timelines where the rows have none."""
-    tables = {name: _table_of(rows, name) for name in TABLES}
-    return RankTables(
-        **{name: table for name, (table, _) in tables.items()},
-        summaries=summaries_of(rows),
-        findings=findings_of(rows),
-        collective_owner=tables["collectives"][1],
-        timelines=tuple(timelines_of(rows)) if TIMELINE in rows.column_names else (),
-    )
+def _to_arrow(column: Column, kind: Kind) -> pa.Array:
+    if isinstance(column, Words):
+        words = [word.encode(errors="replace") for word in column.categories]
+        codes = _array(column.code, pa.int32(), known=column.code >= 0)
+        return texts(words, pa.string()).take(codes)
+    # Truths are whole numbers in a table.
+    plain = pa.float64() if kind == "real" else pa.int64()
+    cells = _array(column, plain, known=is_known(column))
+    return cells.cast(_ARROW[kind])
 
 
-def _table_of(rows: pa.Table, name: str) -> tuple[Table, IntColumn]:
-    """One table of all rows, in their order, and the index of the row that each line is of."""
-    lists = _one_array(rows.column(name))
-    owner = lists.value_parent_indices().to_numpy(zero_copy_only=False).astype(np.int64)
-    cells = dict(zip(_TABLE_SCHEMAS[name].names, lists.flatten().flatten(), strict=True))
-    ranks = _one_array(rows.column("rank")).take(pa.array(owner))
-    columns = {column: ranks if column == "rank" else cells[column] for column in _COLUMNS[name]}
-    return Table({column: _column(values, COLUMN_KINDS[column]) for column, values in columns.items()}), owner
+def _array(
+    values: npt.NDArray[Any],
+    kind: pa.DataType,
+    known: BoolColumn | None = None,
+) -> pa.Array:
+    """Of the same numbers, missing where they are not known."""
+    bits = None
+    if known is not None:
+        bits = pa.py_buffer(np.packbits(known, bitorder="little"))
+    content = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [bits, content])
 
 
-def _column(values: pa.Array, kind: Kind) -> Column:
+def texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
+    """Strings or bytes as an array of this kind."""
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def from_lists(lists: pa.ListArray, columns: Sequence[str]) -> RankRows:
+    """What `to_lists` was given."""
+    structs = lists.flatten()
+    cells: dict[str, Column] = {}
+    for name, values in zip(columns, structs.flatten(), strict=True):
+        cells[name] = _from_arrow(values, COLUMN_KINDS[name])
+    lengths = np.from_dlpack(lists.value_lengths())
+    return RankRows(Table(cells), lengths.astype(np.int64))
+
+
+def _from_arrow(values: pa.Array, kind: Kind) -> Column:
     if kind == "word":
         coded = values.dictionary_encode()
         words = [*coded.dictionary.to_pylist(), None]
-        return Words.coded(coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False), words)
+        codes = _numbers(coded.indices, missing=len(words) - 1)
+        return Words.coded(codes, words)
     if kind == "real":
-        return np.asarray(values.fill_null(np.nan).to_numpy(zero_copy_only=False))
-    return np.asarray(values.cast(pa.int64()).fill_null(UNKNOWN).to_numpy(zero_copy_only=False))
+        return _numbers(values, missing=np.nan)
+    return _numbers(values.cast(pa.int64()), missing=UNKNOWN)
 
 
-def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
-    """The summary of each row's trace."""
-    decode = msgspec.msgpack.Decoder(_Evidence).decode
-    found = []
-    names = [name for name in ("evidence", *_OWN, READ_ON) if name in rows.column_names]
-    for own in rows.select(names).to_pylist():
-        evidence, read_on = vars(decode(own.pop("evidence"))), own.pop(READ_ON, None)
-        found.append(TraceSummary(**vars(evidence.pop("identity")) | evidence | own, read_on=read_on))
-    return tuple(found)
-
-
-def findings_of(rows: pa.Table) -> tuple[Finding, ...]:
-    """The findings of all rows' traces."""
-    return tuple(msgspec.convert(one, Finding) for found in rows["findings"].to_pylist() for one in found)
-
-
-def timelines_of(rows: pa.Table) -> list[StepTimeline | None]:
-    """The drawn step of each row."""
-    return [timeline_of(one) for one in rows.column(TIMELINE).to_pylist()]
-
-
-def renamed(rows: pa.Table, now: str, then: str) -> pa.Table:
-    """With another path of their traces, in their sources and in what was found."""
-    sources = [one.replace(now, then) for one in rows.column("source").to_pylist()]
-    findings = [
-        [{key: text.replace(now, then) for key, text in one.items()} for one in found]
-        for found in rows.column("findings").to_pylist()
-    ]
-    for name, values in (("source", sources), ("findings", findings)):
-        place = SCHEMA.get_field_index(name)
-        rows = rows.set_column(place, SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type))
-    return rows
-
-
-def write_rows(rows: pa.Table, where: Any, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Rows as a Parquet file, a path or an open one; without statistics and Arrow's schema, which would be half of it."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetWriter(
-        where,
-        rows.schema,
-        compression="zstd",
-        compression_level=9,
-        write_statistics=False,
-        write_page_checksum=True,
-        store_schema=False,
-    ) as writer:
-        writer.write_table(rows)
-        writer.add_key_value_metadata(dict(metadata))
-
-
-def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if isinstance(column, pa.Array):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+def _numbers(values: pa.Array, missing: float) -> npt.NDArray[Any]:
+    """The numbers of an array, with `missing` in place of missing ones."""
+    _, content = values.buffers()
+    plain = pa.Array.from_buffers(
+        values.type,
+        len(values),
+        [None, content],
+        offset=values.offset,
+    )
+    numbers = np.from_dlpack(plain)
+    if not values.null_count:
+        return numbers
+    is_missing = np.from_dlpack(values.is_null().cast(pa.uint8()))
+    return np.where(is_missing, missing, numbers)

@@ -36,7 +36,7 @@ class TraceIdentity:
     """None where the trace does not record it; `start_ns` and `end_ns` are those of its first and last event since 1970."""
 
     source: str
-    rank: int | None = None
+    rank: Count | None = None
     world_size: Count | None = None
     host: str | None = None
     process_id: Count | None = None
@@ -82,7 +82,7 @@ class TraceSummary(TraceIdentity):
     """What one process's trace shows besides its tables."""
 
     on_device: bool
-    range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
+    range_counts: dict[str, dict[Count | None, Count]]  # dpscope's own ranges: name -> step -> how many
     parallelism: ParallelismEvidence
     # False: it must have communicated, or computed on devices, and nothing of it is there.
     communication_shown: bool = True

@@ -268,11 +268,11 @@ def _host_ranges(attribution: Attribution, index: int, window: Window) -> Iterat
 _decoder = cache(lambda: msgspec.msgpack.Decoder(StepTimeline))
 
 
-def timeline_bytes(timeline: StepTimeline | None) -> bytes | None:
-    """A timeline as msgpack: its fields in order."""
-    return None if timeline is None else msgspec.msgpack.encode(timeline)
+def timeline_bytes(timeline: StepTimeline | None) -> bytes:
+    """A timeline as msgpack: its fields in order; nothing for none."""
+    return b"" if timeline is None else msgspec.msgpack.encode(timeline)
 
 
-def timeline_of(content: bytes | None) -> StepTimeline | None:
+def timeline_of(content: bytes) -> StepTimeline | None:
     """The timeline that `timeline_bytes` was given."""
-    return None if content is None else _decoder().decode(content)
+    return _decoder().decode(content) if content else None

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.figures.step import wait_strips
 from dpscope.analysis.hosts.places import fold, rank_means, rank_places, read_topology, spreads
-from dpscope.analysis.partials.file import analyze_partials
+from dpscope.analysis.partials.jobs import analyze_partials
 from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis

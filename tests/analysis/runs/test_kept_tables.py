@@ -15,7 +15,7 @@ from dpscope.analysis.output.merge import print_merge
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
-from dpscope.analysis.traces.ranks import kept_tables, rank_tables, trace_analysis
+from dpscope.analysis.traces.ranks import kept_tables, origin, partial, rank_tables, trace_analysis
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
@@ -50,7 +50,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tables_of(trace: Path) -> Path:
-    return kept_tables._place(kept_tables._key(trace))
+    found = origin.origin_of(trace)
+    assert found is not None
+    return kept_tables._place(found.key, TABLES_SUFFIX)
 
 
 @pytest.fixture
@@ -146,9 +148,9 @@ def test_what_is_kept_moves_with_the_run_and_names_its_new_place(run: Path, read
 
 
 def change_a_byte(run: Path) -> None:
-    """In the middle of the first page, whose checksum then fails."""
+    """In a page of the tables, whose checksum then fails."""
     content = bytearray(tables_of(run / DDP).read_bytes())
-    content[100] ^= 0xFF
+    content[len(content) // 4] ^= 0xFF
     tables_of(run / DDP).write_bytes(content)
 
 
@@ -178,7 +180,10 @@ def test_what_may_be_stale_is_made_again_alone(kept: str, run: Path, read: list[
 def test_another_version_reads_again(
     kept: str, run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_tables, name, -1 if name == "FORMAT_VERSION" else lambda folders: "of other code")
+    if name == "FORMAT_VERSION":
+        monkeypatch.setattr(partial, name, -1)
+    else:
+        monkeypatch.setattr(origin, name, lambda folders: "of other code")
     assert rows(run) == kept
     assert len(read) == 8  # two repeats of two ranks, and their counters' passes
 

@@ -4,12 +4,16 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,25 +22,36 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dpscope.analysis.partials import file as partials
-from dpscope.analysis.partials.file import (
-    PARTIAL_SCHEMA,
+from dpscope.analysis.partials import jobs, reduce
+from dpscope.analysis.partials.found import find_partials
+from dpscope.analysis.partials.jobs import analyze_partial_jobs, analyze_partials
+from dpscope.analysis.partials.reduce import reduce_traces
+from dpscope.analysis.partials.share import Share, read_share
+from dpscope.analysis.traces.ranks import origin
+from dpscope.analysis.traces.ranks.origin import Origin
+from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
+from dpscope.analysis.traces.ranks.partial import (
+    COLUMNS,
+    FORMAT_VERSION,
+    NO_RANKS,
     Partial,
-    Share,
-    analyze_partial_jobs,
-    analyze_partials,
+    RankRecord,
     read_partial,
-    read_share,
-    reduce_traces,
+    read_timelines,
     write_partial,
 )
-from dpscope.analysis.partials.found import find_partials
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
+from dpscope.analysis.traces.ranks.rank_rows import RankRows
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
+from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.launch.contents import app
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_ddp_job, write_trace
+from tests.helpers.many_ranks import equal_partials
 
 TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "steps_with_waits", "waits_caused")
 RANKS = 4
@@ -48,8 +63,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(made: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    return read_partial(reduce_traces(made, tmp_path_factory.mktemp("whole") / "all.dpscope").path).rows
+def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Partial:
+    return read_partial(reduce_traces(made, tmp_path_factory.mktemp("whole") / "all.dpscope").path)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +90,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             names.append(files[place].name)
             yield place, outcome
 
-    monkeypatch.setattr(partials, "files_as_read", recorded)
+    monkeypatch.setattr(reduce, "files_as_read", recorded)
     return names
 
 
@@ -92,17 +107,17 @@ def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
-    seed: int, parts: int, depth: int, rows: pa.Table, expected: TraceAnalysis, tmp_path: Path
+    seed: int, parts: int, depth: int, whole: Partial, expected: TraceAnalysis, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     folder = tmp_path / f"{seed}-{parts}-{depth}"
     shutil.rmtree(folder, ignore_errors=True)
-    places = [chance.randrange(parts) for _ in range(rows.num_rows)]
+    places = [chance.randrange(parts) for _ in whole.ranks]
     for part in range(parts):
         own = [index for index, place in enumerate(places) if place == part]
         chance.shuffle(own)
         name = f"{chance.random()}.dpscope"
-        write_partial(Partial(rows.take(pa.array(own, pa.int64()))), folder / name)
+        write_partial(whole.take(own), folder / name)
     for level in range(depth):  # some are joined, and also kept: each rank counts once
         chosen = [path for path in find_partials(folder) if chance.random() < 0.6] or find_partials(folder)
         reduce_traces(chosen, folder / f"{chance.random()}-{level}.dpscope")
@@ -112,26 +127,83 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
     shutil.rmtree(folder)
 
 
-def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(rows: pa.Table, tmp_path: Path) -> None:
-    place = PARTIAL_SCHEMA.get_field_index("steps")
-    fewer = pa.struct(list(PARTIAL_SCHEMA.field(place).type.value_type)[:-1])
-    older = rows.set_column(place, "steps", pa.array(rows["steps"].to_pylist(), pa.list_(fewer)))
-    write_partial(Partial(older), tmp_path / "older.dpscope")
+def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(whole: Partial, tmp_path: Path) -> None:
+    write_partial(whole, tmp_path / "whole.dpscope")
+    rows = pq.read_table(tmp_path / "whole.dpscope")
+    place = rows.column_names.index("steps")
+    fewer = [[{name: row[name] for name in list(row)[:-1]} for row in steps] for steps in rows["steps"].to_pylist()]
+    head = pq.read_metadata(tmp_path / "whole.dpscope").metadata
+    older = rows.set_column(place, "steps", pa.array(fewer)).replace_schema_metadata(head)
+    pq.write_table(older, tmp_path / "older.dpscope")
     with pytest.raises(DpscopeError, match="written by another dpscope: its columns differ; reduce its traces again"):
-        analyze_partials(tmp_path)
+        analyze_partials(tmp_path / "older.dpscope")
 
 
 def test_each_partial_s_timelines_are_read_once(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = reduce_traces(traces, tmp_path)
     read: list[tuple[Path, bool]] = []
 
-    def noted(path: Path, columns: Sequence[str]) -> Partial:
-        read.append((path, "timeline" in columns))
-        return read_partial(path, columns)
+    def noted(path: Path, with_timelines: bool) -> Partial:
+        read.append((path, with_timelines))
+        return read_partial(path, with_timelines)
 
-    monkeypatch.setattr(partials, "read_partial", noted)
+    def noted_timelines(path: Path) -> list[StepTimeline | None]:
+        read.append((path, True))
+        return read_timelines(path)
+
+    monkeypatch.setattr(jobs, "read_partial", noted)
+    monkeypatch.setattr(jobs, "read_timelines", noted_timelines)
     assert len(analyze_partials(tmp_path).timelines) > 1
     assert read == [(made.path, False), (made.path, True)]
+
+
+def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Each kind of value, known and missing, to the bit; -0.0 and the largest numbers too."""
+    trace = Origin("/a", 1, 1, "tail", "reader")
+    values: dict[str, list[object]] = {
+        "word": ["all_reduce", None, "Größe"],
+        "truth": [True, None, False],
+        "real": [-0.0, None, 0.1 + 0.2],
+        "whole": [2**53, None, 0],
+    }
+    tables = {}
+    for name, columns in COLUMNS.items():
+        table = Table.of(**{column: values[COLUMN_KINDS[column]] for column in columns})
+        tables[name] = RankRows(table, lengths=np.array([0, 3]))
+    evidence = ParallelismEvidence(1, 2, False, False, True, True, frozenset(), Requests(), Requests())
+    counts = {"dpscope::forward": {None: 1, 3: 2}}
+    summaries = [
+        TraceSummary(source="a", rank=rank, on_device=True, range_counts=counts, parallelism=evidence)
+        for rank in (None, 7)
+    ]
+    ranks = [RankRecord(trace, summary) for summary in summaries]
+    write_partial(Partial(ranks, tables, [b"", b""]), tmp_path / "a.dpscope")
+    found = read_partial(tmp_path / "a.dpscope")
+    assert found.ranks == ranks
+    for name, columns in COLUMNS.items():
+        assert found.tables[name].lengths.tolist() == [0, 3]
+        for column in columns:
+            expected = [{column: value} for value in values[COLUMN_KINDS[column]]]
+            assert found.tables[name].table.records((column,)) == expected, (name, column)
+    first, second = found.take([0]), found.take([1])
+    assert [len(first.tables[name].table) for name in COLUMNS] == [0] * len(COLUMNS)
+    assert second.tables["steps"].table.records() == found.tables["steps"].table.records()
+
+
+@pytest.mark.process
+def test_reading_and_writing_a_partial_imports_no_pandas(whole: Partial, tmp_path: Path) -> None:
+    write_partial(whole, tmp_path / "a.dpscope")
+    program = """
+import sys
+from pathlib import Path
+from dpscope.analysis.traces.ranks.partial import read_partial, write_partial
+write_partial(read_partial(Path(sys.argv[1])), Path(sys.argv[2]))
+sys.exit("pandas" in sys.modules)
+"""
+    subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "a.dpscope", tmp_path / "b.dpscope"], check=True, timeout=60
+    )
+    assert equal_partials(read_partial(tmp_path / "b.dpscope"), whole)
 
 
 @pytest.mark.parametrize("kind", ["dp", "gloo"])
@@ -161,15 +233,15 @@ def test_the_command_prints_the_same_for_partials_as_for_traces_and_reports_them
     assert "traces of 4 ranks" in (page / "report.html").read_text()
 
 
-def test_bad_partials_are_reported_in_a_line(traces: Path, rows: pa.Table, tmp_path: Path) -> None:
+def test_bad_partials_are_reported_in_a_line(traces: Path, whole: Partial, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(DpscopeError, match=r"contains no partial \(\*\.dpscope\)"):
         analyze_partials(empty)
-    write_partial(Partial(rows.slice(0, 0)), empty / "a.dpscope")
+    write_partial(NO_RANKS, empty / "a.dpscope")
     with pytest.raises(DpscopeError, match="contains no rank"):
         analyze_partials(empty)
-    write_partial(Partial(rows), tmp_path / "jobs" / "four.dpscope")
+    write_partial(whole, tmp_path / "jobs" / "four.dpscope")
     damaged = tmp_path / "damaged.dpscope"
     damaged.write_bytes((tmp_path / "jobs" / "four.dpscope").read_bytes()[:-50])
     for path in (damaged, traces):
@@ -179,23 +251,31 @@ def test_bad_partials_are_reported_in_a_line(traces: Path, rows: pa.Table, tmp_p
         analyze_partials([tmp_path / "jobs" / "four.dpscope", traces])
 
 
-def changed(rows: pa.Table, name: str, value: float | bytes) -> pa.Table:
-    """With another value in the first row: of a column, or of the first struct of a list where the name has a point."""
-    column, _, field = name.partition(".")
-    values = rows.column(column).to_pylist()
-    if field:
-        values[0][0][field] = value
-    else:
-        values[0] = value
-    kind = rows.schema.field(column)
-    return rows.set_column(rows.column_names.index(column), kind, pa.array(values, kind.type))
+def changed(partial: Partial, name: str, value: Any) -> Partial:
+    """With another value in the first row of a table's column, of a field of the first rank, or of the timelines."""
+    table, _, column = name.partition(".")
+    first, *others = partial.ranks
+    if table == "timelines":
+        return replace(partial, timelines=[value, *partial.timelines[1:]])
+    if table == "summary":
+        return replace(partial, ranks=[RankRecord(first.origin, replace(first.summary, **{column: value})), *others])
+    if table == "findings":
+        found = Finding(severity="info", code="a", message="b", next_step="c")
+        found = msgspec.structs.replace(found, **{column: value})
+        return replace(partial, ranks=[RankRecord(first.origin, first.summary, (found,)), *others])
+    rows = partial.tables[table]
+    values = rows.table[column].copy()
+    values[0] = value
+    return replace(
+        partial, tables={**partial.tables, table: replace(rows, table=rows.table.assign(**{column: values}))}
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("rank", -1, "rank is -1"),
-        ("world_size", 2**62, "world_size is 4.6"),
+        ("summary.rank", -1, "is not a complete partial"),
+        ("summary.world_size", 2**62, "is not a complete partial"),
         ("steps.step_us", -5.0, "steps.step_us is -5"),
         ("steps.compute_us", float("inf"), "steps.compute_us is inf"),
         ("steps.collective_count", -1, "steps.collective_count is -1"),
@@ -204,29 +284,23 @@ def changed(rows: pa.Table, name: str, value: float | bytes) -> pa.Table:
         ("exposed.end_us", float("-inf"), "exposed.end_us is -inf"),
         ("kernels.pace", -1.0, "kernels.pace is -1"),
         ("findings.severity", "grave", "is not a complete partial"),
-        ("evidence", b"\xc1", "is not a complete partial"),
-        ("timeline", b"\x01", "is not a complete partial"),
+        ("timelines", b"\x01", "is not a complete partial"),
     ],
 )
 def test_a_number_that_no_trace_gives_is_refused(
-    name: str, value: float | bytes, told: str, rows: pa.Table, tmp_path: Path
+    name: str, value: float | bytes, told: str, whole: Partial, tmp_path: Path
 ) -> None:
-    if name.startswith("findings"):
-        finding = {"severity": "info", "code": "a", "message": "b", "next_step": "c"}
-        kind = rows.schema.field("findings")
-        found = pa.array([[finding]] + [[]] * (rows.num_rows - 1), kind.type)
-        rows = rows.set_column(rows.column_names.index("findings"), kind, found)
     path = tmp_path / "a.dpscope"
-    write_partial(Partial(changed(rows, name, value)), path)
+    write_partial(changed(whole, name, value), path)
     with pytest.raises(DpscopeError, match=told) as raised:
         read_partial(path)
     assert str(path) in str(raised.value)
 
 
-def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(rows: pa.Table, tmp_path: Path) -> None:
+def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(whole: Partial, tmp_path: Path) -> None:
     for name, value in (("steps.step_us", float("nan")), ("collectives.queue_us", -3.0), ("steps.idle_us", -1e-9)):
-        write_partial(Partial(changed(rows, name, value)), tmp_path / "a.dpscope")
-        assert read_partial(tmp_path / "a.dpscope").rows.num_rows == RANKS
+        write_partial(changed(whole, name, value), tmp_path / "a.dpscope")
+        assert len(read_partial(tmp_path / "a.dpscope").ranks) == RANKS
 
 
 def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +351,10 @@ def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
     third = reduce_traces(traces, tmp_path / "n0.dpscope")
     assert (third.ranks, third.read, third.kept) == (4, 2, 2)
     assert read == ["0_1.pt.trace.json.gz", "0_3.pt.trace.json.gz"]
-    assert pq.read_table(third.path).column("rank").to_pylist() == [0, 1, 2, 3]
-    monkeypatch.setattr(partials, "reader_version", lambda: "another")
+    assert [rank.summary.rank for rank in read_partial(third.path).ranks] == [0, 1, 2, 3]
+    steps = pq.read_table(third.path)["steps"].to_pylist()  # as other programs read them
+    assert [{row["rank"] for row in rows} for rows in steps] == [{0}, {1}, {2}, {3}]
+    monkeypatch.setattr(origin, "reader_version", lambda: "another")
     assert reduce_traces(traces, third.path).read == RANKS == len(read) - 2
 
 
@@ -319,7 +395,7 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
 ) -> None:
     whole = reduce_traces(traces, tmp_path / "whole.dpscope")
     read.clear()
-    begin: Callable[..., Generator[tuple[int, FileOutcome]]] = vars(partials)["files_as_read"]
+    begin: Callable[..., Generator[tuple[int, FileOutcome]]] = vars(reduce)["files_as_read"]
 
     def dies(*arguments: object) -> Generator[tuple[int, FileOutcome]]:
         for count, answer in enumerate(begin(*arguments)):
@@ -329,15 +405,15 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
             yield answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(partials, "files_as_read", dies)
-        patched.setattr(partials, "_MOST_OF_TIME", 0)
+        patched.setattr(reduce, "files_as_read", dies)
+        patched.setattr(reduce, "_MOST_OF_TIME", 0)
         with pytest.raises(Killed):
             reduce_traces(traces, tmp_path / "killed.dpscope")
     assert not (tmp_path / "killed.dpscope").exists()
     taken_up = reduce_traces(traces, tmp_path / "killed.dpscope")
     assert (taken_up.read, taken_up.kept) == (RANKS - after, after)
     assert sorted(read) == sorted(path.name for path in traces.iterdir())
-    assert read_partial(taken_up.path).rows.equals(read_partial(whole.path).rows)
+    assert equal_partials(read_partial(taken_up.path), read_partial(whole.path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.dpscope", "traces", "whole.dpscope"]
 
 
@@ -411,7 +487,7 @@ def other_traces(traces: Path, place: Path) -> None:
 
 
 def of_version(place: Path, version: int) -> None:
-    write_partial(Partial(PARTIAL_SCHEMA.empty_table()), place)
+    write_partial(NO_RANKS, place)
     head = f'{{"schema_version": {version}}}'.encode()
     pq.write_table(pq.read_table(place).replace_schema_metadata({b"dpscope.partial": head}), place)
 
@@ -422,10 +498,10 @@ def of_version(place: Path, version: int) -> None:
         (lambda _, place: place.write_text("mine"), "was not written by dpscope"),
         (other_traces, "holds 1 trace not among these"),
         (
-            lambda _, place: of_version(place, 99),
-            "newer dpscope.*it is the output file: remove it first, or choose another",
+            lambda _, place: of_version(place, FORMAT_VERSION + 1),
+            "this dpscope reads.*it is the output file: remove it first, or choose another",
         ),
-        (lambda _, place: of_version(place, 0), "older dpscope.*it is the output file: remove it first"),
+        (lambda _, place: of_version(place, 0), "of version 0.*it is the output file: remove it first"),
         (lambda traces, _: [path.unlink() for path in traces.iterdir()], "holds no trace"),
     ],
 )
@@ -461,7 +537,7 @@ def test_an_unwritable_output_is_reported(traces: Path, tmp_path: Path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpscope.analysis.traces.ranks.rank_rows.write_rows", full)
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
     with pytest.raises(DpscopeError, match=r"cannot write .*: No space left on device; choose another"):
         reduce_traces(traces, tmp_path / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]

@@ -1,0 +1,190 @@
+"""`dpscope reduce`: traces read where they lie, and written as one partial; or partials joined."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dpscope.analysis.partials.found import SUFFIX, partials_among
+from dpscope.analysis.partials.share import Share
+from dpscope.analysis.traces.ranks.origin import Origin, origin_of
+from dpscope.analysis.traces.ranks.partial import (
+    Partial,
+    Unread,
+    join_partials,
+    of_trace,
+    read_partial,
+    write_partial,
+)
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
+from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, none_read
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.short_repr import short_repr
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.ownership import check_overwritable
+
+_UNFINISHED = ".unfinished"  # suffix of the file with what an unfinished call has read so far
+_MOST_OF_TIME = 10  # time between saves, as a multiple of the time that saving took
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a call wrote: how many traces it read and kept from before; those unreadable or cut short."""
+
+    __repr__ = short_repr
+
+    path: Path
+    ranks: int
+    read: int
+    kept: int
+    unread: tuple[Unread, ...]
+    cut_short: tuple[str, ...]  # files that end too early, or cannot be read to their end
+
+
+def reduce_traces(
+    paths: Paths,
+    out: str | Path,
+    share: Share | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: FileProgress | None = None,
+) -> Reduced:
+    """Write one partial of traces (or of this task's `share` of them), or of partials; `out` is a folder or *.dpscope.
+
+    Traces already in `out` that are unchanged and were read by the same code are not read again, even if the earlier call was
+    killed. Files are read in `jobs` local processes, or by `executor`, whose workers must see the same paths. Raises
+    DpscopeError if there is nothing to reduce, none of it can be read, or the partial cannot be written. A share of which
+    nothing can be read is written all the same: joined with the others it tells of the traces that are missing.
+    """
+    place = Path(out)
+    if place.suffix != SUFFIX:  # a share's file is named by its number, since another host may continue it
+        place /= f"{f'share-{share.name}' if share else socket.gethostname()}{SUFFIX}"
+    check_overwritable(place)
+    if partials := partials_among(paths):
+        return _join_into(place, partials)
+    files = find_traces(paths)
+    if share is not None:
+        files = share.among(files)
+    origins = {file: origin_of(file) for file in files}
+    unfinished = place.with_name(place.name + _UNFINISHED)
+    earlier = _earlier(place, unfinished, origins)
+    known = {one.origin for one in earlier.ranks}
+    missing = {file: origin for file, origin in origins.items() if origin not in known}
+    reading = _Reading(
+        missing,
+        unfinished,
+        parts=[earlier],
+        host=socket.gethostname() if share is None else None,
+    )
+    with closing(files_as_read(list(missing), limits, executor, jobs)) as answers:
+        reading.take(answers, progress)
+    whole = reading.so_far()
+    if reading.unread and share is None and not whole.ranks:
+        raise none_read(min(reading.unread).message)
+    read = len(missing) - len(reading.unread)
+    made = _written(whole, place, read, kept=len(earlier.ranks))
+    unfinished.unlink(missing_ok=True)
+    return made
+
+
+def _join_into(place: Path, partials: Sequence[Path]) -> Reduced:
+    """Partials, and the one that is in the place, as one."""
+    files = list(partials)
+    if place.exists():
+        files.append(place)
+    once = {path.resolve(): path for path in files}
+    whole = join_partials([read_partial(path) for path in once.values()])
+    ranks = whole.each_once()
+    return _written(whole.take(ranks), place, read=0, kept=len(ranks))
+
+
+@dataclass
+class _Reading:
+    """Traces being read, and what was read so far, which is saved now and then for a later call."""
+
+    missing: Mapping[Path, Origin | None]
+    unfinished: Path
+    parts: list[Partial]
+    host: str | None  # that reads them, if they are on it
+    unread: list[Unread] = field(default_factory=list)
+    # How long saving took the last time.
+    saving_s: float = 0.0
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def take(self, answers: Iterable[tuple[int, FileOutcome]], progress: FileProgress | None) -> None:
+        """Each file's outcome as it comes."""
+        files = list(self.missing)
+        for count, answer in enumerate(answers, 1):
+            index, outcome = answer
+            self._add(files[index], outcome)
+            if progress is not None:
+                progress(count, len(files))
+            if count < len(files):
+                self._save_sometimes()
+
+    def _add(self, file: Path, outcome: FileOutcome) -> None:
+        if isinstance(outcome, DpscopeError):
+            self.unread.append(Unread(str(file), str(outcome)))
+            return
+        self.parts.append(of_trace(outcome, self.missing[file], self.host))
+
+    def _save_sometimes(self) -> None:
+        began = time.monotonic()
+        if len(self.parts) > 1 and began - self.saved_at >= _MOST_OF_TIME * self.saving_s:
+            write_partial(self.so_far(), self.unfinished)
+            self.saved_at = time.monotonic()
+            self.saving_s = self.saved_at - began
+
+    def so_far(self) -> Partial:
+        whole = join_partials(self.parts, self.unread)
+        return whole.take(whole.order())
+
+
+def _written(partial: Partial, place: Path, read: int, kept: int) -> Reduced:
+    write_partial(partial, place)
+    cut_short = tuple(one.origin.file for one in partial.ranks if one.summary.cut_short)
+    return Reduced(
+        path=place,
+        ranks=len(partial.ranks),
+        read=read,
+        kept=kept,
+        unread=partial.unread,
+        cut_short=cut_short,
+    )
+
+
+def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None]) -> Partial:
+    """The ranks of an earlier call whose traces are unchanged, also of an unfinished one.
+
+    Raises DpscopeError if the existing partial cannot be read or has ranks of other traces: it is not overwritten then. What
+    another version saved of an unfinished call is ignored, so that its traces are read again.
+    """
+    found: list[Partial] = []
+    if place.exists():
+        try:
+            found.append(read_partial(place))
+        except DpscopeError as error:
+            raise DpscopeError(
+                f"{error}; it is the output file: remove it first, or choose another with -o NAME{SUFFIX}"
+            ) from error
+    if unfinished.exists():
+        check_overwritable(unfinished)
+        with contextlib.suppress(DpscopeError):
+            found.append(read_partial(unfinished))
+    earlier = join_partials(found)
+    now, origins = {str(file.absolute()) for file in files}, set(files.values())
+    had = {one.origin.file for one in earlier.ranks}
+    if gone := sorted(had - now):
+        raise DpscopeError(
+            f"{place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "
+            f"choose another file with -o NAME{SUFFIX}, or remove it"
+        )
+    unchanged = [index for index in earlier.each_once() if earlier.ranks[index].origin in origins]
+    # What could not be read then is read again.
+    return replace(earlier.take(unchanged), unread=())
