@@ -17,7 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dpscope.analysis.costs.collective_forecast import CollectiveForecast, by_level, forecasts, measured_times
+from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
+from dpscope.analysis.costs.other_counts import Law, medians
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint
 from tests.generated_traces.nccl_logs import COUNTS, PER_NODE, SHAPES, Cluster
 
@@ -54,10 +55,11 @@ def scored(times: Times, largest: int, per_node: int) -> Iterator[tuple[float, C
     """Distance, answer, truth and the law's own time of every point beyond the largest count given."""
     given = calibration_of({devices: own for devices, own in times.items() if devices <= largest}, per_node)
     found = forecasts(given, [devices for devices in times if devices > largest])
-    levels = {kind: by_level(kind, own) for kind, own in measured_times(given).items()}
+    measured = medians(given)["all_reduce"]
+    laws = [Law("all_reduce", [one for one in measured if (one.nodes > 1) == several]) for several in (False, True)]
     for forecast in found:
-        level = levels[forecast.collective][forecast.nodes > 1]
-        law = math.exp(level.predicted_log_us(forecast.nodes, forecast.devices, forecast.size_bytes))
+        place = (forecast.nodes, forecast.devices)
+        law = math.exp(laws[forecast.nodes > 1].predicted_log_us(place, forecast.size_bytes))
         truth = times[forecast.devices].get(forecast.size_bytes)
         if truth is not None and forecast.size_bytes >= SMALLEST:
             yield forecast.devices / largest, forecast, truth, law

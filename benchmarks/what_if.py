@@ -15,7 +15,8 @@ import pandas as pd
 from band_tally import Tally
 
 from dpscope.analysis import attribute, collectives, read_trace
-from dpscope.analysis.costs.collective_forecast import CollectiveLevel
+from dpscope.analysis.costs.cost import Place
+from dpscope.analysis.costs.other_counts import Law, Timed
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.what_if.bases import Question, base_of_run, base_of_traces, repeats_band
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells
@@ -71,9 +72,9 @@ def carried_costs() -> Iterator[str]:
     table = pd.read_csv(DATA / "scaling" / "nccl_allreduce_a100_nvswitch.csv", comment="#")
     times = table.pivot(index="bytes", columns="ranks", values="out_of_place_us")
     for counts, wanted in (((2, 4), 9), ((2, 3, 4), 9), ((2, 4, 6), None), ((2, 3, 4, 5, 6), 4)):
-        level = CollectiveLevel("all_reduce", {(1, n): times[n].to_dict() for n in counts})
-        found = [level.forecast(1, 8, int(size)) for size in times.index]
-        off = [abs((one.time_us or np.nan) / truth - 1) for one, truth in zip(found, times[8], strict=True)]
+        law = Law("all_reduce", [Timed(1, n, int(size), us) for n in counts for size, us in times[n].items()])
+        found = [law.cost(Place(8, 8), int(size)) for size in times.index]
+        off = [abs(one.total_us / truth - 1) for one, truth in zip(found, times[8], strict=True)]
         line = [np.polyfit([1 / n for n in counts], [row[n] for n in counts], 1) for _, row in times.iterrows()]
         straight = [abs(np.polyval(fit, 1 / 8) / row - 1) for fit, row in zip(line, times[8], strict=True)]
         same = [abs(row[counts[-1]] / row[8] - 1) for _, row in times.iterrows()]

@@ -21,8 +21,8 @@ from band_tally import Tally
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the hosts, which tests use too
 
+from dpscope.analysis.costs.cost import Links
 from dpscope.analysis.what_if.bases import Question, base_of_run
-from dpscope.analysis.what_if.collective_costs import Links
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate

@@ -12,9 +12,9 @@ import numpy as np
 
 from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.identity import communicating
-from dpscope.analysis.cells.predicted import COST_KEY, all_known, by_nccl, cost_keys, model_sizes, prediction
+from dpscope.analysis.cells.predicted import COST_KEY, all_known, by_nccl, cell_place, model_sizes, prediction
 from dpscope.analysis.cells.traced import collectives
-from dpscope.analysis.cells.view import CellView, Group, Missing, known, once, quotient
+from dpscope.analysis.cells.view import CellView, Group, Missing, known, quotient
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import show_time
@@ -108,13 +108,13 @@ def transfer_gb_per_s(cell: CellView) -> float:
 
 @BANDWIDTH.column("link", "bandwidth", "The link's specification, one way (--link, else NVML)")
 def link_gb_per_s(cell: CellView) -> float:
-    return known(cell.sources.link(cell.devices), "no link bandwidth known: give --link").gb_per_s
+    return known(cell.costs.link(cell_place(cell.data)), "no link bandwidth known: give --link").gb_per_s
 
 
 @BANDWIDTH.column("calibrated", "bandwidth", "Rate of the same messages in the calibration")
 def calibrated_gb_per_s(cell: CellView) -> float:
     """One after another with nothing else running: DDP's all-reduces, under DP everything."""
-    if cell.sources.calibration is None:
+    if cell.costs.calibration is None:
         raise Missing("no calibration was given")
     nothing = "the calibration predicts no transfer here"
     if prediction(cell).source != "calibration":
@@ -123,18 +123,7 @@ def calibrated_gb_per_s(cell: CellView) -> float:
     if cell.traits.peer_copies:
         return _gb_per_s(cell.wire_bytes_per_step, predicted_us, nothing)
     moved = known(wire_bytes(cell.data, matched_only=True), NO_SIZES)
-    return _gb_per_s(moved, known(_alone_us(cell), nothing), nothing)
-
-
-@once
-def _alone_us(cell: CellView) -> float | None:
-    """What the calibration has for the matched collectives of a step, one after another; None if it lacks one of them."""
-    own = cell.data.whole_collectives
-    costs = [cell.sources.cost(*key, "shortest") for key in cost_keys(own.take(own.known("transfer_us")))]
-    known_costs = [cost for cost in costs if cost is not None]
-    if not costs or len(known_costs) < len(costs):
-        return None
-    return sum(known_costs) / len(cell.data.whole_windows)
+    return _gb_per_s(moved, known(prediction(cell).alone_us, nothing), nothing)
 
 
 @BANDWIDTH.column("subtr. of link", "share", "By subtraction, of the link's specification")

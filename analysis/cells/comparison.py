@@ -13,7 +13,6 @@ from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.predicted import (
     CollectivePrediction,
     prediction,
-    sources_of,
 )
 from dpscope.analysis.cells.row import CellRow, minus, row_of
 from dpscope.analysis.cells.scaling import (
@@ -24,7 +23,7 @@ from dpscope.analysis.cells.scaling import (
 )
 from dpscope.analysis.cells.view import CellView, if_known
 from dpscope.analysis.costs.calibration_files import calibration_of_run
-from dpscope.analysis.costs.sources import CostSources, cost_sources
+from dpscope.analysis.costs.costs import Costs, machine_costs
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import (
@@ -155,7 +154,7 @@ class Comparison:
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
     variants: Mapping[str, str] = field(default_factory=dict)  # by cell, where options differ from its strategy's
-    sources: CostSources = field(default_factory=CostSources)  # what predictions are based on
+    collective_costs: Costs = field(default_factory=Costs)  # what predictions are based on
 
     def has(self, column: str) -> bool:
         """Whether any cell has a value in this column."""
@@ -201,8 +200,8 @@ def compare(
     if recorded is not None:
         calibration = calibration or calibration_of_run(run.path)
         target_efficiency = target_efficiency or recorded.config.reporting.target_efficiency
-    sources = cost_sources(recorded, link, calibration)
-    views = views_of(run, sources, flops)
+    costs = machine_costs(recorded, link, calibration)
+    views = views_of(run, costs, flops)
     rows = {name: row_of(view) for name, view in views.items()}
     predictions = [if_known(prediction, view) for view in views.values()]
     batched = _scalable(run)
@@ -212,7 +211,7 @@ def compare(
         scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spread),
         choices=scaling_choices(batched, spread),
         predictions=tuple(row for one in filter(None, predictions) for row in one.collectives),
-        sources=sources,
+        collective_costs=costs,
         target_efficiency=target_efficiency,
         of_traces=recorded is None,
         batches_seen=_batches_seen(run),
@@ -262,13 +261,13 @@ def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, s
     return {cell: other for cell, other in ran if other not in (None, engine)}
 
 
-def views_of(run: RunData, sources: CostSources, flops: StatedFlops | None = None) -> dict[str, CellView]:
+def views_of(run: RunData, costs: Costs, flops: StatedFlops | None = None) -> dict[str, CellView]:
     """The view of each cell of a run by name, each knowing those of the single devices that it is compared with."""
     peaks = cpu_peaks(run.measured)
     views = {
         name: CellView(
             data,
-            sources_of(data, sources),
+            costs,
             run.spreads,
             peaks=peaks,
             flops=flops,

@@ -13,11 +13,11 @@ import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import NO_INTERVAL, Measured, changes, exposed, ledger
 from dpscope.analysis.cells.identity import on_several_devices, single_at_global_batch, single_at_same_batch
-from dpscope.analysis.cells.predicted import all_known, model_sizes
+from dpscope.analysis.cells.predicted import all_known, cell_place, model_sizes, place_of
 from dpscope.analysis.cells.times import NO_STEP, ends_of
 from dpscope.analysis.cells.view import CellView, Group, Missing, known, once
+from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
 from dpscope.analysis.costs.formulas import ring_us as ring_formula_us
-from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.traffic_check import expected_bytes, reduced_bytes
 from dpscope.analysis.stats.samples import difference_estimate
@@ -280,8 +280,8 @@ def ring_rates(cell: CellView) -> tuple[RingRate, ...]:
     """What the ring formula divides by, one for each of its loads: the link's rate, else the calibration's bus bandwidth."""
     on_several_devices(cell)
     loads = ring_loads(cell.data)
-    rates = [cell.sources.ring_rate(load.ranks, load.kind) for load in loads]
-    return tuple(known(rate, cell.sources.no_source(loads[0].ranks)) for rate in rates)
+    rates = [ring_rate(cell.costs, load.kind, place_of(cell.data, load.kind, load.ranks)) for load in loads]
+    return tuple(known(rate, cell.costs.no_basis(cell_place(cell.data))) for rate in rates)
 
 
 @ESTIMATES.column(

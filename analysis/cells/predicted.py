@@ -5,16 +5,24 @@ reaches. The two are never mixed within a cell.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.cells.identity import communication_shown, on_several_devices
+from dpscope.analysis.cells.identity import (
+    communication_shown,
+    on_several_devices,
+)
 from dpscope.analysis.cells.view import CellView, Group, known, once
-from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
-from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
-from dpscope.analysis.costs.sources import CostSources, Source
+from dpscope.analysis.costs.calibration_fit import Statistic
+from dpscope.analysis.costs.collective_streams import (
+    BucketSchedule,
+    ddp_schedule,
+)
+from dpscope.analysis.costs.cost import Basis, Cost, NotKnown, Place
+from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.costs.formulas import dp_transfer_us
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import dp_chunks
@@ -53,6 +61,11 @@ class CollectivePrediction:
     predicted_slowest_us: float | None = None  # of the slowest rank, alone, as calibrated
 
     @property
+    def slowest_us(self) -> float | None:
+        """What a step has to wait for: of the slowest rank; a link's specification makes no difference between ranks."""
+        return self.predicted_us if self.predicted_slowest_us is None else self.predicted_slowest_us
+
+    @property
     def expected_us(self) -> float | None:
         """The prediction to compare with the measured value."""
         return self.predicted_us if self.in_step_us is None else self.in_step_us
@@ -70,7 +83,7 @@ class CellPrediction:
     of the matched ones alone.
     """
 
-    source: Source | None
+    source: Basis | None
     transfer_us: float | None
     exposed_us: float | None
     collectives: tuple[CollectivePrediction, ...]
@@ -78,6 +91,7 @@ class CellPrediction:
     exposed_reason: str
     # how much the calibration slows collectives next to others and next to compute, if that was used
     contention: str = ""
+    alone_us: float | None = None  # of the same transfers, one after another with nothing else running
 
 
 def relative_error(predicted_us: float | None, measured_us: float | None) -> float | None:
@@ -85,65 +99,51 @@ def relative_error(predicted_us: float | None, measured_us: float | None) -> flo
     return predicted_us / measured_us - 1 if predicted_us is not None and measured_us else None
 
 
-def _unknown(source: Source | None, reason: str) -> CellPrediction:
+def _unknown(source: Basis | None, reason: str) -> CellPrediction:
     return CellPrediction(source, None, None, (), reason, reason)
 
 
-def sources_of(data: CellData, sources: CostSources) -> CostSources:
-    """The sources for a cell: on its nodes, within each of them for what HSDP runs there."""
-    within = SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ()
-    return sources.on_nodes(
-        data.nodes,
-        within,
-        concurrent_collectives(data.cell.strategy, data.cell.devices, data.nodes),
-    )
+def place_of(data: CellData, kind: str, ranks: int) -> Place:
+    """Where the ranks of a collective lie: on the cell's nodes, but within each of them for what HSDP runs there."""
+    within = data.cell.traits.hybrid and kind in SHARDED_COLLECTIVES
+    return Place(ranks, ranks if within else max(1, ranks // data.nodes))
 
 
-def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
-    """The prediction of one measured multi-device cell by `sources_of` it."""
+def cell_place(data: CellData) -> Place:
+    """Where all of its devices are."""
+    return Place(data.cell.devices, max(1, data.cell.devices // data.nodes))
+
+
+def cost_of(
+    data: CellData,
+    costs: Costs,
+    key: _CostKey,
+    statistic: Statistic = "slowest",
+) -> Cost:
+    """Of one of the cell's collectives, to be compared with what was measured of it; raises NotKnown."""
+    kind, ranks, size = key
+    if kind in concurrent_collectives(data.cell.strategy, data.cell.devices, data.nodes):
+        raise NotKnown(f"several groups run their {kind} at the same time, and what is known is of one group alone")
+    return costs.cost(kind, size, place_of(data, kind, ranks), statistic=statistic, exact=True)
+
+
+def predict_cell(data: CellData, costs: Costs) -> CellPrediction:
+    """The prediction of one measured multi-device cell."""
     if data.cell.traits.host_copies:
         return _unknown(None, "host copies within one process: no link to model")
-    source = sources.source(data.cell.devices)
+    source = costs.basis(cell_place(data))
     if source is None:
-        return _unknown(None, sources.no_source(data.cell.devices))
+        return _unknown(None, costs.no_basis(cell_place(data)))
     if data.cell.traits.peer_copies:
-        return _predict_dp(data, sources)
+        return _predict_dp(data, costs, source)
     if not len(data.whole_windows) or not len(data.tables.collectives):
         return _unknown(source, "the trace shows no collective in a whole step")
     if not all_known(data.whole_collectives, COST_KEY):
-        return _unknown(source, "the trace does not show kind, size and ranks of every collective")
-    return _predict_collectives(data, sources, source)
-
-
-def _predict_collectives(data: CellData, sources: CostSources, source: Source) -> CellPrediction:
-    """From kind, size and ranks of every collective of the whole steps."""
-    own = data.whole_collectives
-    keys = cost_keys(own)
-    costs = {key: (sources.cost(*key), sources.cost(*key, "shortest")) for key in dict.fromkeys(keys)}
-    own = own.assign(
-        cost_us=[costs[key][0] for key in keys],
-        predicted_us=[costs[key][1] for key in keys],
-    )
-    load = step_load(data, sources, own)
-    own = _in_step(own, load)
-    matched = own.take(own.known("transfer_us"))
-    sums = matched.group(*STEP_KEYS).sums(matched["predicted_us"])
-    unknown_matched, unknown = (
-        _unknown_reason(matched, sources),
-        _unknown_reason(own, sources),
-    )
-    if not data.cell.traits.reducer:
-        unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
-    exposed = [] if unknown else [exposed_us(own.take(step), load) for step in own.group(*STEP_KEYS).rows()]
-    return CellPrediction(
-        source=source,
-        transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
-        exposed_us=float(np.mean(exposed)) if exposed else None,
-        collectives=_by_size(data, own, sources),
-        transfer_reason=unknown_matched or "needs matched collectives of every rank",
-        exposed_reason=unknown,
-        contention=load.calibrated_at,
-    )
+        return _unknown(
+            source,
+            "the trace does not show kind, size and ranks of every collective",
+        )
+    return _predict_collectives(data, costs, source)
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,49 @@ class Load:
     calibrated_at: str = ""  # where both ratios were calibrated
 
 
-def step_load(data: CellData, sources: CostSources, own: Table) -> Load:
+def _predict_collectives(data: CellData, costs: Costs, source: Basis) -> CellPrediction:
+    """From kind, size and ranks of every collective of the whole steps."""
+    own = data.whole_collectives
+    rows = {key: _prediction(data, key, costs) for key in dict.fromkeys(cost_keys(own))}
+    priced = [rows[key] for key in cost_keys(own)]
+    own = own.assign(
+        cost_us=[row.slowest_us for row in priced],
+        predicted_us=[row.predicted_us for row in priced],
+    )
+    load = step_load(data, costs, own)
+    own = _in_step(own, load)
+    matched = own.take(own.known("transfer_us"))
+    unknown_matched, unknown = (_reasons(rows[key] for key in cost_keys(table)) for table in (matched, own))
+    if not data.cell.traits.reducer:
+        unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
+    if not len(matched):
+        unknown_matched = "needs matched collectives of every rank"
+    sums = matched.group(*STEP_KEYS).sums(matched["predicted_us"])
+    return CellPrediction(
+        source=source,
+        transfer_us=None if unknown_matched else float(sums.mean()),
+        exposed_us=None if unknown else _mean_exposed_us(own, load),
+        collectives=_by_size(data, own, rows),
+        transfer_reason=unknown_matched,
+        exposed_reason=unknown,
+        contention=load.calibrated_at,
+        alone_us=None if unknown_matched else float(matched["alone_us"].sum()) / len(data.whole_windows),
+    )
+
+
+def _mean_exposed_us(own: Table, load: Load) -> float:
+    steps = [exposed_us(own.take(step), load) for step in own.group(*STEP_KEYS).rows()]
+    return float(np.mean(steps))
+
+
+def _reasons(rows: Iterable[CollectivePrediction]) -> str:
+    """Why the cost of some of these collectives is not known; empty where all are."""
+    return "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
+
+
+def step_load(data: CellData, costs: Costs, own: Table) -> Load:
     """Calibrated ratios for DDP whose buckets overlap; a single bucket overlaps nothing."""
-    ratios = sources.contention(data.cell.devices)
+    ratios = costs.contention(cell_place(data))
     several = own.having("kind", "all_reduce").group(*STEP_KEYS).sizes.max(initial=0) > 1
     # NCCL has a stream, gloo two workers for each network device, one as torch chooses by itself: threads = 2 x devices.
     # Source: ProcessGroupGloo::Options in torch.
@@ -203,12 +243,6 @@ def bucket_schedule(ordered: Table, cost: str, load: Load) -> BucketSchedule:
     )
 
 
-def _unknown_reason(own: Table, sources: CostSources) -> str:
-    """Why the cost of some of these collectives is not known; empty where all are."""
-    lacking = cost_keys(own.take(~own.known("predicted_us")))
-    return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in lacking))
-
-
 def exposed_us(step: Table, load: Load) -> float:
     """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others in full.
 
@@ -240,43 +274,55 @@ def cost_keys(own: Table) -> list[_CostKey]:
     return [(one["kind"], one["group_size"], float(one["bytes"])) for one in own.records(COST_KEY)]
 
 
-def _by_size(data: CellData, own: Table, sources: CostSources) -> tuple[CollectivePrediction, ...]:
-    """A row per kind and size, the largest first."""
-    rows, sizes = [], own.group(*COST_KEY)
+def _by_size(
+    data: CellData, own: Table, rows: Mapping[_CostKey, CollectivePrediction]
+) -> tuple[CollectivePrediction, ...]:
+    """A row per kind and size with what was measured, the largest first."""
+    measured, sizes = [], own.group(*COST_KEY)
     for key, of_size in zip(cost_keys(own.take(sizes.first)), sizes.rows(), strict=True):
         group = own.take(of_size)
-        known_us = group["transfer_us"][group.known("transfer_us")]
+        transfers_us = group["transfer_us"][group.known("transfer_us")]
         expected_us, alone_us = (
             group.mean(name) if group.known(name).all() else None for name in ("predicted_us", "alone_us")
         )
         matched = group.take(group.known("match"))
         slowest_us = matched.group("repeat", "match").most(matched["duration_us"])
-        rows.append(
+        measured.append(
             replace(
-                _prediction(data, key, sources, len(group) / len(data.whole_windows)),
-                measured_us=float(known_us.mean()) if len(known_us) else None,
+                rows[key],
+                per_step=len(group) / len(data.whole_windows),
+                measured_us=float(transfers_us.mean()) if len(transfers_us) else None,
                 in_step_us=expected_us if expected_us != alone_us else None,
-                measured_slowest_us=float(slowest_us.mean()) if len(slowest_us) and len(known_us) else None,
+                measured_slowest_us=float(slowest_us.mean()) if len(slowest_us) and len(transfers_us) else None,
             )
         )
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
+    return tuple(sorted(measured, key=lambda row: -row.size_bytes))
 
 
-def _prediction(data: CellData, key: _CostKey, sources: CostSources, per_step: float) -> CollectivePrediction:
+def _prediction(data: CellData, key: _CostKey, costs: Costs, per_step: float = 1.0) -> CollectivePrediction:
     """What is predicted of one kind and size, nothing being measured."""
     kind, ranks, size = key
-    predicted_us = sources.cost(*key, "shortest")
-    return CollectivePrediction(
-        cell=data.cell.name,
-        kind=kind,
-        size_bytes=size,
-        ranks=ranks,
-        per_step=per_step,
+    row = CollectivePrediction(
+        data.cell.name,
+        kind,
+        size,
+        ranks,
+        per_step,
         measured_us=None,
-        predicted_us=predicted_us,
-        reason=sources.why_unknown(kind, ranks) if predicted_us is None else "",
-        extrapolated=sources.extrapolated(*key),
-        predicted_slowest_us=sources.cost(*key) if sources.of_kind(kind).source(ranks) == "calibration" else None,
+        predicted_us=None,
+    )
+    try:
+        shortest, slowest = (
+            cost_of(data, costs, key, "shortest"),
+            cost_of(data, costs, key),
+        )
+    except NotKnown as unknown:
+        return replace(row, reason=str(unknown))
+    return replace(
+        row,
+        predicted_us=shortest.total_us,
+        extrapolated=slowest.extrapolated,
+        predicted_slowest_us=slowest.total_us if slowest.basis == "calibration" else None,
     )
 
 
@@ -290,38 +336,39 @@ def model_sizes(data: CellData) -> ParameterSizes | None:
     return data.ranks[0][1].model if data.ranks else None
 
 
-def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
+def _predict_dp(data: CellData, costs: Costs, source: Basis) -> CellPrediction:
     """Each micro-batch of a step moves all parameters and gradients; by NCCL with a row per kind and size of chunk.
 
-    The times of chunks are not measured, since the kernels have no size.
+    By NCCL a broadcast per chunk of parameters and buffers and a reduce per chunk of gradients, else copies through device 0;
+    source and assumptions: `dp_transfer_us`. The times of chunks are not measured, since the kernels have no size.
     """
-    sizes, devices, passes = (
-        model_sizes(data),
-        data.cell.devices,
-        data.cell.options.accumulate,
-    )
+    sizes, passes = model_sizes(data), data.cell.options.accumulate
     if sizes is None or not sizes.parameter_tensors:
         holds = "traces do" if sizes is None else "the run does"
         return _unknown(None, f"{holds} not hold the sizes of the model's tensors")
-    sent, reduced = dp_chunks(sizes)
     if by_nccl(data):
-        once = dp_nccl_us(sent, reduced, devices, sources.cost)
-        moved = passes * once if once is not None else None
-        chunks = Counter((kind, size) for kind, own in (("broadcast", sent), ("reduce", reduced)) for size in own)
-        rows = tuple(
-            _prediction(data, (kind, devices, float(size)), sources, count * passes)
-            for (kind, size), count in sorted(chunks.items(), key=lambda item: -item[0][1])
-        )
-        reason = "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
-        return CellPrediction(sources.source(devices), moved, moved, rows, reason, reason)
-    link = sources.link(devices)
+        chunks: Counter[_CostKey] = Counter()
+        for kind, moved in zip(("broadcast", "reduce"), dp_chunks(sizes), strict=True):
+            chunks.update((kind, data.cell.devices, float(size)) for size in moved)
+        rows = [_prediction(data, key, costs, count * passes) for key, count in chunks.items()]
+        rows.sort(key=lambda row: -row.size_bytes)
+        reason = _reasons(rows)
+        us = None if reason else sum(row.per_step * (row.slowest_us or 0.0) for row in rows)
+        return CellPrediction(source, us, us, tuple(rows), reason, reason)
+    link = costs.link(cell_place(data))
     if link is None:
         return _unknown(
             None,
             "moved by copies between devices, which no calibration measures: give --link",
         )
-    moved = passes * dp_peer_copies_us(sent, reduced, devices, link.gb_per_s)
-    return CellPrediction("specification", moved, moved, (), "", "")
+    once_us = dp_transfer_us(
+        sizes.parameter_bytes,
+        sizes.buffer_bytes,
+        data.cell.devices,
+        link.gb_per_s,
+        peer_copies=True,
+    )
+    return CellPrediction("specification", passes * once_us, passes * once_us, (), "", "")
 
 
 def _predictable(cell: CellView) -> None:
@@ -336,12 +383,15 @@ PREDICTIONS = Group("predictions", "Predictions", needs=_predictable)
 def prediction(cell: CellView) -> CellPrediction:
     """From a calibration, else from the link's specification."""
     _predictable(cell)
-    return predict_cell(cell.data, cell.sources)
+    return predict_cell(cell.data, cell.costs)
 
 
 @PREDICTIONS.column("from", "text", "calibration, or the link's specification")
 def prediction_source(cell: CellView) -> str:
-    return known(prediction(cell).source, prediction(cell).transfer_reason or "not predicted")
+    return known(
+        prediction(cell).source,
+        prediction(cell).transfer_reason or "not predicted",
+    )
 
 
 @PREDICTIONS.column(
@@ -380,7 +430,10 @@ def predicted_transfer_error(cell: CellView) -> float:
 
 @PREDICTIONS.column("its prediction", "time", "Predicted exposed communication")
 def predicted_exposed_us(cell: CellView) -> float:
-    return known(prediction(cell).exposed_us, prediction(cell).exposed_reason or "not predicted")
+    return known(
+        prediction(cell).exposed_us,
+        prediction(cell).exposed_reason or "not predicted",
+    )
 
 
 @PREDICTIONS.column("error", "share", "Predicted over measured exposed comm., minus 1")

@@ -16,7 +16,7 @@ from dpscope.analysis.cells.identity import (
     strategy,
 )
 from dpscope.analysis.cells.view import INTERVAL, CellView, Missing, Value, if_known
-from dpscope.analysis.costs.sources import RingRate
+from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger

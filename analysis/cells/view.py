@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.runs.cell_data import CellData, RunSpreads
 from dpscope.analysis.text.units import Quantity, plain
 from dpscope.analysis.training.data import TrainingData
@@ -63,7 +63,7 @@ class CellView:
     """A cell with all that its columns are computed from; an attribute that is no field is the column of that name."""
 
     data: CellData
-    sources: CostSources = field(default_factory=CostSources)  # of costs, as they apply to this cell
+    costs: Costs = field(default_factory=Costs)  # of collectives, on the machine
     spreads: RunSpreads = field(default_factory=RunSpreads)  # of all cells of the run
     singles: dict[int, "CellView"] = field(default_factory=dict)
     """The measured single-device cells that it is compared with, by batch size."""

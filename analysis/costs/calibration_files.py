@@ -144,6 +144,14 @@ def _wrong_results(tests: Sequence[LoggedTest]) -> Iterator[Finding]:
             yield RunCode.CALIBRATION_RESULTS_WRONG.finding(message)
 
 
+def wrong_results(calibration: Calibration | None) -> tuple[Finding, ...]:
+    """A calibration's findings that its times are of wrong results, which hold wherever it is used."""
+    if calibration is None:
+        return ()
+    wrong = RunCode.CALIBRATION_RESULTS_WRONG.code
+    return tuple(finding for finding in calibration.findings if finding.code == wrong)
+
+
 def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     """A calibration from calibration.json, a folder that holds one, or logs (a file or a folder of them).
 

@@ -146,32 +146,30 @@ _TAILS = (0.025, 0.975)
 PREDICTED_SHARE = 0.9  # of measurements at sizes left out in turn that lie within the stated error of prediction
 
 
-@dataclass(frozen=True)
-class FittedTime:
-    """The time of a collective by its fit."""
-
-    time_us: float
-    low_us: float | None  # of 90% of measurements at sizes left out in turn; None if unknown
-    high_us: float | None
-    extrapolated: str | None  # set if the size is outside the measured ones: how far
-
-
 def fit_calibration(calibration: Calibration) -> Calibration:
-    """The calibration with a fit for each collective and device count with at least two sizes; unchanged if it has fits.
+    """The calibration with a fit for each collective and layout with at least two sizes; the fits that it has are kept.
 
     One fit is of the slowest rank's times; if they were recorded, another is of the shortest, which traces' transfers are.
     """
-    if calibration.fits:
-        return calibration
-    timed = (point for point in calibration.points if point.size_bytes > 0 and point.times_us)
+    timed = [point for point in calibration.points if point.size_bytes > 0 and point.times_us]
     groups = grouped(((point.collective, point.devices, point.nodes), point) for point in timed)
-    several = [points for points in groups.values() if len({point.size_bytes for point in points}) > 1]
-    fits = [fit_collective(points) for points in several]
-    for points in several:
-        if all(point.shortest_us for point in points):
-            shortest = [msgspec.structs.replace(point, times_us=point.shortest_us) for point in points]
-            fits.append(msgspec.structs.replace(fit_collective(shortest), statistic="shortest"))
-    return msgspec.structs.replace(calibration, fits=tuple(fits))
+    fits = {(fit.collective, fit.devices, fit.nodes, fit.statistic): fit for fit in calibration.fits}
+    for layout, points in groups.items():
+        if len({point.size_bytes for point in points}) == 1:
+            continue
+        for statistic, samples in _samples(points).items():
+            if (*layout, statistic) not in fits:
+                fits[*layout, statistic] = msgspec.structs.replace(fit_collective(samples), statistic=statistic)
+    ordered = sorted(fits.values(), key=lambda fit: fit.statistic, reverse=True)
+    return msgspec.structs.replace(calibration, fits=tuple(ordered))
+
+
+def _samples(points: Sequence[CalibrationPoint]) -> dict[Statistic, Sequence[CalibrationPoint]]:
+    """The points with the times of each statistic that was recorded of all of them."""
+    samples: dict[Statistic, Sequence[CalibrationPoint]] = {"slowest": points}
+    if all(point.shortest_us for point in points):
+        samples["shortest"] = [msgspec.structs.replace(point, times_us=point.shortest_us) for point in points]
+    return samples
 
 
 def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
@@ -259,28 +257,31 @@ def _bandwidth_gb_per_s(slope_us_per_byte: float) -> float | None:
     return 1e-3 / slope_us_per_byte if slope_us_per_byte > 1e-12 else None
 
 
-def predict_us(fit: CollectiveFit, size_bytes: float) -> FittedTime:
+def predict_us(fit: CollectiveFit, size_bytes: float) -> float:
     """The time of one call that moves `size_bytes` (the larger of a rank's input and output buffer).
 
-    Outside the measured sizes the nearest piece's line is extended, `extrapolated` is set, and no interval is given.
+    Outside the measured sizes the nearest piece's line is extended: see `extrapolated`.
     """
     piece = piece_of(fit, size_bytes)
-    time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gb_per_s / 1e3 if piece.bandwidth_gb_per_s else 0.0)
-    extrapolated, smallest, largest = None, fit.smallest_bytes, fit.largest_bytes
+    transfer_us = size_bytes / piece.bandwidth_gb_per_s / 1e3 if piece.bandwidth_gb_per_s else 0.0
+    return piece.alpha_us + transfer_us
+
+
+def extrapolated(fit: CollectiveFit, size_bytes: float) -> str | None:
+    """How far a size is outside the measured ones; None if it is among them."""
+    smallest, largest = fit.smallest_bytes, fit.largest_bytes
     if size_bytes > largest:
         times = f"{size_bytes / largest:.3g} times the largest size measured ({show_bytes(largest)})"
-        extrapolated = f"{show_bytes(size_bytes)} is {times}: the last line is extended"
-    elif size_bytes < smallest:
+        return f"{show_bytes(size_bytes)} is {times}: the last line is extended"
+    if size_bytes < smallest:
         below = f"below the smallest size measured ({show_bytes(smallest)})"
-        extrapolated = f"{show_bytes(size_bytes)} is {below}: the first line is extended"
-    if extrapolated is not None or (error := fit.prediction_relative_error) is None:
-        return FittedTime(time_us, None, None, extrapolated)
-    return FittedTime(time_us, time_us / (1 + error), time_us / (1 - error) if error < 1 else None, None)
+        return f"{show_bytes(size_bytes)} is {below}: the first line is extended"
+    return None
 
 
 def latency_share(fit: CollectiveFit, size_bytes: float) -> float:
     """The share of one call of `size_bytes` that an empty message takes, 0 to 1."""
-    time_us = predict_us(fit, size_bytes).time_us
+    time_us = predict_us(fit, size_bytes)
     return min(1.0, max(0.0, fit.pieces[0].alpha_us / time_us)) if time_us > 0 else 0.0
 
 
@@ -299,4 +300,4 @@ def find_fit(
 
 def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
     """Bus bandwidth at the largest size measured, by the fit, 1e9 B/s; None for a collective without a ring formula."""
-    return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes).time_us)
+    return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes))

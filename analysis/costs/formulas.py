@@ -4,11 +4,6 @@ Three bandwidths are never mixed: the link's specification, a calibration's meas
 prediction uses a calibration made before the run, and only sizes from the run.
 """
 
-from collections.abc import Callable, Sequence
-
-CollectiveCost = Callable[[str, int, float], float | None]
-"""(kind as in the `collectives` table, ranks, bytes) -> microseconds, None if that kind is unknown on this many ranks."""
-
 
 def moved_as(kind: str, backend: str | None) -> str:
     """The collective that moves the data: gloo implements reduce-scatter as an all-reduce.
@@ -83,24 +78,3 @@ def dp_transfer_us(
     """
     serial = devices - 1 if peer_copies else 1
     return serial * (2 * parameter_bytes + buffer_bytes) / bandwidth_gb_per_s / 1e3
-
-
-def dp_nccl_us(sent: Sequence[float], reduced: Sequence[float], devices: int, cost: CollectiveCost) -> float | None:
-    """nn.DataParallel by NCCL: a broadcast per chunk of parameters and buffers, a reduce per chunk of gradients.
-
-    `sent` and `reduced` are chunks in bytes (`dp_chunks`). None if `cost` does not have broadcast or reduce. Source and
-    assumptions: `dp_transfer_us`, with alpha per chunk.
-    """
-    costs = [cost("broadcast", devices, size) for size in sent] + [cost("reduce", devices, size) for size in reduced]
-    known = [one for one in costs if one is not None]
-    return sum(known) if len(known) == len(costs) else None
-
-
-def dp_peer_copies_us(
-    sent: Sequence[float], reduced: Sequence[float], devices: int, bandwidth_gb_per_s: float, latency_us: float = 0.0
-) -> float:
-    """nn.DataParallel by copies: device 0 sends each chunk to each of N-1 devices in turn and receives their gradients in turn.
-
-    Source and assumptions: `dp_transfer_us`, with `latency_us` per chunk and device; one copy at a time through device 0.
-    """
-    return (devices - 1) * sum(latency_us + size / bandwidth_gb_per_s / 1e3 for size in (*sent, *reduced))

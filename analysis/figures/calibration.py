@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from dpscope.analysis.cells.predicted import sources_of
+from dpscope.analysis.cells.predicted import place_of
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.cost import Place
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
-from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, headline, literal, panel_grid, shared_legend
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
@@ -82,7 +83,7 @@ def draw_models(
     """Bus bandwidth between two sizes by a fit, by the ring at the link's rate, and the link's rate itself."""
     if fit is not None:
         curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
-        fitted = _rates(kind, ranks, curve, [predict_us(fit, size).time_us for size in curve])
+        fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
         axes.plot(curve, fitted, label="calibration's fit", **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
@@ -105,7 +106,7 @@ Panel = tuple[str, int, int]
 """Kind of a collective, its ranks and their nodes."""
 
 
-def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
+def bandwidths(run: RunData, costs: Costs) -> Figure | None:
     """A panel for each collective, number of ranks and nodes with matched transfers, the most bytes first; None without any."""
     transfers = matched_transfers(run)
     if not transfers:
@@ -118,7 +119,10 @@ def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
     figure, panels = panel_grid(len(chosen), min(2, len(chosen)), 7.5, 2.9, top=0.8)
     for axes, (kind, ranks, nodes) in zip(panels, chosen, strict=True):
         by_cell = transfers[kind, ranks, nodes]
-        _trace_panel(axes, kind, ranks, by_cell, sources_of(run.cells[next(iter(by_cell))], sources))
+        place = place_of(run.cells[next(iter(by_cell))], kind, ranks)
+        over = "" if nodes == 1 else f" of a job over {nodes} nodes"
+        axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}", loc="left", fontsize=9)
+        _trace_panel(axes, kind, place, by_cell, costs)
     shared_legend(figure, panels, 3)
     headline(figure, "Bus bandwidth by message size: median, and range over transfers")
     return figure
@@ -141,7 +145,7 @@ def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
     return dict(kept)
 
 
-def _trace_panel(axes: Axes, kind: str, ranks: int, by_cell: Mapping[str, Table], sources: CostSources) -> None:
+def _trace_panel(axes: Axes, kind: str, place: Place, by_cell: Mapping[str, Table], costs: Costs) -> None:
     for index, (cell, rows) in enumerate(by_cell.items()):
         sizes = rows.group("bytes", in_order=True)
         rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
@@ -153,16 +157,14 @@ def _trace_panel(axes: Axes, kind: str, ranks: int, by_cell: Mapping[str, Table]
             label=f"trace, {cell}",
         )  # fmt: skip
     sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
-    fit, link = sources.fit(kind, ranks, "shortest"), sources.of_kind(kind).link(ranks)
+    fit, link = costs.fit(kind, place, "shortest"), costs.link(place)
     low, high = np.log10(float(sizes_bytes.min())), np.log10(float(sizes_bytes.max()))
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)  # so that a curve is visible next to a single size
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
     carried_as = str(next(iter(by_cell.values())).words("moved_as").tolist()[0])
-    draw_models(axes, sizes_drawn, carried_as, ranks, fit, link)
+    draw_models(axes, sizes_drawn, carried_as, place.devices, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
-    over = "" if sources.nodes == 1 else f" of a job over {sources.nodes} nodes"
-    axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}", loc="left", fontsize=9)
 
 
 def _bandwidth_axes(axes: Axes) -> None:

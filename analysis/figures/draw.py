@@ -59,7 +59,7 @@ def draw_all(run: RunData, comparison: Comparison) -> dict[str, Figure]:
             "waits": step.waits(run),
             "wait_strip": step.wait_strip(run),
             "communication": step.measured_and_estimated(run, comparison),
-            "busbw": bandwidths(run, comparison.sources),
+            "busbw": bandwidths(run, comparison.collective_costs),
             "scaling": scaling.draw_scaling(comparison),
             "study": scaling.draw_study(comparison),
             **(training.training_figures(run.training) if run.training else {}),

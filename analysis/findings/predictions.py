@@ -12,8 +12,8 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
-from dpscope.analysis.costs.sources import wrong_results
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding, grouped
@@ -217,7 +217,7 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     Also reports wrong results in the calibration, what it lacks to predict the cells, and cells that ran on another NCCL engine.
     `shared_cores`: communication and compute share a CPU.
     """
-    yield from wrong_results(comparison.sources.calibration)
+    yield from wrong_results(comparison.collective_costs.calibration)
     for row, off, single in _cells_off(comparison):
         if row.cell not in comparison.no_scaling:
             yield _off_finding(row, off, single, shared_cores, comparison.of_script or comparison.of_traces)

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 from rich.console import Console
 
+from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.collective_forecast import cliff_findings, forecasts
-from dpscope.analysis.costs.sources import wrong_results
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time

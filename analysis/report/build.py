@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.cells.columns import COLUMNS
 from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.cells.predicted import model_sizes
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.findings.comparisons import cost_table, law_table, scaling_table
 from dpscope.analysis.findings.predictions import collective_table, error_table, identity_table, off_notes
@@ -108,8 +108,8 @@ def make_report(
     `nccl_logs` are NCCL's logs of one of the jobs. Raises DpscopeError for a log of another job.
     """
     comparison = compare(run, link, calibration, target_efficiency, flops)
-    nccl = run_chapter(run, comparison.sources.calibration, nccl_logs)
-    what_if = _what_if(run, comparison.sources)
+    nccl = run_chapter(run, comparison.collective_costs.calibration, nccl_logs)
+    what_if = _what_if(run, comparison.collective_costs)
     tables = report_tables(run, comparison, nccl, what_if)
     untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)
     return Report(
@@ -127,13 +127,13 @@ def make_report(
     )
 
 
-def _what_if(run: RunData, sources: CostSources) -> "RunAnswer | None":
+def _what_if(run: RunData, costs: Costs) -> "RunAnswer | None":
     """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
     if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
         return None
     from dpscope.analysis.what_if.answer import chapter_of
 
-    return chapter_of(run, sources)
+    return chapter_of(run, costs)
 
 
 def write_report(report: Report, figure_formats: Sequence[str] = DEFAULT_FORMATS, folder: Path | None = None) -> Path:
@@ -164,7 +164,7 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
         setting=report.setting,
         verdict=report.verdict,
         first_tables=report.first,
-        environment=list(environment_facts(report.run, report.comparison.sources.calibration)),
+        environment=list(environment_facts(report.run, report.comparison.collective_costs.calibration)),
         findings=report.shown_findings,
         tables=shown,
         figures=svg,

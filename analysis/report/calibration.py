@@ -6,9 +6,9 @@ from statistics import median
 
 from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import FEWEST_SIZES, fit_calibration
+from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.costs.nccl_choices import ChoiceRow
-from dpscope.analysis.costs.sources import contention_ratios
 from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes

@@ -10,9 +10,7 @@ from dpscope.analysis.cells import predicted as model
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.row import CellRow, minus
-from dpscope.analysis.costs.calibration_fit import piece_of
-from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
@@ -87,7 +85,7 @@ def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterato
 
 
 def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[FormulaLine]:
-    line, sources = partial(FormulaLine, data.cell.name), model.sources_of(data, comparison.sources)
+    line, costs = partial(FormulaLine, data.cell.name), comparison.collective_costs
     source, ring_source = (
         "calibration" if name == "calibration" else "link's specification"
         for name in (row.text("prediction_source"), row.text("ring_source"))
@@ -99,18 +97,19 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[For
     for one in predicted[:MOST_COLLECTIVES]:
         assert one.predicted_us is not None
         assert one.expected_us is not None
-        what, formula = f"{one.kind}, {one.per_step:.3g} a step", _collective(one, sources)
+        cost = model.cost_of(data, costs, (one.kind, one.ranks, one.size_bytes), "shortest")
+        what, formula = f"{one.kind}, {one.per_step:.3g} a step", cost.formula
         if one.in_step_us is not None:
             formula += (
                 f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"
             )
         yield line(what, formula, source, one.expected_us, one.measured_us)
     if data.cell.traits.peer_copies and row.predicted_transfer_us is not None:
-        what, formula = "DataParallel, all transfers of a step", _data_parallel(data, predicted, sources)
+        what, formula = "DataParallel, all transfers of a step", _data_parallel(data, predicted, costs)
         yield line(what, formula, source, row.predicted_transfer_us, row.communication_us)
     elif (exposed := row.predicted_exposed_us) is not None:
         what = "DDP's schedule, exposed communication"
-        yield line(what, _schedule(data, sources), source, exposed, row.exposed_us)
+        yield line(what, _schedule(data, costs), source, exposed, row.exposed_us)
 
 
 def _ring(data: CellData, row: CellRow) -> str:
@@ -123,61 +122,41 @@ def _ring(data: CellData, row: CellRow) -> str:
     return "; plus ".join(rings)
 
 
-def _collective(one: model.CollectivePrediction, sources: CostSources) -> str:
-    """alpha + S/B of the fit's piece for this size; by specification the ring's bus factor x S/B."""
-    size = show_bytes(one.size_bytes)
-    if (fit := sources.fit(one.kind, one.ranks, "shortest")) is None:
-        factor = bus_factor(one.kind, one.ranks)
-        return f"f × S/B = {factor:.4g} × {size} / {_link(sources.of_kind(one.kind), one.ranks)} (f: bus factor)"
-    piece = piece_of(fit, one.size_bytes)
-    if piece.bandwidth_gb_per_s is None:
-        return f"alpha = {show_time(piece.alpha_us)} (S = {size} makes no difference)"
-    alpha = f"{'−' if piece.alpha_us < 0 else ''}{show_time(abs(piece.alpha_us))}"
-    beyond = ", extrapolated" if one.extrapolated else ""
-    return f"alpha + S/B = {alpha} + {size} / {piece.bandwidth_gb_per_s:.4g} GB/s{beyond}"
-
-
-def _data_parallel(data: CellData, predicted: list[model.CollectivePrediction], sources: CostSources) -> str:
+def _data_parallel(data: CellData, predicted: list[model.CollectivePrediction], costs: Costs) -> str:
     if model.by_nccl(data):
         counts = {
             kind: round(sum(one.per_step for one in predicted if one.kind == kind)) for kind in ("broadcast", "reduce")
         }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
         return f"the sum of its chunks without overlap: {chunks}"
-    sizes, devices, parts = model.model_sizes(data), data.cell.devices, data.cell.options.accumulate
+    sizes, link, parts = model.model_sizes(data), costs.link(model.cell_place(data)), data.cell.options.accumulate
     assert sizes is not None  # else there is no prediction
+    assert link is not None
     moved = show_bytes(2 * sizes.parameter_bytes + sizes.buffer_bytes)
-    formula = f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {moved} / {_link(sources, devices)}"
+    formula = f"(N−1)(2S + S_buffers)/B = ({data.cell.devices}−1) × {moved} / {link.gb_per_s:.4g} GB/s"
     return formula + (f" × {parts} micro-batches" if parts > 1 else "")
 
 
-def _link(sources: CostSources, devices: int) -> str:
-    link = sources.link(devices)
-    assert link is not None  # else there is no prediction
-    return f"{link.gb_per_s:.4g} GB/s"
-
-
-def _schedule(data: CellData, sources: CostSources) -> str:
+def _schedule(data: CellData, costs: Costs) -> str:
     """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
     first = data.whole_windows.take(np.arange(1))  # the first rank's first whole step
     step = data.tables.collectives.within(first, STEP_KEYS)
-    load = model.step_load(data, sources, step)
+    load = model.step_load(data, costs, step)
     shared = f"one of gloo's {load.servers} workers, which share the link, is free"
     rule = (
         f"each all-reduce starts when it is ready and {'the previous one has ended' if load.servers == 1 else shared}; exposed: "
         "what runs after the last one is ready, plus every other collective"
     )
     buckets = model.by_readiness(step.having("kind", "all_reduce"))
-    costs = [sources.cost(*key) for key in model.cost_keys(buckets)]
-    known = [cost for cost in costs if cost is not None]
-    if not known or len(known) < len(costs) or len(known) > 2 * MOST_COLLECTIVES:
+    if not 0 < len(buckets) <= 2 * MOST_COLLECTIVES:
         return rule
+    alone_us = [model.cost_of(data, costs, key).total_us for key in model.cost_keys(buckets)]
     ready_us = model.ready_us(buckets) - model.ready_us(buckets).min()
-    from_first = buckets.assign(cost_us=known, ready_us=ready_us)
+    from_first = buckets.assign(cost_us=alone_us, ready_us=ready_us)
     schedule = model.bucket_schedule(from_first, "cost_us", load)
     shown = "; ".join(
         f"ready {show_time(one)}, takes {show_time(cost)} alone, ends {show_time(end)}"
-        for one, cost, end in zip(ready_us.tolist(), known, schedule.end_us, strict=True)
+        for one, cost, end in zip(ready_us.tolist(), alone_us, schedule.end_us, strict=True)
     )
     (place,) = first.records(("rank", "step"))
     where = f"Rank {text(place['rank'])}, step {text(place['step'])}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.costs.sources import rate_between, rate_within
+from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.runs.run_data import RunData, repeats_text, traces_text
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration

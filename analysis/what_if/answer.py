@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dpscope.analysis.costs.sources import CostSources, wrong_results
+from dpscope.analysis.costs.calibration_files import wrong_results
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
@@ -91,7 +92,7 @@ class RunAnswer:
                 "lacks": list(base.lacks),
             },
             "layout": layout(self),
-            "findings": msgspec.to_builtins(wrong_results(self.question.costs.every)),
+            "findings": msgspec.to_builtins(wrong_results(self.question.costs.calibration)),
             "own_error": [
                 asdict(one) | {"prediction": one.prediction.as_plain(), "error": one.error} for one in self.own.cells
             ],
@@ -116,12 +117,12 @@ def run_answer(
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
 
 
-def chapter_of(run: RunData, sources: CostSources | None = None) -> RunAnswer | None:
-    """A run's largest DDP cell on more devices; None where it cannot be a base. `sources` as of `base_of_loaded`."""
+def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
+    """A run's largest DDP cell on more devices; None where it cannot be a base. `costs` as of `base_of_loaded`."""
     if run.recorded is None:
         return None
     try:
-        question, own = with_cell_errors(base_of_loaded(run, sources=sources))
+        question, own = with_cell_errors(base_of_loaded(run, costs=costs))
     except DpscopeError:
         return None
     if predict(question.base, Scenario(), question.costs).reason is not None:
@@ -304,7 +305,7 @@ def facts(answer: RunAnswer) -> list[str]:
         f"Base: {base.name} on {counted(base.devices, 'device')}, {show(base.step_us, _MS)} ms per {kind}.",
         f"Replay: {counted(len(base.profiles), 'typical traced step')} ({show(replayed_us, _MS)} ms on average) within "
         f"{max(100 * abs(replay_error(base)), 0.01):.2f}%.",
-        *(f"{one.message}." for one in wrong_results(answer.question.costs.every)),
+        *(f"{one.message}." for one in wrong_results(answer.question.costs.calibration)),
         answer.own.sentence,
     ]
     if base.lacks:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.costs.calibration_files import calibration_of_run
-from dpscope.analysis.costs.sources import CostSources, cost_sources
+from dpscope.analysis.costs.costs import Costs, machine_costs
 from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
@@ -24,7 +24,6 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
     find_traces,
 )
 from dpscope.analysis.what_if.band import NINE_OF_TEN
-from dpscope.analysis.what_if.collective_costs import Costs
 from dpscope.analysis.what_if.job_profile import JobProfile, job_profile, run_profile
 from dpscope.analysis.what_if.lateness import lateness
 from dpscope.analysis.what_if.replay import Scale
@@ -80,12 +79,12 @@ def base_of_run(path: str | Path, cell_name: str | None) -> Question:
     return base_of_loaded(load_run(path), cell_name)
 
 
-def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSources | None = None) -> Question:
+def base_of_loaded(run: RunData, cell_name: str | None = None, costs: Costs | None = None) -> Question:
     """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none.
 
-    `sources` are the link and the calibration of the machine, else as they were recorded and lie in the run's folder.
+    `costs` are those of the machine, else by the links and the calibration that were recorded and lie in the run's folder.
     """
-    sources = sources or cost_sources(run.manifest, None, calibration_of_run(run.path))
+    costs = costs or machine_costs(run.manifest, None, calibration_of_run(run.path))
     data = _chosen(run, cell_name)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
@@ -122,28 +121,12 @@ def base_of_loaded(run: RunData, cell_name: str | None = None, sources: CostSour
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
-    return Question(base, _costs_of_run(run, data, base, _traced(job), sources), run, data)
-
-
-def _costs_of_run(
-    run: RunData,
-    data: CellData,
-    base: Base,
-    traced: dict[tuple[str, float], float],
-    sources: CostSources,
-) -> Costs:
-    """What the cell's collectives took, the calibration, and the links that both ran on."""
-    interconnect = run.manifest.environment.interconnect
-    pairs = interconnect.pairs if interconnect is not None else ()
-    return Costs(
+    of_base = replace(
+        costs,
         place=base.place,
-        traced=traced,
-        calibration=None if sources.calibration is None else sources.calibration.on_nodes(data.nodes),
-        every=sources.calibration,
-        specified=sources.on_nodes(data.nodes).link(base.devices),
-        # links of unknown rate count as alike, there being nothing to the contrary
-        alike=len({one.rate.gb_per_s for one in pairs if one.rate is not None}) <= 1,
+        transfers=_traced(job),
     )
+    return Question(base, of_base, run, data)
 
 
 def base_of_traces(
@@ -184,7 +167,11 @@ def base_of_traces(
         lacks=(*lacks, *assumed(contention, job)),
     )
     bounded = any(one.bounded for profile in base.profiles for one in profile.buckets)
-    costs = Costs(base.place, _traced(job), traced_bounded=bounded)
+    costs = Costs(
+        place=base.place,
+        transfers=_traced(job),
+        transfers_bounded=bounded,
+    )
     return Question(base, costs, cut_short=tuple(analysis.cut_short))
 
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.what_if.collective_costs import Cost, Costs, NotKnown, Place
+from dpscope.analysis.costs.cost import Cost, NotKnown, Place
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.what_if.replay import Conditions, Prepared, Scale, between_buckets
 from dpscope.analysis.what_if.scenario import Base, Scenario, Setting
 from dpscope.analysis.what_if.step_profile import (
@@ -78,7 +79,7 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
     """What to replay a profile under; raises NotKnown."""
     ends, sizes = _buckets(base, profile, setting)
     each = _bucket_costs(base, profile, setting, costs, sizes)
-    others = [(one, _other_us(one, setting, costs)) for one in profile.others]
+    others = [(one, _other_us(base, one, setting, costs)) for one in profile.others]
     conditions = Conditions(
         bucket_ends=ends,
         latency_us=tuple(one.latency_us for one in each),
@@ -93,10 +94,9 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
     return Inputs(
         prepared=base.prepared(profile, scale_of(base, setting)),
         conditions=conditions,
-        # a cost that a specification bounds can be dearer and no cheaper
-        below=sum(one.spread * one.total_us for one in each if not one.bound) / total,
-        above=sum(one.spread * one.total_us for one in each) / total,
-        basis=(*dict.fromkeys(one.basis for one in each), *_as_measured(others, setting.place)),
+        below=sum(one.below * one.total_us for one in each) / total,
+        above=sum(one.above * one.total_us for one in each) / total,
+        basis=(*dict.fromkeys(one.words for one in each), *_as_measured(others, setting.place)),
     )
 
 
@@ -114,7 +114,7 @@ def _bucket_costs(
     """Of an all-reduce of each size; on the measured links as the run's own collectives have it."""
     place, links = setting.place, setting.links
     each = [costs.cost("all_reduce", size, place, links) for size in sizes]
-    if links.on(place) is not None or (links.intra is not None and place.per_node > 1):
+    if links.replace_any(place):
         return each
     return _as_in_the_run(base, profile, place, sizes, each, costs)
 
@@ -154,10 +154,7 @@ def _as_in_the_run(
     measured = [one.bytes for one in profile.buckets]
     same_buckets = len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
     if same_buckets and place == base.place:
-        return [
-            replace(one.times(time / one.total_us if one.total_us > 0 else 1.0), spread=0.0)
-            for time, one in zip(times, modelled, strict=True)
-        ]
+        return [one.measured_as(time) for time, one in zip(times, modelled, strict=True)]
     try:
         model_us = sum(costs.cost("all_reduce", size, base.place).total_us for size in measured)
     except NotKnown:
@@ -176,7 +173,7 @@ def _late_us(base: Base, profile: StepProfile, ends: tuple[int, ...], place: Pla
     return tuple(np.maximum(0.0, late_us + later_us).tolist())
 
 
-def _other_us(one: OtherCollective, setting: Setting, costs: Costs) -> float | None:
+def _other_us(base: Base, one: OtherCollective, setting: Setting, costs: Costs) -> float | None:
     """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
     if setting.place.devices == 1:
         return 0.0
@@ -184,7 +181,7 @@ def _other_us(one: OtherCollective, setting: Setting, costs: Costs) -> float | N
         return None
     try:
         now_us = costs.cost(one.kind, one.bytes, setting.place, setting.links).total_us
-        before_us = costs.cost(one.kind, one.bytes, costs.place).total_us
+        before_us = costs.cost(one.kind, one.bytes, base.place).total_us
     except NotKnown:
         return None
     return one.cost_us * now_us / before_us if before_us > 0 else None

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from dpscope.analysis.what_if.collective_costs import Links
+from dpscope.analysis.costs.cost import Links
 from dpscope.analysis.what_if.inputs import place_of
 from dpscope.analysis.what_if.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.analysis.what_if.step_profile import HOOK_FACTORS

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpscope.analysis.costs.cost import NotKnown, Place
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.band import (
     ASSUMED_ERROR,
@@ -17,7 +19,6 @@ from dpscope.analysis.what_if.band import (
     half_band,
     replay_parts,
 )
-from dpscope.analysis.what_if.collective_costs import Costs, NotKnown, Place
 from dpscope.analysis.what_if.inputs import inputs_of, place_of, setting_of
 from dpscope.analysis.what_if.lateness import on_time
 from dpscope.analysis.what_if.replay import (

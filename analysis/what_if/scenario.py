@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from dpscope.analysis.costs.cost import Links, Place
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.collective_costs import Links, Place
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import AS_IT_WAS, Prepared, Replay, Scale, measured_conditions
 from dpscope.analysis.what_if.step_profile import Bucketing, StepProfile

@@ -45,7 +45,7 @@ class CalibrateRequest(options.NodeOptions):
 def calibrate(request: CalibrateRequest) -> None:
     stated = options.read_link(request.link)
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
-    from dpscope.analysis.costs.sources import rate_between, rate_within
+    from dpscope.analysis.costs.node_rates import rate_between, rate_within
     from dpscope.analysis.report.calibration import calibration_tables, save_calibration
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table

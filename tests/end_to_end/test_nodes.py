@@ -15,7 +15,7 @@ import pytest
 
 from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.calibration_fit import find_fit
-from dpscope.analysis.costs.sources import rate_between, rate_within
+from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.launch.nodes.board import LOST_S
 from dpscope.profiling.records.run import Cell

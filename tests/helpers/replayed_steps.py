@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from dpscope.analysis.costs.cost import Place
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.collective_costs import Costs, Place
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import Conditions
 from dpscope.analysis.what_if.scenario import Base, Contention
@@ -52,4 +53,4 @@ STILL = Lateness((0.0, 0.0), (0.0,) * 8)  # two ranks that are never late
 LEDGER = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
 ALONE = Contention(high=0.0)  # nothing slows computing
 BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, 2, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL, contention=ALONE)
-COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 20.0})
+COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0})

@@ -12,8 +12,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.predicted import predict_cell
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
@@ -69,19 +69,19 @@ def ddp(step_us: float = 1500.0) -> CellData:
 
 
 SINGLES = {8: single(8, 1000.0), 16: single(16, 1800.0)}
-NO_SOURCES = CostSources()
+NO_SOURCES = Costs()
 CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on two ranks
 WITH_BROADCASTS = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
 
 
-def row(data: CellData, sources: CostSources = NO_SOURCES) -> CellRow:
+def row(data: CellData, sources: Costs = NO_SOURCES) -> CellRow:
     return row_next_to(data, SINGLES, sources)
 
 
 def row_next_to(
     data: CellData,
     singles: dict[int, CellData],
-    sources: CostSources = NO_SOURCES,
+    sources: Costs = NO_SOURCES,
     spreads: RunSpreads = RunSpreads(),  # noqa: B008
 ) -> CellRow:
     """The row of a cell that is compared with these of one device."""
@@ -251,13 +251,13 @@ def test_one_repeat_alone_has_no_interval() -> None:
 
 
 def test_predicted_from_a_calibration() -> None:
-    found = row(ddp(), CostSources(calibration=CALIBRATED))
+    found = row(ddp(), Costs(calibration=CALIBRATED))
     # 350 and 150 us a bucket: 500 against 600 measured
     assert found.text("prediction_source") == "calibration"
     check(found, predicted_transfer_us=500, predicted_transfer_error=-1 / 6)
     # 500-850, then 850-1,000; the last bucket is ready at 800: 200 us exposed, of 450 measured
     check(found, predicted_exposed_us=200, predicted_exposed_error=200 / 450 - 1)
-    first, second = predict_cell(ddp(), CostSources(calibration=CALIBRATED)).collectives
+    first, second = predict_cell(ddp(), Costs(calibration=CALIBRATED)).collectives
     assert (first.size_bytes, first.per_step, first.measured_us, first.predicted_us) == (3e6, 1, 400, 350)
     assert (first.relative_error, second.relative_error) == pytest.approx((-0.125, -0.25))
     # A kernel that queued starts late: what counts is when its gradients were ready.
@@ -265,15 +265,15 @@ def test_predicted_from_a_calibration() -> None:
     data = ddp()
     table = data.tables.collectives
     queued = with_tables(data, collectives=table.assign(ready_us=np.minimum(table["start_us"], 600.0)))
-    check(row(queued, CostSources(calibration=CALIBRATED)), predicted_exposed_us=400)
+    check(row(queued, Costs(calibration=CALIBRATED)), predicted_exposed_us=400)
 
 
 def test_predicted_from_the_specification() -> None:
-    found = row(ddp(), CostSources(parse_link("20GB/s")))
+    found = row(ddp(), Costs(parse_link("20GB/s")))
     # ring on two ranks: S / B = 150 + 50 us; 500-650, 800-850: 50 us exposed
     assert found.text("prediction_source") == found.text("ring_source") == "specification"
     check(found, predicted_transfer_us=200, predicted_exposed_us=50, ring_us=200)
-    other = row(ddp(), CostSources(parse_link("20GB/s"), calibration=calibration({})))
+    other = row(ddp(), Costs(parse_link("20GB/s"), calibration=calibration({})))
     check(other, predicted_transfer_us=None, ring_us=200)  # the specification keeps its own column
     assert other.reasons["predicted_transfer_us"] == "the calibration holds no all_reduce on 2 ranks"
 
@@ -288,14 +288,14 @@ def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
 
 def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None:
     data = with_buffer_broadcast(ddp(), 40_000)
-    found = row(data, CostSources(calibration=CALIBRATED))
+    found = row(data, Costs(calibration=CALIBRATED))
     no_broadcast = "the calibration holds no broadcast on 2 ranks"
     check(found, predicted_transfer_us=500, predicted_transfer_error=-1 / 6, predicted_exposed_us=None)
     assert found.reasons["predicted_exposed_us"] == found.reasons["predicted_exposed_error"] == no_broadcast
     # 4 MB over all but 10 GB/s, the rate of a large message
     assert found.number("ring_us") == pytest.approx(400, rel=0.01)
     assert found.text("ring_source") == "calibration"
-    rows = predict_cell(data, CostSources(calibration=CALIBRATED)).collectives
+    rows = predict_cell(data, Costs(calibration=CALIBRATED)).collectives
     assert [(one.kind, one.measured_us, one.predicted_us, one.reason) for one in rows] == [
         ("all_reduce", 400, 350, ""),
         ("all_reduce", 200, 150, ""),
@@ -305,10 +305,10 @@ def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None
 
 def test_a_calibrated_broadcast_is_exposed_and_no_transfer() -> None:
     """20 us + 40 kB / 10 GB/s = 24 us before the forward pass, all of it exposed, besides the buckets' 200 us."""
-    found = row(with_buffer_broadcast(ddp(), 40_000), CostSources(calibration=WITH_BROADCASTS))
+    found = row(with_buffer_broadcast(ddp(), 40_000), Costs(calibration=WITH_BROADCASTS))
     check(found, predicted_transfer_us=500, predicted_exposed_us=224)
     # 160 B of buffers, 4 KiB the smallest size: the first line, 20 us + 160 B / 10 GB/s
-    rows = predict_cell(with_buffer_broadcast(ddp(), 160), CostSources(calibration=WITH_BROADCASTS)).collectives
+    rows = predict_cell(with_buffer_broadcast(ddp(), 160), Costs(calibration=WITH_BROADCASTS)).collectives
     assert [one.extrapolated is None for one in rows] == [True, True, False]
     assert rows[2].predicted_us == pytest.approx(20.016)
     assert "below the smallest size" in str(rows[2].extrapolated)
@@ -321,21 +321,21 @@ def test_dp_by_nccl_is_predicted_per_chunk() -> None:
     kernels = traced_table("collectives", [{"kind": "broadcast", "rank": 0, "device": 0, "step": 0}])
     data = cell_data(cell, [[2900.0] * STEPS], traced, kernels)
     both = calibration({"broadcast": (20.0, 10.0), "reduce": (30.0, 10.0)})
-    found = predict_cell(data, CostSources(calibration=both))
+    found = predict_cell(data, Costs(calibration=both))
     assert found.transfer_us == found.exposed_us == pytest.approx(1700)
     chunks = [(one.kind, one.size_bytes, one.per_step) for one in found.collectives]
     assert chunks == [("broadcast", 4e6, 2), ("reduce", 4e6, 2)]
-    lacking = predict_cell(data, CostSources(calibration=calibration({"broadcast": (20.0, 10.0)})))
+    lacking = predict_cell(data, Costs(calibration=calibration({"broadcast": (20.0, 10.0)})))
     assert (lacking.transfer_us, lacking.transfer_reason) == (None, "the calibration holds no reduce on 2 ranks")
 
 
 def test_bandwidth_three_ways() -> None:
-    found = row(ddp(), CostSources(parse_link("20GB/s"), calibration=CALIBRATED))
+    found = row(ddp(), Costs(parse_link("20GB/s"), calibration=CALIBRATED))
     # 4 MB x 2(N-1)/N = 4 MB on the wire: over 500 and 700 us; the transfers lie at 500-900 and 800-1,000, together 500 us
     check(found, wire_bytes_per_step=4e6, subtraction_gb_per_s=8, communication_gb_per_s=4e3 / 700)
     check(found, transfer_gb_per_s=4e3 / 500, calibrated_gb_per_s=8)  # calibrated: 4 MB in 500 us
     check(found, subtraction_of_link=0.4, transfer_of_calibration=500 / 500)
-    negative = row(ddp(step_us=990.0), CostSources(parse_link("20GB/s")))
+    negative = row(ddp(step_us=990.0), Costs(parse_link("20GB/s")))
     check(negative, same_local_batch_us=-10, subtraction_gb_per_s=None)
     assert "-10.0 µs, not a time" in negative.reasons["subtraction_gb_per_s"]
     assert negative.reasons["subtraction_of_link"] == negative.reasons["subtraction_gb_per_s"]
@@ -347,11 +347,11 @@ def test_dp_by_copies_is_predicted_from_the_link() -> None:
     times = dict.fromkeys(("compute_us", "communication_us", "exposed_us", "idle_us"), 1000.0)
     traced = windows(cell, STEPS, step_us=3000.0, hidden_us=0.0, **times)
     data = cell_data(cell, [[2900.0] * STEPS], traced)
-    found = row(data, CostSources(parse_link("20GB/s")))
+    found = row(data, Costs(parse_link("20GB/s")))
     # device 0 sends 4 MB to each of two others and receives as much: 16 MB / 20 GB/s
     check(found, predicted_transfer_us=800, predicted_transfer_error=-0.2, wire_bytes_per_step=16e6)
     check(found, communication_gb_per_s=16, compute_spread=0, first_device_excess_us=0)
-    only_calibrated = row(data, CostSources(calibration=CALIBRATED))
+    only_calibrated = row(data, Costs(calibration=CALIBRATED))
     assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]
     slower = traced.assign(compute_us=np.where(traced["device"] == 0, 1200.0, 1000.0))
     check(row(cell_data(cell, [[2900.0] * STEPS], slower)), first_device_excess_us=200, compute_spread=200 / (3200 / 3))
@@ -428,7 +428,8 @@ def test_groups_that_run_at_once_are_not_predicted_from_one_alone(nodes: int, kn
     cell, sizes = Cell("hsdp", 4, 8, nodes=nodes), (1_000_000, 2_000_000, 4_000_000)
     both = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)], REPEATS)
     gathers = both["bytes"] == 3_000_000
-    named = both.assign(kind=np.where(gathers, "all_gather", "all_reduce").tolist(), group_size=2)
+    kinds, ranks = np.where(gathers, "all_gather", "all_reduce"), np.where(gathers, 2, max(2, nodes))
+    named = both.assign(kind=kinds.tolist(), group_size=ranks)
     traced = windows(
         cell, STEPS, REPEATS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, hidden_us=250.0, exposed_us=450.0,
         idle_us=80.0, transfer_us=600.0, wait_us=100.0,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
-from dpscope.analysis.costs.sources import wrong_results
+from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at, wrong_results
 from dpscope.analysis.output.collective_forecast import print_forecasts
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.machine.link_specifications import parse_link

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
-from dpscope.analysis.costs.calibration_fit import find_fit, fit_calibration, fit_collective, predict_us
+from dpscope.analysis.costs.calibration_fit import (
+    extrapolated,
+    find_fit,
+    fit_calibration,
+    fit_collective,
+    predict_us,
+)
+from dpscope.analysis.costs.cost import Place
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.records.calibration import CalibrationPoint, CollectiveFit
 from tests.helpers.known import known
@@ -68,15 +76,11 @@ def test_a_line_is_found_again() -> None:
     assert (piece.alpha_us, piece.bandwidth_gb_per_s) == pytest.approx((20, 10))
     assert fit.largest_relative_error < 1e-6
     assert (fit.sizes, fit.smallest_bytes, fit.largest_bytes) == (15, 4096, 64 << 20)
-    prediction = predict_us(fit, 100_000)
-    assert prediction.time_us == pytest.approx(30)
-    assert prediction.extrapolated is None
-    above, below = predict_us(fit, 4 * (64 << 20)), predict_us(fit, 100)
-    assert "4 times the largest size measured" in known(above.extrapolated)
-    assert (above.low_us, above.high_us) == (None, None)
-    assert "below the smallest" in known(below.extrapolated)
-    few = fit_of({size: LINE[size] for size in SIZES[:4]})
-    assert few.prediction_relative_error is predict_us(few, 10_000).low_us is None
+    assert predict_us(fit, 100_000) == pytest.approx(30)
+    assert extrapolated(fit, 100_000) is None
+    assert "4 times the largest size measured" in known(extrapolated(fit, 4 * (64 << 20)))
+    assert "below the smallest" in known(extrapolated(fit, 100))
+    assert fit_of({size: LINE[size] for size in SIZES[:4]}).prediction_relative_error is None
 
 
 def test_two_lines_and_their_breakpoint_are_found_again() -> None:
@@ -109,7 +113,7 @@ def test_one_disturbed_size_bends_nothing() -> None:
 def test_a_fit_never_falls() -> None:
     generator = np.random.default_rng(5)
     fit = fit_of({size: float(generator.uniform(50, 500)) for size in SIZES})
-    times = [predict_us(fit, size).time_us for size in np.geomspace(4096, 64 << 20, 300)]
+    times = [predict_us(fit, size) for size in np.geomspace(4096, 64 << 20, 300)]
     assert all(later >= earlier - 1e-6 for earlier, later in pairwise(times))
     assert min(times) > 0
 
@@ -168,10 +172,9 @@ def test_sizes_left_out_are_predicted_within_the_stated_error() -> None:
         sizes = sorted(size for size in times if size > 0)
         fit = fit_collective([point(size, times[size]) for size in sizes if size not in sizes[1:-1:3]])
         for size in sizes[1:-1:3]:
-            prediction = predict_us(fit, size)
-            assert prediction.low_us is not None
-            assert prediction.high_us is not None
-            held.append(prediction.low_us <= times[size] <= prediction.high_us)
+            costs = Costs(calibration=msgspec.structs.replace(calibration({}), fits=(fit,)))
+            cost = costs.cost(fit.collective, size, Place(fit.devices, fit.devices))
+            held.append(cost.low_us <= times[size] <= cost.high_us)
     assert len(held) == 30
     assert sum(held) >= 24
 
@@ -196,8 +199,8 @@ def test_slowest_and_shortest_ranks_have_a_fit_each() -> None:
     slowest, shortest = find_fit(fitted, "all_reduce", 2), find_fit(fitted, "all_reduce", 2, "shortest")
     assert slowest is not None
     assert shortest is not None
-    assert predict_us(slowest, 500_000).time_us == pytest.approx(700, rel=1e-3)
-    assert predict_us(shortest, 500_000).time_us == pytest.approx(350, rel=1e-3)
+    assert predict_us(slowest, 500_000) == pytest.approx(700, rel=1e-3)
+    assert predict_us(shortest, 500_000) == pytest.approx(350, rel=1e-3)
     logs = tuple(msgspec.structs.replace(point, shortest_us=()) for point in points)
     alone = fit_calibration(msgspec.structs.replace(fitted, points=logs, fits=()))
     assert find_fit(alone, "all_reduce", 2, "shortest") == find_fit(alone, "all_reduce", 2) != shortest

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
-from dpscope.analysis.costs.collective_forecast import WIDEST, CollectiveForecast, cliff_findings, forecasts
+from dpscope.analysis.costs.collective_forecast import CollectiveForecast, cliff_findings, forecasts
+from dpscope.analysis.costs.other_counts import WIDEST
 from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
@@ -56,7 +57,7 @@ def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated
     assert predicted[4 * MIB].basis == predicted[4 * MIB].source == "measured"
     assert (predicted[4 * MIB].low_us, predicted[4 * MIB].high_us) == (None, None)  # a band is that of a prediction
     assert predicted[between].time_us == pytest.approx(cluster.truth(16, between), rel=0.1)
-    assert predicted[between].source.startswith("interpolated between sizes")
+    assert predicted[between].source == "calibrated on 4x4 devices"
     assert predicted[between].basis == "predicted"
     assert predicted[between].low_us is not None
 
@@ -101,13 +102,14 @@ def test_beyond_four_times_nothing_is_predicted_unless_the_law_holds(
     times = quiet().times_us(counts)
     times[32] = {size: slow * time for size, time in times[32].items()}
     predicted = forecasts(calibrated(tmp_path, times), [128, 132, 256])
+    layouts = ", ".join(f"{count // 4}x4" for count in counts)
     assert all(one.time_us is not None for one in predicted if one.devices == 128)
     for devices, nearer in ((132, 64), (256, 64)):
         for one in by_size(predicted, devices).values():
             assert one.time_us is None
             assert one.source == (
-                f"not known: {devices / 32:.3g} times beyond the measured counts: no count left out confirms the law; measure "
-                f"at {nearer}"
+                f"not known: all_reduce calibrated on {layouts} devices: {devices / 32:.3g} times beyond the measured counts: "
+                f"no count left out confirms the law; measure at {nearer}"
             )
 
 

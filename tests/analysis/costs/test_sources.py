@@ -4,7 +4,10 @@ import msgspec
 import pytest
 
 from dpscope.analysis.costs.calibration_fit import find_fit
-from dpscope.analysis.costs.sources import CostSources, contention_of, contention_ratios
+from dpscope.analysis.costs.contention import contention_of, contention_ratios
+from dpscope.analysis.costs.cost import NotKnown, Place
+from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -22,27 +25,39 @@ def recorded(machine: str) -> Interconnect:
     return interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
 
 
-def rates(sources: CostSources, counts: tuple[int, ...]) -> dict[int, float | None]:
-    found = {count: sources.ring_rate(count) for count in counts}
+def all_reduce_rate(costs: Costs, devices: int, nodes: int = 1) -> RingRate | None:
+    return ring_rate(costs, "all_reduce", Place(devices, devices // nodes))
+
+
+def rates(costs: Costs, counts: tuple[int, ...], nodes: int = 1) -> dict[int, float | None]:
+    found = {count: all_reduce_rate(costs, count, nodes) for count in counts}
     return {count: None if rate is None else round(rate.gb_per_s, 3) for count, rate in found.items()}
+
+
+def exact_us(costs: Costs, devices: int, nodes: int, size_bytes: float) -> float | None:
+    """What a measured all-reduce is compared with; None where that is not known."""
+    try:
+        return costs.cost("all_reduce", size_bytes, Place(devices, devices // nodes), exact=True).total_us
+    except NotKnown:
+        return None
 
 
 def test_the_slowest_pair_of_each_device_count_bounds_its_ring() -> None:
     # 4 A100 PCIe, bridged in pairs: two by 12 NVLinks of 25 GB/s, more by PCIe 4.0 x16, 16 x 128 / 130 / 8 x 16
-    bridged = CostSources(interconnect=recorded("a100_pcie_x4_bridged"))
+    bridged = Costs(interconnect=recorded("a100_pcie_x4_bridged"))
     assert rates(bridged, (2, 4)) == {2: 300.0, 4: 31.508}
     # DGX-1V: GPU 0 has 2 links to GPU 3 and 1 to GPUs 1 and 2; all 8 have 6 links of 25 GB/s
-    assert rates(CostSources(interconnect=recorded("v100_sxm2_x8")), (8, 16)) == {8: 150.0, 16: None}
+    assert rates(Costs(interconnect=recorded("v100_sxm2_x8")), (8, 16)) == {8: 150.0, 16: None}
 
 
 def test_what_is_stated_counts_before_nvml_and_both_before_a_calibration() -> None:
     measured = calibration({"all_reduce": (0.0, 10.0)})
     links = recorded("h100_sxm5_x2")
     found = [
-        CostSources(parse_link("100Gb/s"), measured, links).ring_rate(2),
-        CostSources(None, measured, links).ring_rate(2),
-        CostSources(None, measured).ring_rate(2),
-        CostSources().ring_rate(2),
+        all_reduce_rate(Costs(parse_link("100Gb/s"), measured, links), 2),
+        all_reduce_rate(Costs(None, measured, links), 2),
+        all_reduce_rate(Costs(None, measured), 2),
+        all_reduce_rate(Costs(), 2),
     ]
     assert [rate and (rate.gb_per_s, rate.source) for rate in found] == [
         (12.5, "specification"), (450.0, "specification"), (10.0, "calibration"), None,
@@ -55,33 +70,34 @@ def test_what_is_stated_counts_before_nvml_and_both_before_a_calibration() -> No
 
 def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
     """4 ranks, 100 us + S / 10 GB/s, largest size 1e6 B: 200 us, 5 GB/s, bus bandwidth 5 x 2 x 3/4 = 7.5 GB/s."""
-    sources = CostSources(calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000))
-    rate = known(sources.ring_rate(4))
+    costs = Costs(calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000))
+    rate = known(all_reduce_rate(costs, 4))
     assert rate.gb_per_s == pytest.approx(7.5)
     assert "7.5 GB/s, the bus bandwidth by the calibration's fit at 1.00 MB" in rate.description
-    assert sources.ring_rate(2) is None  # 2 ranks were not calibrated
-    assert CostSources(calibration=calibration({"broadcast": (1.0, 1.0)})).ring_rate(2) is None
+    assert all_reduce_rate(costs, 2) is None  # 2 ranks were not calibrated
+    assert all_reduce_rate(Costs(calibration=calibration({"broadcast": (1.0, 1.0)})), 2) is None
 
 
 def test_a_calibration_of_one_node_predicts_no_cell_over_two() -> None:
     """1 x 4 GPUs are not 2 x 2: neither what one host's links are specified for nor what was timed on it holds."""
     measured = calibration({"all_reduce": (0.0, 10.0)}, devices=4)
-    one, two = (CostSources(None, measured, recorded("a100_sxm4_x4")).on_nodes(nodes) for nodes in (1, 2))
-    assert (one.source(4), two.source(4)) == ("calibration", None)
-    assert (one.cost("all_reduce", 4, 1e6) is not None, two.cost("all_reduce", 4, 1e6)) == (True, None)
-    assert (rates(one, (4,)), rates(two, (4,))) == ({4: 300.0}, {4: None})
-    assert two.no_source(4).startswith("the cell spans 2 nodes and the calibration was made on 1 node: ")
+    costs, two = Costs(None, measured, recorded("a100_sxm4_x4")), Place(4, 2)
+    assert (costs.basis(Place(4, 4)), costs.basis(two)) == ("calibration", None)
+    assert exact_us(costs, 4, 1, 1e6) == pytest.approx(100.0)
+    assert exact_us(costs, 4, 2, 1e6) is None
+    assert (rates(costs, (4,)), rates(costs, (4,), nodes=2)) == ({4: 300.0}, {4: None})
+    assert costs.no_basis(two).startswith("the cell spans 2 nodes and the calibration was made on 1 node: ")
     # What is stated holds for the cells it is stated for: 100 Gb/s are 12.5 GB/s.
-    assert rates(CostSources(parse_link("100Gb/s"), measured).on_nodes(2), (4,)) == {4: 12.5}
+    assert rates(Costs(parse_link("100Gb/s"), measured), (4,), nodes=2) == {4: 12.5}
 
 
 def test_a_log_of_two_nodes_predicts_cells_over_two_and_none_on_one() -> None:
     made = calibration({"all_reduce": (0.0, 10.0)}, devices=4)
     log = msgspec.structs.replace(made, source="nccl-tests", nodes={4: 2})
-    sources = CostSources(None, log)
-    assert (sources.on_nodes(1).source(4), sources.on_nodes(2).source(4)) == (None, "calibration")
-    untold = CostSources(None, msgspec.structs.replace(log, nodes={}))  # the user's word
-    assert [untold.on_nodes(nodes).source(4) for nodes in (1, 2)] == ["calibration", "calibration"]
+    places = (Place(4, 4), Place(4, 2))
+    assert [Costs(None, log).basis(place) for place in places] == [None, "calibration"]
+    unknown = Costs(None, msgspec.structs.replace(log, nodes={}))  # the user's word
+    assert [unknown.basis(place) for place in places] == ["calibration", "calibration"]
 
 
 SIZES = (100_000, 200_000, 400_000)
@@ -90,14 +106,16 @@ BOTH = fitted(timed(2, 0.0, 1.0, SIZES), timed(2, 0.0, 0.025, SIZES, nodes=2))  
 
 def test_cells_are_predicted_from_times_on_the_same_number_of_hosts() -> None:
     assert BOTH.spans(2) == {1, 2}
-    sources, plain = CostSources(calibration=BOTH), fitted(timed(2, 0.0, 1.0, SIZES))
-    assert sources.cost("all_reduce", 2, 300_000) == pytest.approx(300)
-    assert sources.on_nodes(2).cost("all_reduce", 2, 300_000) == pytest.approx(12_000)
-    assert sources.on_nodes(3).calibrated(2) is None
+    costs, plain = Costs(calibration=BOTH), fitted(timed(2, 0.0, 1.0, SIZES))
+    assert exact_us(costs, 2, 1, 300_000) == pytest.approx(300)
+    assert exact_us(costs, 2, 2, 300_000) == pytest.approx(12_000)
+    assert (
+        exact_us(Costs(calibration=fitted(timed(4, 0.0, 1.0, SIZES))), 2, 1, 300_000) is None
+    )  # carried to no other count
     fits = [known(find_fit(BOTH.on_nodes(nodes), "all_reduce", 2)) for nodes in (1, 2)]
     assert [fit.pieces[0].bandwidth_gb_per_s for fit in fits] == pytest.approx([1.0, 0.025])
     assert plain.on_nodes(1) is plain
-    assert CostSources(calibration=plain).on_nodes(2).calibrated(2) is None
+    assert Costs(calibration=plain).calibrated(Place(2, 1)) is None
 
 
 def test_tables_name_the_layout() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpscope.analysis.costs.sources import RingRate
+from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import Ledger

@@ -7,7 +7,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.findings.predictions import (
     collective_table,
     error_table,
@@ -130,6 +130,6 @@ def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
 def test_a_calibration_with_wrong_results_is_a_finding_of_what_it_predicts(tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.log"
     path.write_text(log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n")
-    sources = CostSources(calibration=calibration_from_logs([path]))
-    findings = prediction_findings(replace(comparison(made_row("ddp-d4-b8")), sources=sources))
+    costs = Costs(calibration=calibration_from_logs([path]))
+    findings = prediction_findings(replace(comparison(made_row("ddp-d4-b8")), collective_costs=costs))
     assert [one.code for one in findings] == ["calibration_results_wrong"]

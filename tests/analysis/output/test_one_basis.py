@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.figures.step import step_split
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.output.traces import to_tables
@@ -15,7 +16,6 @@ from dpscope.analysis.report.rank_tables import wait_table, without_cell
 from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.collective_costs import Place
 from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known

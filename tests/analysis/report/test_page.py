@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase, gap_parts
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.analysis.figures.scaling import batch_figure
@@ -98,7 +98,7 @@ def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
 def test_a_links_name_is_text_in_a_figure() -> None:
     hostile = '<script>alert(1)</script> $x_1$ & "id="'
     link = LinkRate(gb_per_s=5.0, name=hostile, source="a file")
-    sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
+    sources = Costs(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
     figure = known(bandwidths(run_of(exchanging_once()), sources))
     svg = figures.for_page("busbw", figures.saved(figure, "svg").decode())
     assert "<script" not in svg
@@ -170,7 +170,7 @@ def exchanging_once() -> CellData:
 
 def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us. Over a link of 1 GB/s: 2 x 1/2 x 4 ms."""
-    sources, run = CostSources(None, calibration({"all_reduce": (10.0, 2.0)})), run_of(exchanging())
+    sources, run = Costs(None, calibration({"all_reduce": (10.0, 2.0)})), run_of(exchanging())
     table = formula_table(run, compare(run, calibration=sources.calibration))
     rows = {row[1]: row for row in table.rows}
     one = rows["all_reduce, 1 a step"]
@@ -189,7 +189,7 @@ def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_r
     """4 MB: 4 us + S / 2.5 GB/s = 1,604 us of the fastest rank, 2.49 GB/s; the schedule waits for the slowest, 2,010 us."""
     slowest, fastest = (calibration({"all_reduce": line}) for line in ((10.0, 2.0), (4.0, 2.5)))
     shortest = msgspec.structs.replace(fastest.fits[0], statistic="shortest")
-    sources = CostSources(None, msgspec.structs.replace(slowest, fits=(*slowest.fits, shortest)))
+    sources = Costs(None, msgspec.structs.replace(slowest, fits=(*slowest.fits, shortest)))
     run = run_of(exchanging_once())
     table = formula_table(run, compare(run, calibration=sources.calibration))
     rows = {row[1]: row for row in table.rows}
@@ -215,7 +215,7 @@ def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no
     reduced = data.tables.collectives.assign(ready_us=5000.0)
     broadcast = reduced.assign(kind="broadcast", bytes=4000, ready_us=None, start_us=50.0, duration_us=10.0)
     run = run_of(with_tables(data, collectives=joined([broadcast, reduced])))
-    sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
+    sources = Costs(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
     table = formula_table(run, compare(run, calibration=sources.calibration))
     (schedule,) = [row[2] for row in table.rows if row[1].startswith("DDP's schedule")]
     assert "ready 0.0 µs, takes 2.01 ms alone, ends 2.01 ms" in schedule

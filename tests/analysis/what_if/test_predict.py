@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpscope.analysis.costs.cost import Links, Place
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.what_if.collective_costs import Costs, Links, Place
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Base, Contention, Prediction, Scenario
@@ -19,7 +20,7 @@ from dpscope.analysis.what_if.step_profile import (
     StepProfile,
 )
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.records.links import REACHED_RATE, LinkRate
+from dpscope.profiling.records.links import REACHED_RATE, Interconnect, LinkRate, PairLink
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, BUCKETS, CAP, COSTS, PROFILE, profile, works
 
@@ -44,8 +45,8 @@ WITH_BROADCAST = replace(
     step_us=260.0,
     ledger=Ledger(260.0, 210.0, 0.0, 20.0, 30.0, 0.0, other_by_kind_us={"broadcast": 30.0}),
 )
-BOTH_COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
-HALF_COSTS = Costs(Place(2, 2), {("all_reduce", 1e6): 10.0})
+BOTH_COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
+HALF_COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 10.0})
 INFINITE, TEN = Links(intra=parse_link("100000000Gb/s")), parse_link("10GB/s")
 
 # Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
@@ -157,7 +158,9 @@ def test_refusals_say_why() -> None:
     assert "off its measured step" in reason(replace(BASE, profiles=(replace(PROFILE, step_us=200.0),)))
     assert "DDP's rule makes 1 bucket of" in reason(replace(BASE, bucketing=Bucketing(cap_mib=25)))
     assert "give --base-batch-size" in reason(replace(BASE, batch_size=None), batch_size=8)
-    assert "differ in rate" in reason(costs=replace(COSTS, alike=False), devices=4)
+    rates = (LinkRate(one, "a link", "sheet") for one in (25.0, 50.0))
+    unlike = Interconnect(pairs=tuple(PairLink(0, other, rate=rate) for other, rate in enumerate(rates, start=1)))
+    assert "differ in rate" in reason(costs=replace(COSTS, interconnect=unlike), devices=4)
     assert "ran on one device" in reason(replace(BASE, devices=1), devices=4)
     separate = "2 micro-batches, which its trace does not separate: give --accumulate 2 or a multiple"
     for scenario in ({"accumulate": 1}, {"accumulate": 3}, {"accumulate": 1, "batch_size": 8}):
@@ -210,7 +213,7 @@ def test_a_collective_of_unknown_size_stays_as_measured() -> None:
     """An all-gather of a known size takes 3/4 over 1/2 times as long on 4 ranks; one whose bytes no trace shows is not scaled."""
     gathered = replace(BROADCAST, kind="all_gather")
     base, costs = replace(WITH_BROADCAST, profiles=(replace(PROFILE, others=(gathered,), step_us=260.0),)), COSTS
-    costs = replace(costs, traced={**COSTS.traced, ("all_gather", 1e5): 30.0})
+    costs = replace(costs, transfers={**COSTS.transfers, ("all_gather", 1e5): 30.0})
     four = Scenario(devices=4)
     assert predict(base, four, costs).exposed_us == pytest.approx(30 + 45, abs=0.01)
     unknown = replace(base, profiles=(replace(base.profiles[0], others=(replace(gathered, bytes=None),)),))

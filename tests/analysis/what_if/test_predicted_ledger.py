@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from dpscope.analysis.costs.cost import Links
+from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
-from dpscope.analysis.what_if.collective_costs import Costs, Links
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Base, Contention, Scenario

@@ -1,0 +1,114 @@
+"""The one question, `Costs.cost`, and the ordered list of sources that it is put to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dpscope.analysis.costs.between_nodes import rate_between_nodes, stated_link
+from dpscope.analysis.costs.calibration_fit import Statistic
+from dpscope.analysis.costs.contention import ContentionRatios, contention_of
+from dpscope.analysis.costs.cost import (
+    AS_MEASURED,
+    Basis,
+    Call,
+    Cost,
+    Known,
+    Links,
+    NotKnown,
+    Place,
+    banded,
+)
+from dpscope.analysis.costs.data_sheet import data_sheet
+from dpscope.analysis.costs.other_counts import by_law
+from dpscope.analysis.costs.own_transfers import carried_transfers, own_transfers
+from dpscope.analysis.costs.timed_here import timed_here
+from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.run import Manifest
+
+Source = Callable[[Call, Known], Cost | None]
+"""Answers, returns None where the next source is to be asked, or raises NotKnown where no other may stand in for it."""
+
+SOURCES: tuple[Source, ...] = (
+    stated_link,  # of the question: replaces what was measured
+    timed_here,  # a calibration on just these devices
+    own_transfers,  # of the measured step
+    by_law,  # through a calibration's other counts
+    carried_transfers,  # of the measured step, by the ring's formula
+    rate_between_nodes,  # with what runs within a node, as a hierarchy
+    data_sheet,  # of the link, by the ring's formula: a bound
+)
+
+
+@dataclass(frozen=True)
+class Costs(Known):
+    """What collectives cost on a machine. Answers are kept: many scenarios ask the same."""
+
+    def cost(
+        self,
+        kind: str,
+        size_bytes: float,
+        place: Place,
+        links: Links = AS_MEASURED,
+        statistic: Statistic = "slowest",
+        exact: bool = False,
+    ) -> Cost:
+        """The cost of one collective, by the first source that has it; raises NotKnown."""
+        call = Call(kind, size_bytes, place, links, statistic, exact)
+        return self.once(call, lambda: self.answer(call))
+
+    def answer(self, call: Call) -> Cost:
+        if call.place.devices == 1:
+            return banded(0.0, 0.0, 0.0, "calibration", "one device")
+        for source in SOURCES:
+            cost = source(call, self)
+            if cost is not None:
+                return cost
+        raise NotKnown(self._why_nothing(call))
+
+    def basis(self, place: Place) -> Basis | None:
+        """What an exact cost on these devices rests on: a calibration of them, else the link's specification; None if neither."""
+        if self.calibrated(place) is not None:
+            return "calibration"
+        return "specification" if self.link(place) is not None else None
+
+    def contention(self, place: Place) -> ContentionRatios | None:
+        """The calibrated slowdown of collectives and computing by each other."""
+        return contention_of(self.calibrated(place), place.devices)
+
+    def no_basis(self, place: Place) -> str:
+        """Why there is no exact cost on these devices."""
+        if place.nodes == 1 and self.calibration is None:
+            return "no calibration and no link bandwidth known: calibrate, or give --link"
+        if place.nodes == 1:
+            return (
+                f"the calibration timed nothing on {counted(place.devices, 'device')}, and no link bandwidth is known: "
+                f"calibrate with --devices {place.devices}, or give --link"
+            )
+        spans = self.calibration.nodes_of(place.devices) if self.calibration is not None else None
+        made = "there is no calibration" if spans is None else f"the calibration was made on {counted(spans, 'node')}"
+        return f"the cell spans {place.nodes} nodes and {made}: give the link between them with --link, or nccl-tests' logs"
+
+    def _why_nothing(self, call: Call) -> str:
+        devices = call.place.devices
+        if call.exact:
+            return self.no_basis(call.place)
+        if self.place is None:
+            where = "over several nodes" if call.place.nodes > 1 else "on one node"
+            return f"nothing was measured {where}; measure at {devices}"
+        if call.place.nodes == 1 and self.place.nodes > 1:
+            return (
+                f"{call.kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope "
+                f"calibrate with --devices {devices}, or give --link"
+            )
+        return f"no {call.kind} was measured: run dpscope calibrate, or state the link with --link"
+
+
+def machine_costs(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> Costs:
+    """Costs on the machine of a run: the link as stated now, else as when it was measured; traces have no manifest."""
+    if manifest is None:
+        return Costs(stated, calibration)
+    recorded = manifest.config.reporting.link
+    stated = stated or (parse_link(recorded) if recorded is not None else None)
+    return Costs(stated, calibration, manifest.environment.interconnect)

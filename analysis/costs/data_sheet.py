@@ -1,0 +1,79 @@
+"""A source of costs: the link's data sheet and the ring formula, a bound that nobody reaches.
+
+And what people divide by who use that formula.
+"""
+
+from dataclasses import dataclass
+
+from dpscope.analysis.costs.calibration_fit import largest_bus_gb_per_s
+from dpscope.analysis.costs.cost import (
+    Basis,
+    Call,
+    Cost,
+    Known,
+    NotKnown,
+    Place,
+    banded,
+)
+from dpscope.analysis.costs.formulas import bus_factor, moved_as, ring_us
+from dpscope.analysis.text.units import show_bytes
+from dpscope.profiling.records.finding import counted
+
+_BAND = 0.35  # half, in logarithms, upwards
+
+
+def data_sheet(call: Call, known: Known) -> Cost | None:
+    """Never next to a calibration on these devices: what it lacks is to be calibrated."""
+    ranks = call.place.devices
+    if call.exact and known.calibrated(call.place) is not None:
+        raise NotKnown(f"the calibration holds no {call.kind} on {counted(ranks, 'rank')}")
+    link = known.link(call.place)
+    if link is None:
+        return None
+    time_us = ring_us(call.kind, call.size_bytes, ranks, link.gb_per_s)
+    if time_us is None:
+        raise NotKnown(f"there is no ring model of {call.kind}")
+    factor, size = bus_factor(call.kind, ranks), show_bytes(call.size_bytes)
+    formula = f"f × S/B = {factor:.4g} × {size} / {link.gb_per_s:.4g} GB/s (f: bus factor)"
+    words = f"{link.name}: specification, so the step is at least this, no latency known, ring"
+    cost = banded(0.0, time_us, _BAND, "specification", words, bound=True)
+    return cost.computed_by(formula)
+
+
+@dataclass(frozen=True)
+class RingRate:
+    """The bandwidth of the ring formula, 1e9 B/s of one direction, and its source."""
+
+    gb_per_s: float
+    source: Basis
+    description: str  # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
+    kind: str = "all_reduce"  # the collective that was calibrated; a link has one rate for all
+
+
+def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
+    """The link's rate, else the fitted bus bandwidth at the largest calibrated size."""
+    link = known.link(place)
+    if link is None:
+        return _calibrated_rate(known, kind, place)
+    origin = ", stated with --link"
+    if known.stated is None:
+        names = "the calibration" if known.interconnect is None else "NVML"
+        origin = f": {names} names the link, {link.source} its rate"
+    description = f"{link.name}, {link.gb_per_s:.4g} GB/s one way{origin}"
+    return RingRate(link.gb_per_s, "specification", description)
+
+
+def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
+    calibration, fit = known.calibrated(place), known.fit(kind, place)
+    if calibration is None or fit is None:
+        return None
+    rate = largest_bus_gb_per_s(fit)
+    if rate is None:
+        return None
+    by = "the bus bandwidth by"
+    if moved_as(kind, calibration.backend) != kind:
+        # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the formula's rate
+        by = "with which the formula takes as long as"
+    size = show_bytes(fit.largest_bytes)
+    description = f"{rate:.3g} GB/s, {by} the calibration's fit at {size} (no link is known)"
+    return RingRate(rate, "calibration", description, kind)

@@ -1,0 +1,318 @@
+"""A source of costs: collectives on counts that were not timed, by a law through a calibration's other counts.
+
+Per collective and level (one node, several nodes) one law with three coefficients, none of them negative:
+
+    t(n, S) = a + b log2(k) + f(n) S / B        k: nodes, within one node ranks; f: bus factor of nccl-tests
+
+The latency term is that of a tree (2 log2 N hops: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast,
+reduction and scan", 2009; NCCL uses it between nodes), the transfer term the ring's bound. Nothing can grow faster. The fit is of
+the logarithms of the times with a loss that limits the influence of single points and counts. What the law misses at a size
+(protocols, algorithms) is added as the median residual of that size and its neighbours over the largest counts, between two
+measured counts interpolated.
+
+The band is derived from leaving out the largest measured counts. It grows with the distance; if it is wider than WIDEST either
+way, no time is given. Neither is one beyond FREE_DISTANCE times the measured counts, unless the law holds on the counts left
+out: a band does not show what a network does farther away.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from dpscope.analysis.costs.cost import (
+    Call,
+    Cost,
+    Known,
+    NotKnown,
+    Place,
+    banded,
+)
+from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import counted
+
+WIDEST = 3.0  # times shorter or longer; beyond, the answer is "not known"
+INSIDE = 0.94  # share of the errors of left-out counts within a band
+FREE_DISTANCE = 4.0  # times the largest measured count, beyond which the law must hold on counts left out
+HELD = 1.25  # times too long or too short, at most, of a law that holds
+_LOCAL_COUNTS = 3  # the largest, over which a size's own residual is taken
+_GROWTH = 0.4  # exponent of log2(distance) by which errors grow, on generated clusters and on a real one
+_ASSUMED_ERRORS = (
+    0.05,
+    0.1,
+    0.15,
+    0.2,
+    0.25,
+    0.3,
+    0.35,
+    0.4,
+    0.5,
+    0.7,
+)  # in logarithms, at twice the count
+_ASSUMED_WEIGHT = 0.6  # of each, next to a measured one
+_NEAR_OCTAVES, _FAR_WEIGHT = (
+    2.0,
+    0.25,
+)  # range of errors that count in full for a size's band; weight of the others
+_LEAST_BAND = 0.05  # in logarithms, half a band
+
+Layout = tuple[int, int]
+"""Nodes and devices."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The median time of a collective at one size on one layout."""
+
+    nodes: int
+    devices: int
+    size_bytes: int
+    time_us: float
+
+    @property
+    def layout(self) -> Layout:
+        return self.nodes, self.devices
+
+
+def medians(calibration: Calibration) -> dict[str, list[Timed]]:
+    """The medians of each collective, by count and size; points of one layout and size are merged."""
+    samples: dict[str, dict[tuple[int, int, int], list[float]]] = {}
+    for point in calibration.points:
+        if point.size_bytes == 0 or point.devices == 1:
+            continue
+        nodes = point.nodes or calibration.nodes_of(point.devices) or 1
+        times_us = samples.setdefault(point.collective, {})
+        times_us.setdefault((point.devices, nodes, point.size_bytes), []).extend(point.times_us)
+    ordered = {}
+    for kind, times_us in samples.items():
+        ordered[kind] = [
+            Timed(
+                nodes,
+                devices,
+                size,
+                float(np.median(times_us[devices, nodes, size])),
+            )
+            for devices, nodes, size in sorted(times_us)
+        ]
+    return ordered
+
+
+def by_law(call: Call, known: Known) -> Cost | None:
+    """Through what was timed on one node, or over several with as many devices on each."""
+    place, calibration = call.place, known.calibration
+    if call.exact or not call.on_measured_links:
+        return None
+    if place.nodes == 1 and not known.alike:
+        devices = place.devices
+        raise NotKnown(
+            "the links between the devices differ in rate, and there is no calibration on "
+            f"{counted(devices, 'device')}: run dpscope calibrate with --devices {devices}"
+        )
+    if calibration is None:
+        return None
+    per_node = place.per_node if place.nodes > 1 else None
+    law = known.once(
+        (by_law, call.kind, per_node),
+        lambda: _law(calibration, call.kind, per_node),
+    )
+    return law.cost(place, call.size_bytes) if law is not None else None
+
+
+def _law(calibration: Calibration, kind: str, per_node: int | None) -> "Law | None":
+    """Over several nodes of `per_node` devices, within one node where that is None; None if nothing was timed so."""
+    points = medians(calibration).get(kind, [])
+    if per_node is None:
+        alike = [point for point in points if point.nodes == 1]
+    else:
+        alike = [point for point in points if point.nodes == Place(point.devices, per_node).nodes > 1]
+    return Law(kind, alike) if alike else None
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """A measured time that was predicted from smaller counts alone; the error is the absolute one of the logarithm."""
+
+    size_bytes: float
+    distance: float  # the count over the largest of the smaller ones
+    error: float
+
+    def is_near(self, size: float) -> bool:
+        return abs(math.log2(self.size_bytes / size)) <= _NEAR_OCTAVES
+
+
+@dataclass(frozen=True)
+class Law:
+    """Measured times of one collective on one level of the network, and what follows from them for other counts."""
+
+    kind: str
+    points: Sequence[Timed]
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        """By count."""
+        return sorted(
+            {point.layout for point in self.points},
+            key=lambda layout: layout[1],
+        )
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return sorted({point.size_bytes for point in self.points})
+
+    @cached_property
+    def _coefficients(self) -> tuple[float, float, float]:
+        return _fitted(self.kind, self.points)
+
+    def latency_us(self, layout: Layout) -> float:
+        """The law's time of an empty message."""
+        a_us, b_us, _ = self._coefficients
+        return a_us + b_us * _doublings(layout)
+
+    def _log_us(self, layout: Layout, size: float) -> float:
+        transfer_us = self._coefficients[2] * _moved(self.kind, layout, size)
+        return math.log(self.latency_us(layout) + transfer_us)
+
+    @cached_property
+    def residuals(self) -> dict[Layout, dict[int, float]]:
+        """log(measured / law) of every point."""
+        residuals: dict[Layout, dict[int, float]] = {layout: {} for layout in self.layouts}
+        for point in self.points:
+            law = self._log_us(point.layout, point.size_bytes)
+            residuals[point.layout][point.size_bytes] = math.log(point.time_us) - law
+        return residuals
+
+    def predicted_log_us(self, layout: Layout, size: float) -> float:
+        """By the law and what it misses on measured counts: between these interpolated, else a median of the largest."""
+        counts = [devices for _, devices in self.layouts]
+        if counts[0] < layout[1] < counts[-1]:
+            missed = [_interpolated(self.residuals[one], size) for one in self.layouts]
+            return self._log_us(layout, size) + _interpolated(dict(zip(counts, missed, strict=True)), layout[1])
+        distances = [abs(math.log(one / size)) for one in self.sizes]
+        nearest = distances.index(min(distances))
+        near = self.sizes[max(0, nearest - 1) : nearest + 2]
+        missed = []
+        for one in self.layouts[-_LOCAL_COUNTS:]:
+            missed += [residual for own, residual in self.residuals[one].items() if own in near]
+        return self._log_us(layout, size) + float(np.median(missed))
+
+    @cached_property
+    def _left_out(self) -> list[_LeftOut]:
+        """Each count predicted from the smaller ones."""
+        errors = []
+        for largest in sorted({devices for _, devices in self.layouts}):
+            kept = Law(
+                self.kind,
+                [point for point in self.points if point.devices <= largest],
+            )
+            for point in self.points:
+                if point.devices > largest:
+                    predicted = kept.predicted_log_us(point.layout, point.size_bytes)
+                    error = abs(math.log(point.time_us) - predicted)
+                    errors.append(_LeftOut(point.size_bytes, point.devices / largest, error))
+        return errors
+
+    def _holds(self, size: float) -> bool:
+        """Whether the counts left out, one of them FREE_DISTANCE beyond the others, were predicted within HELD near a size."""
+        near = [one for one in self._left_out if one.is_near(size)]
+        if not any(one.distance >= FREE_DISTANCE for one in near):
+            return False
+        errors = [one.error for one in near]
+        return float(np.quantile(errors, INSIDE)) <= math.log(HELD)
+
+    def half_band(self, size: float) -> float:
+        """Half the band, in logarithms, at twice the largest count: from errors of left-out counts and assumed ones.
+
+        Errors at distant sizes count less, so that cliffs widen only the bands of nearby sizes.
+        """
+        weighted = [(error, _ASSUMED_WEIGHT) for error in _ASSUMED_ERRORS]
+        for one in self._left_out:
+            weight = 1.0 if one.is_near(size) else _FAR_WEIGHT
+            weighted.append((one.error / _growth(one.distance), weight))
+        weighted.sort()
+        shares = np.cumsum([weight for _, weight in weighted])
+        place = int(np.searchsorted(shares / shares[-1], INSIDE))
+        return weighted[min(place, len(weighted) - 1)][0]
+
+    def cost(self, place: Place, size: float) -> Cost:
+        """On a count that was not measured, or only at one size; raises NotKnown where the band would be too wide."""
+        smallest, largest = self.layouts[0][1], self.layouts[-1][1]
+        measured = [str(Place(devices, -(-devices // nodes))) for nodes, devices in self.layouts]
+        known = f"calibrated on {', '.join(measured)} devices"
+        distance = max(place.devices / largest, smallest / place.devices)
+        at_twice = self.half_band(size)
+        half = max(_LEAST_BAND, at_twice * _growth(distance))
+        beyond = f"{self.kind} {known}: {distance:.3g} times beyond the measured counts"
+        if half > math.log(WIDEST):
+            nearer = max(2 * largest, math.ceil(place.devices / _reach(at_twice)))
+            raise NotKnown(f"{beyond}: the band is wider than {WIDEST:g} times; measure at {nearer}")
+        if distance > FREE_DISTANCE and not self._holds(size):
+            nearer = max(2 * largest, math.ceil(place.devices / FREE_DISTANCE))
+            raise NotKnown(f"{beyond}: no count left out confirms the law; measure at {nearer}")
+        time_us = math.exp(self.predicted_log_us(place.layout, size))
+        latency_us = min(self.latency_us(place.layout), time_us)
+        words = f"{known} and carried to {place} by a law"
+        return banded(latency_us, time_us - latency_us, half, "law", words)
+
+
+def _reach(half_at_twice: float) -> int:
+    """How many times the largest count has a band that is not too wide, a power of two."""
+    times_wider = math.log(WIDEST) / half_at_twice
+    return 2 ** math.floor(times_wider ** (1 / _GROWTH)) if times_wider > 1 else 1
+
+
+def _growth(distance: float) -> float:
+    """How many times wider than at twice the count a band is."""
+    return math.pow(max(1.0, math.log2(distance)), _GROWTH)
+
+
+def _interpolated(values: Mapping[int, float], at: float) -> float:
+    """Linearly between the logarithms of the keys."""
+    keys = sorted(values)
+    return float(np.interp(math.log(at), np.log(keys), [values[key] for key in keys]))
+
+
+def _doublings(layout: Layout) -> float:
+    """log2 of the nodes, within one node of the ranks."""
+    nodes, devices = layout
+    return math.log2(nodes if nodes > 1 else devices)
+
+
+def _moved(kind: str, layout: Layout, size_bytes: float) -> float:
+    """Bytes that each rank moves."""
+    factor = bus_factor(kind, layout[1])
+    return size_bytes if factor is None else factor * size_bytes
+
+
+def _fitted(kind: str, points: Sequence[Timed]) -> tuple[float, float, float]:
+    """a and b in microseconds and 1/B in microseconds per byte, non-negative.
+
+    By approximate least absolute deviations of logarithms (soft L1).
+    """
+    from scipy.optimize import least_squares
+
+    doublings = np.array([_doublings(point.layout) for point in points])
+    moved = np.array(
+        [_moved(kind, point.layout, point.size_bytes) for point in points],
+        dtype=float,
+    )
+    times_us = np.array([point.time_us for point in points])
+
+    def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        a, b, per_byte = np.exp(logs)
+        growth = 0.5 * (logs[1] - logs[0] - math.log(0.3))  # a weak prior of how latency grows
+        law_us = a + b * doublings + moved * per_byte
+        return np.append(np.log(law_us) - np.log(times_us), growth)
+
+    rates, least_us = times_us / moved, float(times_us.min())
+    large = moved >= np.quantile(moved, 0.8)
+    fits = []
+    for per_byte in (np.median(rates[large]), np.median(rates)):
+        start = np.log([least_us, 0.3 * least_us, per_byte])
+        fits.append(least_squares(residuals, start, loss="soft_l1", f_scale=0.1))
+    best = min(fits, key=lambda fit: fit.cost)
+    a, b, per_byte = np.exp(best.x).tolist()
+    return a, b, per_byte
