@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpscope.analysis.cells.comparison import compare
-    from dpscope.analysis.epoch_times.epoch_time import EpochTime
+    from dpscope.analysis.epoch_times.epoch_time import EpochTable, EpochTime
     from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
-    from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
+    from dpscope.analysis.epoch_times.table import read_epoch_times
     from dpscope.analysis.output.analyzed import analyze_jobs, analyze_partials, analyze_traces
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
@@ -73,10 +73,10 @@ __all__ = [
 
 _HOMES = {
     "cells.comparison": "compare",
-    "epoch_times.epoch_time": "EpochTime",
+    "epoch_times.epoch_time": "EpochTable EpochTime",
     "epoch_times.estimates": "EpochEstimate epoch_estimates",
     "epoch_times.report": "estimate_markdown estimate_report",
-    "epoch_times.table": "EpochTable read_epoch_times",
+    "epoch_times.table": "read_epoch_times",
     "output.analyzed": "analyze_jobs analyze_partials analyze_traces",
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",

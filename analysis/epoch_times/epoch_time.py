@@ -1,4 +1,4 @@
-"""An epoch time: what is known of it and of its batch, steps and samples.
+"""An epoch time, and a table of them: what is known of each, of its batch, steps and samples.
 
 Words: b is the batch per device, G = N b the global batch; T is an epoch time, t a step time.
 """
@@ -77,42 +77,37 @@ class EpochTime(NamedTuple):
         return None if size is None or self.samples_per_epoch is None else -(-self.samples_per_epoch // size)
 
     @property
-    def repeats_data(self) -> bool:
-        """Whether every device goes through all samples: its steps, at its own batch, are those of all samples."""
-        samples, steps = self.samples_per_epoch, self.steps_per_epoch
-        if self.batch_size_is != "per_device" or self.devices == 1 or samples is None or steps is None:
-            return False
-        return steps in _steps(samples, self.batch_size) and steps not in _steps(
-            samples, self.batch_size * self.devices
-        )
-
-    @property
     def epoch_samples(self) -> int | None:
-        """The samples that all devices process in an epoch; None if unknown."""
-        if self.repeats_data:
-            return (self.samples_per_epoch or 0) * self.devices
-        if self.samples_per_epoch is not None:
-            return self.samples_per_epoch
-        size, steps = self.global_batch, self.steps_per_epoch
-        return None if size is None or steps is None else steps * size
+        """The samples that all devices process in an epoch: of the stated steps, else as stated; None if unknown."""
+        if self.steps_per_epoch is not None and self.global_batch is not None:
+            return self.steps_per_epoch * self.global_batch
+        return self.samples_per_epoch
 
     def samples_over(self, single: "EpochTime") -> float | None:
         """Samples of this epoch over those of the single device's: 1 for the same data, N for equal steps at the same batch per
-        device; None if unknown."""
+        device; None if unknown. A last, partial batch is no difference."""
         ours, theirs = self.epoch_samples, single.epoch_samples
         if ours is None or theirs is None:
             return None
-        factor = min((1, self.devices), key=lambda factor: abs(ours - factor * theirs))
-        last_is_partial = abs(ours - factor * theirs) < (self.global_batch or 1)
-        return float(factor) if last_is_partial else ours / theirs
+        ratio = ours / theirs
+        is_whole = abs(ours - round(ratio) * theirs) < (self.global_batch or 1)
+        return float(round(ratio)) if is_whole and round(ratio) in (1, self.devices) else ratio
 
 
 Setting = tuple[str | None, str | None, str, int, int, int | None]
 
 
-def _steps(samples: int, batch: int) -> tuple[int, int]:
-    """Steps of an epoch without and with its last, partial batch."""
-    return samples // batch, -(-samples // batch)
+class EpochTable(NamedTuple):
+    """The rows of a table, the columns that it lacks, and its unknown columns."""
+
+    rows: tuple[EpochTime, ...]
+    absent_columns: tuple[str, ...] = ()
+    unknown_columns: tuple[str, ...] = ()
+    of_steps: bool = False  # each epoch is one step
+
+    def of_study(self, name: str | None) -> "EpochTable":
+        """The table with only this study's rows."""
+        return self._replace(rows=tuple(row for row in self.rows if row.study == name))
 
 
 def place(study: str | None, run: str | None) -> str:
@@ -128,7 +123,6 @@ def layout(devices: int, nodes: int | None) -> str:
     return f"{nodes}x{devices // nodes}" if devices % nodes == 0 else f"{devices} on {counted(nodes, 'node')}"
 
 
-def at(batch_size: int | None, devices: int | None, nodes: int | None = None) -> str:
+def at(batch_size: int | None, devices: int, nodes: int | None = None) -> str:
     """A setting in messages: (batch_size, devices)."""
-    placed = "any" if devices is None else layout(devices, nodes)
-    return f"({'any' if batch_size is None else batch_size}, {placed})"
+    return f"({'any' if batch_size is None else batch_size}, {layout(devices, nodes)})"

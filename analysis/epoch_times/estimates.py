@@ -3,6 +3,11 @@
 Words: b is the batch per device, G = N b the global batch; t is a step time, T an epoch time over a fixed data
 set, so that an epoch on N devices has 1/N of the steps that one device needs at the same b. Where an epoch on N devices holds
 more samples, as with equal steps at the same b, T_1 stands for the time that one device needs for as many.
+
+Speedup: strong scaling (fixed G) has T_1(G)/T_N(G). Weak scaling (fixed b) has the scaled speedup N t_1(b)/t_N(b) (Gustafson,
+CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the steps; multiplying by N again would count
+the devices twice. Efficiency is the speedup over N. `same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as
+added wall time, not as total communication.
 """
 
 import math
@@ -10,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.baselines import Baselines
 from dpscope.analysis.epoch_times.epoch_time import Bounded, EpochTime, Setting
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -23,8 +27,16 @@ UNITS = {
     "effective_bandwidth": "GB/s",
 }
 BYTES_PER_PARAMETER = 4
-_LEVELS = {"communication_seconds": (0.0, "the sign"), "speedup": (1.0, "faster or slower than one device")}
+_LEVELS = {
+    "communication_seconds": (0.0, "the sign"),
+    "speedup": (1.0, "faster or slower than one device"),
+}
 """By quantity: the value that separates faster from slower, and what is uncertain on both sides of it."""
+MAY_BE_EQUAL_STEPS = 1.1
+"""T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of one device's.
+
+A step on N devices takes at least as long as on one device, so that with equal steps the ratio is 1 at most, and noise.
+"""
 
 
 class EpochEstimate(NamedTuple):
@@ -57,8 +69,152 @@ class EpochEstimate(NamedTuple):
     @property
     def uncertain(self) -> bool:
         """Whether the bounds include the level of _LEVELS; False for an exact value."""
-        level, high = _LEVELS.get(self.quantity, (math.nan,))[0], math.inf if self.high is None else self.high
+        level, high = (
+            _LEVELS.get(self.quantity, (math.nan,))[0],
+            math.inf if self.high is None else self.high,
+        )
         return self.low is not None and self.low < high and self.low <= level <= high
+
+
+class _Pair(NamedTuple):
+    """An epoch on N devices and one device's time for its samples; `problem` makes every comparison of them unsound."""
+
+    t_n: Bounded
+    t_1: Bounded
+    note: str
+    problem: str = ""
+
+
+def epoch_estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
+    """Every estimate of every multi-device row of a table, in its order."""
+    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, rows)]
+
+
+def _row_estimates(row: EpochTime, rows: Sequence[EpochTime]) -> list[EpochEstimate]:
+    local = _at_local_batch(row, rows)
+    pairs = {
+        "strong": (
+            _compared(row, row.global_batch, rows),
+            "same global batch, so a smaller batch per device on more devices",
+        ),
+        "weak": (
+            local,
+            "same batch per device; on epoch times the ratio is already the scaled speedup",
+        ),
+    }
+    if row.batch_size_is is None:
+        unknown = "strong or weak is unknown: batch_size_is is not given"
+        pairs["same_batch_size"] = (_compared(row, row.batch_size, rows), unknown)
+    found = []
+    for method, (pair, meaning) in pairs.items():
+        speedup = _derived(row, ("speedup", method), pair, meaning, lambda t_n, t_1: t_1 / t_n if t_n else math.inf)
+        efficiency = [None if one is None else one / row.devices for one in speedup[7:10]]
+        found.append(speedup)
+        found.append(
+            speedup._replace(quantity="efficiency", value=efficiency[0], low=efficiency[1], high=efficiency[2])
+        )
+    added = _derived(
+        row,
+        ("communication_seconds", "same_local_batch"),
+        local,
+        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add",
+        lambda t_n, t_1: t_n - t_1 * (1 / row.devices),
+    )
+    compute = _derived(
+        row,
+        ("compute_seconds", "same_local_batch"),
+        local,
+        "one device's time for its share: compute, loading, transfers and evaluation",
+        lambda t_n, t_1: t_1 * (1 / row.devices),
+    )
+    return [*found, added, compute, _bandwidth(row, added)]
+
+
+def _at_local_batch(row: EpochTime, rows: Sequence[EpochTime]) -> _Pair | str:
+    """With one device's time at the same batch per device."""
+    pair = _compared(row, row.local_batch, rows)
+    if isinstance(pair, str):
+        return pair
+    total = row.global_batch
+    if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
+        samples = f"the data set of {row.samples_per_epoch}"
+        too_large = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
+        return pair._replace(problem=too_large)
+    return pair
+
+
+def _compared(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime]) -> _Pair | str:
+    """A row and its single device's time at that batch; else the reason why there is none."""
+    if batch_size is None and row.batch_size_is is None:
+        return "batch_size_is is not given: the batch per device is unknown"
+    if batch_size is None:
+        return f"batch {row.batch_size} does not divide evenly by {counted(row.devices, 'device')}"
+    if (t_n := row.seconds) is None:
+        return "no epoch time: out of memory"
+    single = _single(row, batch_size, rows)
+    if isinstance(single, str):
+        return single
+    where = "" if single.run == row.run else f" of run {single.run}"
+    if (t_1 := single.seconds) is None:
+        return f"the single device ran out of memory at batch {batch_size}{where}"
+    samples, ratio = row.samples_over(single), t_1.value / t_n.value
+    if samples is None and row.batch_size_is == "per_device" and ratio < MAY_BE_EQUAL_STEPS:
+        return (
+            f"a speedup of {ratio:.2f} if an epoch has the same samples on {counted(row.devices, 'device')} as on one, but of "
+            f"{row.devices * ratio:.2f} if it has the same steps: give samples_per_epoch or steps_per_epoch"
+        )
+    note = f"T_1 at batch {batch_size}{where}"
+    if samples not in (None, 1.0):
+        note += f", times {samples:.3g} as the epoch has {samples:.3g} times its samples"
+    return _Pair(t_n, Bounded(*((samples or 1.0) * one for one in t_1)), note)
+
+
+def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> EpochTime | str:
+    """The one-device row to compare with: of the same study, model and data set, of the row's run where it has any.
+
+    Its strategy is `single`, or else the row's on one device.
+    """
+    alike = [
+        one
+        for one in rows
+        if one.devices == 1 and (one.study, one.model, one.dataset) == (row.study, row.model, row.dataset)
+    ]
+    alike = [one for one in alike if one.run == row.run] or alike
+    alike = [one for one in alike if one.batch_size == batch_size]
+    found = [one for one in alike if traits_of(one.strategy).baseline]
+    found = found or [one for one in alike if one.strategy == row.strategy]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        return f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
+    return f"no single-device time at {counted(batch_size, 'sample')} per device"
+
+
+def _derived(
+    row: EpochTime,
+    named: tuple[str, str],
+    pair: _Pair | str,
+    meaning: str,
+    formula: Callable[[float, float], float],
+) -> EpochEstimate:
+    """`formula` of T_N and T_1, under a quantity and method.
+
+    The formulas are monotonic in both times, so that the extremes are at the ends of their intervals (Moore, Interval Analysis,
+    1966): strict bounds, not standard errors.
+    """
+    if isinstance(pair, str):
+        return _estimate(row, named, None, pair, False)
+    t_n, t_1 = pair.t_n, pair.t_1
+    ends = [formula(ours, theirs) for ours in t_n[1:] for theirs in t_1[1:]]
+    value = Bounded(formula(t_n.value, t_1.value), min(ends), max(ends))
+    estimate = _estimate(row, named, value, f"{pair.note}; {pair.problem or meaning}", not pair.problem)
+    if estimate.uncertain:
+        reason = f"{_LEVELS[named[0]][1]} is not certain at this clock resolution; {estimate.reason}"
+        estimate = estimate._replace(reason=reason)
+    if named[0] == "communication_seconds" and estimate.sound and value.high < 0:
+        reason = "negative: N devices took less than 1/N of the time, so something other than communication changed"
+        estimate = estimate._replace(sound=False, reason=reason)
+    return estimate
 
 
 def moved_bytes_per_step(row: EpochTime) -> float | None:
@@ -74,144 +230,6 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
     if traits_of(row.strategy).reducer:
         return (bus_factor("all_reduce", row.devices) or 0.0) * model_bytes
     return 2.0 * model_bytes if traits_of(row.strategy).peer_copies else None
-
-
-_Formula = Callable[[float, float, int], float]
-
-
-def _ratio(t_n: float, t_1: float, n: int) -> float:
-    return t_1 / t_n if t_n else math.inf
-
-
-def _added(t_n: float, t_1: float, n: int) -> float:
-    return t_n - t_1 * (1 / n)
-
-
-def _share(t_n: float, t_1: float, n: int) -> float:
-    return t_1 * (1 / n)
-
-
-_DERIVED: tuple[tuple[str, str, _Formula, str], ...] = (
-    ("speedup", "strong", _ratio, "same global batch, so a smaller batch per device on more devices"),
-    ("speedup", "weak", _ratio, "same batch per device; on epoch times the ratio is already the scaled speedup"),
-    ("speedup", "same_batch_size", _ratio, "strong or weak is unknown: batch_size_is is not given"),
-    (
-        "communication_seconds", "same_local_batch", _added,
-        "added wall time at the same batch per device; overlap hides communication from it, waiting and contention add",
-    ),
-    ("communication_seconds", "ideal_split", _added, "errs by the fixed cost of a step on one device"),
-    (
-        "communication_seconds", "same_total", lambda t_n, t_1, n: t_n - t_1,
-        "the work was divided by {}, so it goes negative",
-    ),
-    (
-        "compute_seconds", "same_local_batch", _share,
-        "one device's time for its share: compute, loading, transfers and evaluation",
-    ),
-    ("compute_seconds", "ideal_split", _share, "not a device's time at its own, smaller batch"),
-)  # fmt: skip
-"""Quantity, method, formula of T_N, T_1 and N, and meaning.
-
-Speedup: strong scaling (fixed G) has T_1(G)/T_N(G). Weak scaling (fixed b) has the scaled speedup N t_1(b)/t_N(b) (Gustafson,
-CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the steps; multiplying by N again would count
-the devices twice. Efficiency is the speedup over N.
-`same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as added wall time, not as total communication.
-`ideal_split`, T_N(G/N) - T_1(G)/N, uses the single device's larger batch, so it errs by the fixed part of t_1.
-`same_total`, T_N(G/N) - T_1(G), does not divide the work, so it goes negative.
-"""
-MAY_BE_EQUAL_STEPS = 1.1
-"""T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of one device's.
-
-A step on N devices takes at least as long as on one device, so that with equal steps the ratio is 1 at most, and noise.
-"""
-_UNSOUND = ("ideal_split", "same_total")
-_AT_LOCAL_BATCH = ("weak", "same_local_batch")
-
-
-def epoch_estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
-    """Every estimate of every multi-device row of a table, in its order."""
-    baselines = Baselines(rows)
-    return [estimate for row in rows if row.devices > 1 for estimate in _row_estimates(row, baselines)]
-
-
-def _row_estimates(row: EpochTime, baselines: Baselines) -> list[EpochEstimate]:
-    n, total, too_large = row.devices, row.global_batch, None
-    if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
-        samples = f"the data set of {row.samples_per_epoch}"
-        too_large = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
-    found: list[EpochEstimate] = []
-    for quantity, method, formula, meaning in _DERIVED:
-        batch = row.local_batch if method in _AT_LOCAL_BATCH else total
-        if method == "same_batch_size":
-            if row.batch_size_is is not None:
-                continue
-            batch = row.batch_size
-        if batch is not None:
-            single, note = baselines.find(row, batch, sweep_first=quantity != "speedup")
-        elif row.batch_size_is is None:
-            single, note = None, "batch_size_is is not given: the batch per device is unknown"
-        else:
-            single, note = None, f"batch {row.batch_size} does not divide evenly by {counted(n, 'device')}"
-        meaning = meaning.format(n)
-        problem = meaning if method in _UNSOUND else too_large if method in _AT_LOCAL_BATCH else None
-        estimate = _derived(row, quantity, method, single, formula, note, problem, meaning)
-        found.append(estimate)
-        if quantity == "speedup":
-            scaled = [None if one is None else one / n for one in estimate[7:10]]
-            found.append(estimate._replace(quantity="efficiency", value=scaled[0], low=scaled[1], high=scaled[2]))
-    added = next(one for one in found if (one.quantity, one.method) == ("communication_seconds", "same_local_batch"))
-    return [*found, _bandwidth(row, added)]
-
-
-def length_unknown(row: EpochTime, single: EpochTime) -> str:
-    """Why nothing follows from T_1/T_N at the same batch per device, as of equal steps or of equal samples; empty if it does."""
-    if row.batch_size_is != "per_device" or row.devices == 1 or row.samples_over(single) is not None:
-        return ""
-    if row.epoch_seconds is None or single.epoch_seconds is None:
-        return ""
-    ratio = single.epoch_seconds / row.epoch_seconds
-    if ratio >= MAY_BE_EQUAL_STEPS:
-        return ""
-    return (
-        f"a speedup of {ratio:.2f} if an epoch has the same samples on {counted(row.devices, 'device')} as on one, but of "
-        f"{row.devices * ratio:.2f} if it has the same steps: give samples_per_epoch or steps_per_epoch"
-    )
-
-
-def _derived(
-    row: EpochTime,
-    quantity: str,
-    method: str,
-    single: EpochTime | None,
-    formula: _Formula,
-    note: str,
-    problem: str | None,
-    meaning: str,
-) -> EpochEstimate:
-    """`formula` of T_N and T_1, of the row `single`; `problem` makes it unsound.
-
-    The formulas are monotonic in both times, so that the extremes are at the ends of their intervals (Moore, Interval Analysis,
-    1966): strict bounds, not standard errors.
-    """
-    t_n, t_1 = row.seconds, single.seconds if single is not None else None
-    if t_n is None or t_1 is None or single is None:
-        reason = "no epoch time: out of memory" if t_n is None else note
-        return _estimate(row, quantity, method, None, reason, False)
-    if method in _AT_LOCAL_BATCH and (unknown := length_unknown(row, single)):
-        return _estimate(row, quantity, method, None, unknown, False)
-    samples = row.samples_over(single) or 1.0
-    if samples != 1.0:
-        note += f", times {samples:.3g} as the epoch has {samples:.3g} times its samples"
-    ends = [formula(ours, samples * theirs, row.devices) for ours in t_n[1:] for theirs in t_1[1:]]
-    value = Bounded(formula(t_n.value, samples * t_1.value, row.devices), min(ends), max(ends))
-    estimate = _estimate(row, quantity, method, value, f"{note}; {problem or meaning}", problem is None)
-    if estimate.uncertain:
-        reason = f"{_LEVELS[quantity][1]} is not certain at this clock resolution; {estimate.reason}"
-        estimate = estimate._replace(reason=reason)
-    if estimate.sound and quantity == "communication_seconds" and value.high < 0:
-        reason = "negative: N devices took less than 1/N of the time, so something other than communication changed"
-        return estimate._replace(sound=False, reason=reason)
-    return estimate
 
 
 def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
@@ -232,14 +250,12 @@ def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
         reason = (
             f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; not a link's rate"
         )
-    return _estimate(row, "effective_bandwidth", "same_local_batch", rate, reason, rate is not None)
+    return _estimate(row, ("effective_bandwidth", "same_local_batch"), rate, reason, rate is not None)
 
 
-def _estimate(
-    row: EpochTime, quantity: str, method: str, value: Bounded | None, reason: str, sound: bool
-) -> EpochEstimate:
+def _estimate(row: EpochTime, named: tuple[str, str], value: Bounded | None, reason: str, sound: bool) -> EpochEstimate:
     middle, low, high = value if value is not None else (None, None, None)
     high = None if high is None or math.isinf(high) else high
     study, run, strategy, batch_size, devices, nodes = row.setting
     setting = (study, run, strategy, batch_size, devices)
-    return EpochEstimate(*setting, quantity, method, middle, low, high, UNITS[quantity], sound, reason, nodes)
+    return EpochEstimate(*setting, *named, middle, low, high, UNITS[named[0]], sound, reason, nodes)

@@ -5,7 +5,12 @@ from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTime
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
-from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
+from dpscope.analysis.stats.scaling_laws import (
+    FARTHEST_FACTOR,
+    Scaling,
+    fit_scaling,
+    predicted_speedup,
+)
 
 _SCALINGS: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"}
 
@@ -25,44 +30,40 @@ class EpochLaw(NamedTuple):
     predicted_devices: int
     predicted_speedup: float | None
     note: str  # why nothing is predicted, or how far the law is extrapolated
-    devices_per_node: int | None = None  # of a series over several nodes that are not full
+
+
+_Series = tuple[str | None, str | None, str, int, Scaling]
 
 
 def law_fits(rows: Sequence[EpochTime], estimates: Sequence[EpochEstimate]) -> list[EpochLaw]:
     """A law for every series of one study, run, strategy and batch_size with a sound speedup.
 
-    Rows on one node and on full nodes are one series; those on nodes with fewer devices are series of their own.
+    Of the rows with as many devices, the one on the fewest nodes.
     """
-    row_of = {row.setting: row for row in rows}
-    series: dict[tuple[str | None, str | None, str, int, Scaling, int | None], dict[int, float]] = {}
-    for one in estimates:
-        row = row_of[one.setting]
-        scaling = _SCALINGS.get(row.batch_size_is)
-        if one.value is None or not one.sound or scaling is None or (one.quantity, one.method) != ("speedup", scaling):
+    scalings = {row.setting: _SCALINGS.get(row.batch_size_is) for row in rows}
+    series: dict[_Series, dict[int, float]] = {}
+    for one in sorted(estimates, key=lambda one: -(one.nodes or 1)):
+        scaling = scalings[one.setting]
+        if scaling is None or (one.quantity, one.method) != ("speedup", scaling):
             continue
-        key = (one.study, one.run, one.strategy, one.batch_size, scaling, _sparse_nodes(row, rows))
-        series.setdefault(key, {})[one.devices] = one.value
-    laws = []
-    for key, speedups in series.items():
-        scaling, sparse = key[4:]
-        fit = fit_scaling(speedups, scaling)
-        assert fit is not None
-        farthest = FARTHEST_FACTOR * fit.largest_devices
-        prediction = predicted_speedup(fit, farthest)
-        parameters = {name: one.value for name, one in fit.parameters.items() if one.value is not None}
-        predicted = farthest, prediction.speedup.value, prediction.note
-        measured = dict(sorted(speedups.items()))
-        laws.append(EpochLaw(*key[:5], fit.law, parameters, measured, fit.worst_relative_error, *predicted, sparse))
-    return laws
+        if one.value is not None and one.sound:
+            key = (one.study, one.run, one.strategy, one.batch_size, scaling)
+            series.setdefault(key, {})[one.devices] = one.value
+    return [_law(key, speedups) for key, speedups in series.items()]
 
 
-def _per_node(row: EpochTime) -> int:
-    return -(-row.devices // (row.nodes or 1))
-
-
-def _sparse_nodes(row: EpochTime, rows: Sequence[EpochTime]) -> int | None:
-    """Devices per node of a row over several nodes, if other rows of its study have more on one; else None."""
-    if row.nodes is None or row.nodes == 1:
-        return None
-    fullest = max(_per_node(other) for other in rows if other.study == row.study and other.nodes is not None)
-    return _per_node(row) if _per_node(row) < fullest else None
+def _law(key: _Series, speedups: Mapping[int, float]) -> EpochLaw:
+    fit = fit_scaling(speedups, key[4])
+    assert fit is not None
+    farthest = FARTHEST_FACTOR * fit.largest_devices
+    prediction = predicted_speedup(fit, farthest)
+    return EpochLaw(
+        *key,
+        law=fit.law,
+        parameters={name: one.value for name, one in fit.parameters.items() if one.value is not None},
+        speedups=dict(sorted(speedups.items())),
+        worst_relative_error=fit.worst_relative_error,
+        predicted_devices=farthest,
+        predicted_speedup=prediction.speedup.value,
+        note=prediction.note,
+    )

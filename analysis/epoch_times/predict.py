@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.epoch_time import EpochTime, at, layout, place
-from dpscope.analysis.epoch_times.table import EpochTable
+from dpscope.analysis.epoch_times.epoch_time import EpochTable, EpochTime, at, layout, place
 from dpscope.analysis.stats.left_out import BestLaw, Law, best_law
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit
@@ -73,24 +72,44 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
 
 
 def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) -> Predicted:
-    batch_size = None if "batch_size" in table.absent_columns else target.batch_size
-    setting = target.study, target.run, target.strategy, batch_size, target.devices, target.nodes
-    unit, size = ("ms", 1e3) if table.of_steps else ("s", 1.0)
     counts = tuple(sorted({row.devices for row in rows}))
-    reason = _not_comparable(target, rows)
-    best = None if reason else _best(target, rows)
-    if best is None:
-        reason = reason or "the rows do not determine a law without those that are left out: measure another count"
-    elif best.error > MISSED:
-        reason = f"the best law ({best.law}) misses the rows left out by {math.expm1(best.error):.0%}"
-    if best is None or reason:
-        return Predicted(*setting, None, None, None, unit, None, None, counts, reason)
-    half = best.within * _distance(counts, target.devices)
-    value, low, high = (_rounded(best.value * size * math.exp(side)) for side in (0.0, -half, half))
-    few = (
-        "two counts leave no row to judge the law: the band is the error of a constant step" if len(counts) == 2 else ""
+    without = Predicted(
+        study=target.study,
+        run=target.run,
+        strategy=target.strategy,
+        batch_size=None if "batch_size" in table.absent_columns else target.batch_size,
+        devices=target.devices,
+        nodes=target.nodes,
+        value=None,
+        low=None,
+        high=None,
+        unit="ms" if table.of_steps else "s",
+        law=None,
+        error_left_out=None,
+        measured=counts,
+        reason=_not_comparable(target, rows),
     )
-    return Predicted(*setting, value, low, high, unit, best.law, _rounded(math.expm1(best.error)), counts, few)
+    if without.reason:
+        return without
+    best = _best(target, rows)
+    if best is None:
+        reason = "the rows do not determine a law without those that are left out: measure another count"
+        return without._replace(reason=reason)
+    if best.error > MISSED:
+        missed = f"misses the rows left out by {math.expm1(best.error):.0%}"
+        return without._replace(reason=f"the best law ({best.law}) {missed}")
+    half = best.within * _distance(counts, target.devices)
+    value = best.value * (1e3 if table.of_steps else 1.0)
+    if len(counts) == 2:
+        few = "two counts leave no row to judge the law: the band is the error of a constant step"
+        without = without._replace(reason=few)
+    return without._replace(
+        value=_rounded(value),
+        low=_rounded(value * math.exp(-half)),
+        high=_rounded(value * math.exp(half)),
+        law=best.law,
+        error_left_out=_rounded(math.expm1(best.error)),
+    )
 
 
 def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
@@ -113,23 +132,43 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
         *([Field("series", lambda one: place(one.study, one.run))] if several else []),
         Field("by", "strategy"),
         Field("batch", "batch_size", meaning="Samples as the table's batch_size"),
-        Field("N", lambda one: layout(one.devices, one.nodes), meaning="Devices; 4x2 for four nodes with two each"),
-        Field("predicted", "value", time, "The law's time of an epoch, or of a step in a table of steps"),
-        Field("low", "low", time, "Lower end of the band, which is as wide as the error on the rows left out"),
+        Field(
+            "N",
+            lambda one: layout(one.devices, one.nodes),
+            meaning="Devices; 4x2 for four nodes with two each",
+        ),
+        Field(
+            "predicted",
+            "value",
+            time,
+            "The law's time of an epoch, or of a step in a table of steps",
+        ),
+        Field(
+            "low",
+            "low",
+            time,
+            "Lower end of the band, which is as wide as the error on the rows left out",
+        ),
         Field("high", "high", time, "Upper end of the band"),
         Field("law", "law", meaning="The law with the smallest error on the rows left out"),
-        Field("error", "error_left_out", "share", "The law's error on rows that were left out of its fit"),
+        Field(
+            "error",
+            "error_left_out",
+            "share",
+            "The law's error on rows that were left out of its fit",
+        ),
         Field("from N", lambda one: listed(one.measured), meaning="The device counts measured"),
     ]
-    notes = grouped((one.reason, one) for one in predicted if one.reason)
-    settings = {
-        reason: [f"{place(one.study, one.run)} " * several + at(one.batch_size, one.devices, one.nodes) for one in rows]
-        for reason, rows in notes.items()
-    }
-    texts = [f"{listed(of)}: {reason}." for reason, of in settings.items()]
+    reasons = grouped((one.reason, one) for one in predicted if one.reason)
+    notes = []
+    for reason, without in reasons.items():
+        settings = [at(one.batch_size, one.devices, one.nodes) for one in without]
+        if several:
+            settings = [f"{place(one.study, one.run)} {of}" for one, of in zip(without, settings, strict=True)]
+        notes.append(f"{listed(settings)}: {reason}.")
     if not predicted:
-        texts = ["No row of several devices has a time: nothing to predict."]
-    return table_of("Times that were not measured", fields, predicted, texts)
+        notes = ["No row of several devices has a time: nothing to predict."]
+    return table_of("Times that were not measured", fields, predicted, notes)
 
 
 def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:
@@ -163,16 +202,31 @@ def _laws(target: EpochTime, rows: Sequence[EpochTime]) -> list[Law]:
     shared_steps = target.batch_size_is == "per_device" and not equal_steps
     shared_batch = target.batch_size_is == "global"
 
-    def terms(row: EpochTime) -> tuple[list[float], list[float], list[float]]:
-        per_node, nodes = _place(row)
-        steps = 1 / row.devices if shared_steps else 1.0
-        compute = 1 / row.devices if shared_batch else 1.0
-        levels = [cost for n in (per_node, nodes) for cost in (n - 1, bus_factor("all_reduce", n) or 0.0)]
-        return [steps], [1.0, 1 / row.devices], [steps * cost for cost in (compute, *levels)]
+    def steps(row: EpochTime) -> float:
+        return 1 / row.devices if shared_steps else 1.0
 
-    measured = zip(*map(terms, rows), strict=True)
-    named = zip(("constant step", "a + b/n", "ring"), measured, terms(target), strict=True)
-    return [Law(name, np.array(own), np.array(other), name == "ring") for name, own, other in named]
+    def constant(row: EpochTime) -> list[float]:
+        return [steps(row)]
+
+    def line(row: EpochTime) -> list[float]:
+        return [1.0, 1 / row.devices]
+
+    def ring(row: EpochTime) -> list[float]:
+        costs = [1 / row.devices if shared_batch else 1.0]
+        for count in _place(row):
+            costs += [count - 1, bus_factor("all_reduce", count) or 0.0]
+        return [steps(row) * cost for cost in costs]
+
+    laws = {"constant step": constant, "a + b/n": line, "ring": ring}
+    return [
+        Law(
+            name,
+            np.array([terms(row) for row in rows]),
+            np.array(terms(target)),
+            costs=terms is ring,
+        )
+        for name, terms in laws.items()
+    ]
 
 
 def _place(row: EpochTime) -> tuple[int, int]:

@@ -1,26 +1,24 @@
-"""`dpscope estimate`: estimates, scaling laws and findings of a table of times, or its predictions, in four formats."""
+"""`dpscope estimate`: estimates, scaling laws and findings of a table of times, or its predictions, in three formats."""
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from dpscope.analysis.epoch_times.epoch_time import layout, place
+from dpscope.analysis.epoch_times.epoch_time import EpochTable, layout, place
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.laws import EpochLaw, law_fits
-from dpscope.analysis.epoch_times.predict import Predicted, prediction_table, predictions
-from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
+from dpscope.analysis.epoch_times.predict import prediction_table, predictions
+from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.analysis.text.text_table import Field, TextTable, render, render_findings, table_of
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding, grouped, listed
 from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_layout
 from dpscope.profiling.store.errors import DpscopeError
 
-EstimateFormat = Literal["table", "json", "csv", "markdown"]
+EstimateFormat = Literal["table", "json", "markdown"]
 
 
 class EstimateReport(NamedTuple):
@@ -42,9 +40,6 @@ def run_estimate(path: Path, output_format: EstimateFormat) -> EstimateReport | 
     report = estimate_report(read_epoch_times(path))
     if output_format == "json":
         return _json({"estimates": report.estimates, "laws": report.laws}, report.findings)
-    if output_format == "csv":
-        rows = [{**one._asdict(), "sound": str(one.sound).lower()} for one in report.estimates]
-        return _csv(rows, EpochEstimate._fields)
     return estimate_markdown(report) if output_format == "markdown" else report
 
 
@@ -62,9 +57,6 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> T
     predicted = predictions(read_epoch_times(path), [*((count, None) for count in counts), *placed])
     if output_format == "json":
         return _json({"predictions": predicted})
-    if output_format == "csv":
-        rows = [{**one._asdict(), "measured": " ".join(map(str, one.measured))} for one in predicted]
-        return _csv(rows, Predicted._fields)
     table = prediction_table(predicted)
     return render(table, "markdown") if output_format == "markdown" else table
 
@@ -74,14 +66,6 @@ def _json(records: Mapping[str, Sequence[NamedTuple]], findings: Sequence[Findin
     if findings is not None:
         content["findings"] = findings
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
-
-
-def _csv(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def estimate_markdown(report: EstimateReport) -> str:
@@ -140,13 +124,21 @@ _LAWS = (
     Field("by", "strategy"),
     Field("batch", "batch_size"),
     Field("N", lambda law: listed(list(law.speedups))),
-    Field("a node", "devices_per_node", meaning="Devices on each node, of a series on nodes that are not full"),
     Field("scaling", "scaling"),
     Field("law", "law"),
-    Field("parameters", lambda law: ", ".join(f"{name} {value:.3g}" for name, value in law.parameters.items())),
-    Field("error", "worst_relative_error", "share", "The largest distance of a measured speedup from the law's"),
     Field(
-        "predicts", lambda law: NA if law.note else f"{significant(law.predicted_speedup)}x on {law.predicted_devices}"
+        "parameters",
+        lambda law: ", ".join(f"{name} {value:.3g}" for name, value in law.parameters.items()),
+    ),
+    Field(
+        "error",
+        "worst_relative_error",
+        "share",
+        "The largest distance of a measured speedup from the law's",
+    ),
+    Field(
+        "predicts",
+        lambda law: NA if law.note else f"{significant(law.predicted_speedup)}x on {law.predicted_devices}",
     ),
 )
 

@@ -66,9 +66,24 @@ def _claim(row: dict[str, str]) -> Claim:
 
 
 def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
-    """Audit every claim against the epoch times that it was derived from."""
-    found = {(*one.setting, one.quantity, one.method): one for one in epoch_estimates(rows)}
+    """Audit every claim against the epoch times that it was derived from.
+
+    A ratio uses the single-device times of its own run, so that both times come from one. A subtraction uses those of its sweep,
+    where there is one: it compares times across batch sizes, which the sweep measured together.
+    """
+    found: dict[tuple[object, ...], EpochEstimate] = {
+        (*one.setting, one.quantity, one.method): one for one in epoch_estimates(rows)
+    }
+    of_sweeps = epoch_estimates(with_sweeps(rows))
+    found |= {(*one.setting, one.quantity, one.method): one for one in of_sweeps if one.method == "same_local_batch"}
     return [AuditedClaim(claim, rows, claims, found) for claim in claims]
+
+
+def with_sweeps(rows: Sequence[EpochTime]) -> list[EpochTime]:
+    """The rows with the single-device times of a run `x_sweep` in place of those of the run `x`."""
+    runs = {(row.study, row.run) for row in rows}
+    kept = (row for row in rows if row.devices > 1 or (row.study, f"{row.run}_sweep") not in runs)
+    return [row._replace(run=row.run and row.run.removesuffix("_sweep")) for row in kept]
 
 
 def claim_holds(claim: Claim, sound: float) -> bool:

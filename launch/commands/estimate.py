@@ -12,7 +12,7 @@ def estimate(
         "CSV of epoch times (strategy, batch_size, devices, epoch_seconds, ...) or of step times (ranks, step_ms, ...)"
     ),
     predict: str | None = option("device counts or layouts to predict the time of, such as 8,16 or 2x8"),
-    output_format: Literal["table", "json", "csv", "markdown"] = option("what to print", "--format", default="table"),
+    output_format: Literal["table", "json", "markdown"] = option("what to print", "--format", default="table"),
 ) -> None:
     from dpscope.analysis.epoch_times.report import LEGEND, estimate_tables, run_estimate, run_prediction
     from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table

@@ -21,8 +21,8 @@ ROWS = read_epoch_times(PUBLISHED / "epoch_times.csv").rows
 SOUND_SECONDS = {
     ("coursework_l4", "first", "dp", 128, 4): 14.305,  # 19.26 - 19.82/4
     ("coursework_l4", "first", "dp", 512, 4): 4.9425,  # 9.38 - 17.75/4
-    ("coursework_l4", "second", "dp", 128, 4): 14.1232,  # 19.1595... - 20.1452.../4, of the sweep
-    ("coursework_l4", "second", "dp", 512, 4): 5.7016,  # 10.1085... - 17.6279.../4, of the sweep
+    ("coursework_l4", "second", "dp", 128, 4): 14.1101,  # 19.1595... - 20.1978.../4
+    ("coursework_l4", "second", "dp", 512, 4): 5.6742,  # 10.1085... - 17.7372.../4
     ("coursework_cluster", None, "dp", 128, 4): 20.5,  # 30 - 38/4
     ("coursework_cluster", None, "dp", 512, 4): 7.0,  # 11 - 16/4
     ("coursework_cluster", None, "dp", 2048, 4): 7.75,  # 11 - 13/4
@@ -67,23 +67,14 @@ def test_sound_communication_of_the_published_tables() -> None:
             assert "no single-device time at" in estimate.reason
 
 
-def test_shortcuts_are_never_sound() -> None:
-    found = [e for e in epoch_estimates(ROWS) if e.method in ("ideal_split", "same_total")]
-    assert len(found) == 32 * 3
-    assert not any(e.sound for e in found)
-    # 10.108532428741455 - 19.66075325012207 of the sweep
-    of_l4 = pick(found, "communication_seconds", "same_total", "coursework_l4", "second", "dp", 512, 4)
-    assert of_l4.value == pytest.approx(-9.552220821380615)
-
-
 def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
-    # Whole seconds: 9 +- 1 minus (13 +- 1)/2 is 2.5 +- 1.5.
-    found, of_512 = epoch_estimates(ROWS), ("coursework_cluster", None, "dp", 512, 2)
-    assert pick(found, "communication_seconds", "ideal_split", *of_512)[7:10] == (2.5, 1.0, 4.0)
-    assert pick(found, "speedup", "strong", *of_512)[7:10] == (13 / 9, 1.2, 1.75)  # 13/9, from 12/10 to 14/8
-    total = pick(found, "communication_seconds", "same_total", "coursework_cluster", None, "dp", 128, 2)
-    assert total[7:10] == (2.0, 0.0, 4.0)
-    assert "sign is not certain" in total.reason
+    # Whole seconds: 11 +- 1 minus (16 +- 1)/4 is 7 +- 1.25.
+    found, of_cluster = epoch_estimates(ROWS), ("coursework_cluster", None, "dp")
+    assert pick(found, "communication_seconds", "same_local_batch", *of_cluster, 512, 4)[7:10] == (7.0, 5.75, 8.25)
+    assert pick(found, "speedup", "strong", *of_cluster, 512, 2)[7:10] == (13 / 9, 1.2, 1.75)  # from 12/10 to 14/8
+    unsure = pick(found, "speedup", "strong", *of_cluster, 128, 2)
+    assert unsure[7:10] == (16 / 18, 15 / 19, 1.0)
+    assert "faster or slower than one device is not certain" in unsure.reason
     exact = [e for e in found if e.study == "benchmark_resnet50" and e.value is not None]
     assert all(e.low == e.value == e.high and not e.uncertain for e in exact)  # without a resolution
     # 2 +- 1 s over 1 +- 1 s: from 1/2, and unbounded above.
@@ -91,16 +82,6 @@ def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
     rows = table(tmp_path, text + "single,8,global,1,2,1\nddp,8,global,2,1,1\n")
     assert pick(epoch_estimates(rows), "speedup", "strong")[7:10] == (2.0, 0.5, None)
     assert rows[1]._replace(epoch_seconds=0.4).seconds == (0.4, 0.0, 1.4)
-
-
-def test_ratios_use_the_runs_single_time_and_subtractions_its_sweep() -> None:
-    found, setting = epoch_estimates(ROWS), ("coursework_l4", "second", "dp", 512, 4)
-    assert pick(found, "speedup", "strong", *setting).value == pytest.approx(19.77684736251831 / 10.108532428741455)
-    communication = pick(found, "communication_seconds", "same_local_batch", *setting)
-    assert communication.value == pytest.approx(10.108532428741455 - 17.627889394760132 / 4)
-    assert "of run second_sweep" in communication.reason
-    compute = pick(found, "compute_seconds", "same_local_batch", *setting)
-    assert compute.value == pytest.approx(17.627889394760132 / 4)
 
 
 def test_effective_bandwidth_by_hand(tmp_path: Path) -> None:
@@ -200,7 +181,7 @@ def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[t
     text = io.StringIO()
     frame.astype({"samples_per_epoch": "Int64"}).to_csv(text, index=False)
     found = epoch_estimates(table(tmp_path, text.getvalue()))
-    assert len(found) >= 10 * int((frame["devices"] > 1).sum())
+    assert len(found) >= 7 * int((frame["devices"] > 1).sum())
     for estimate in found:
         assert estimate.quantity in UNITS
         assert estimate.reason
@@ -268,14 +249,12 @@ def test_an_epoch_of_unknown_length_is_asked_about(tmp_path: Path) -> None:
     assert pick(epoch_estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value == 3.0
 
 
-def test_series_of_full_nodes_and_of_sparse_nodes_have_laws_of_their_own(tmp_path: Path) -> None:
+def test_a_law_is_of_the_fewest_nodes(tmp_path: Path) -> None:
     rows = (
         "strategy,batch_size,batch_size_is,devices,nodes,epoch_seconds\nsingle,64,per_device,1,1,80\n"
         "ddp,64,per_device,2,1,42\nddp,64,per_device,4,1,22\nddp,64,per_device,8,2,12\n"
         "ddp,64,per_device,2,2,50\nddp,64,per_device,4,4,31\n"
     )
     times = table(tmp_path, rows)
-    full, sparse = law_fits(times, epoch_estimates(times))
-    assert full.speedups == {2: pytest.approx(80 / 42), 4: pytest.approx(80 / 22), 8: pytest.approx(80 / 12)}
-    assert sparse.speedups == {2: pytest.approx(1.6), 4: pytest.approx(80 / 31)}
-    assert (full.devices_per_node, sparse.devices_per_node) == (None, 1)
+    (law,) = law_fits(times, epoch_estimates(times))
+    assert law.speedups == {2: pytest.approx(80 / 42), 4: pytest.approx(80 / 22), 8: pytest.approx(80 / 12)}

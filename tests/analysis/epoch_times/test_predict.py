@@ -129,9 +129,6 @@ def test_formats_and_texts_that_are_no_counts() -> None:
     found = json.loads(str(run_prediction(times, "8,2x8", "json")))["predictions"]
     assert len(found) == 2 * 17
     assert {tuple(one) for one in found} == {Predicted._fields}
-    assert str(run_prediction(times, "8", "csv")).startswith(
-        "study,run,strategy,batch_size,devices,nodes,value,low,high"
-    )
     table = run_prediction(times, "8", "table")
     assert isinstance(table, TextTable)
     assert any("coursework_l4 (first) (512, 8): the best law" in note for note in table.notes)

@@ -1,7 +1,5 @@
-"""`dpscope estimate` in its four formats."""
+"""`dpscope estimate` in its formats."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -23,26 +21,22 @@ THREE_TIMES = (
 )
 
 
-def as_text(path: Path, output_format: Literal["json", "csv", "markdown"]) -> str:
+def as_text(path: Path, output_format: Literal["json", "markdown"]) -> str:
     text = run_estimate(path, output_format)
     assert isinstance(text, str)
     return text
 
 
-def test_json_and_csv_hold_estimates_and_findings() -> None:
+def test_json_holds_estimates_and_findings() -> None:
     content = json.loads(as_text(TIMES, "json"))
     assert set(content) == {"estimates", "laws", "findings"}
-    assert len(content["estimates"]) == 32 * 10
+    assert len(content["estimates"]) == 32 * 7
     assert all(set(finding) == {"severity", "code", "message", "next_step"} for finding in content["findings"])
     added = ("coursework_ddp", "communication_seconds", "same_local_batch")
     chosen = [one for one in content["estimates"] if (one["study"], one["quantity"], one["method"]) == added]
     assert [one["value"] for one in chosen] == [pytest.approx(5.45), pytest.approx(8.875)]
     assert "NaN" not in json.dumps(content)
-    rows = csv.DictReader(io.StringIO(as_text(TIMES, "csv")))
-    for row, estimate in zip(rows, content["estimates"], strict=True):
-        assert list(row) == list(estimate) == list(EpochEstimate._fields)
-        assert (row["method"], row["sound"]) == (estimate["method"], str(estimate["sound"]).lower())
-        assert (float(row["value"]) if row["value"] else None) == estimate["value"]
+    assert tuple(content["estimates"][0]) == EpochEstimate._fields
 
 
 def test_a_table_with_one_device_has_nothing_to_estimate(tmp_path: Path) -> None:
@@ -51,7 +45,6 @@ def test_a_table_with_one_device_has_nothing_to_estimate(tmp_path: Path) -> None
     content = json.loads(as_text(table, "json"))
     assert content["estimates"] == []
     assert "nothing_to_estimate" in {one["code"] for one in content["findings"]}
-    assert as_text(table, "csv") == ",".join(EpochEstimate._fields) + "\n"
 
 
 def test_unknown_study_is_null_and_bars_are_escaped(tmp_path: Path) -> None:
@@ -91,7 +84,7 @@ def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
         f"{'long name ' * 12},single,9007199254740992,per_device,1,1e9,1e9\n"
     )
     command = [sys.executable, "-m", "dpscope.launch.cli", "estimate"]
-    for path, part in ((TIMES, "14.12"), (odd, "clock's resolution")):
+    for path, part in ((TIMES, "14.11"), (odd, "clock's resolution")):
         ended = subprocess.run([*command, str(path)], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert part in " ".join(ended.stdout.split())
         assert max(map(len, ended.stdout.splitlines())) <= 80

@@ -116,42 +116,13 @@ def found_in(path: Path) -> list[Finding]:
     return table_findings(table, epoch_estimates(table.rows))
 
 
-# 10 s at 8 on each of 2 devices for 8 s on one: 0.8x, or 1.6x with equal steps. 4 s are 2x.
-EQUAL_STEPS = (
-    "strategy,batch_size,batch_size_is,devices,epoch_seconds,resolution_s\n"
-    "single,8,per_device,1,8,0\nddp,8,per_device,2,10,0\n"
-)
-
 TABLES = {
-    # 20 on 2 against T_1(20) = 80: 55 - 80 = -25 s. Without T_1(20) there is nothing to subtract.
-    "negative_communication": (SOUND, HEAD + SINGLE.splitlines(keepends=True)[0] + DDP),
     "clock_too_coarse": (SOUND.replace("55,,", "55,4,"), SOUND.replace("55,,", "55,0.1,")),  # 5 +- 4
-    "resolution_unknown": ("strategy,batch_size,devices,epoch_seconds\nddp,2,2,5\n", SOUND),
     "unknown_column": (SOUND.replace("provenance", "provenence"), SOUND),
     "nothing_to_estimate": (HEAD + SINGLE, SOUND),
-    "out_of_memory": (SOUND.replace("1,80", "1,"), SOUND),
-    "batch_meaning_unknown": (SOUND.replace("ddp,20,global", "ddp,20,"), SOUND),
-    # 50 steps at a global 20; 25 would be 20 on each of 2.
-    "steps_contradict_batch": (
-        SOUND.replace("55,,output,", "55,,output,25"),
-        SOUND.replace("55,,output,", "55,,output,50"),
-    ),
-    "epoch_length_unknown": (EQUAL_STEPS, EQUAL_STEPS.replace(",10,", ",4,")),
-    "batch_exceeds_dataset": (SOUND.replace("ddp,20", "ddp,1002"), SOUND),
-    # A single device that ran out of memory at that batch needs no time.
-    "no_same_local_baseline": (SOUND.replace("ddp,20", "ddp,30"), SOUND.replace("1,100,", "1,,")),
-    "uneven_epoch": (
-        # 12 samples at b = 5: 2 steps on 2 devices, so 4 batches, where one device has 3.
-        HEAD + SINGLE + DDP.replace("1000,ddp,20", "12,ddp,10"),
-        SOUND,
-    ),
-    "runs_differ": (
-        SOUND + DDP.replace("s,r", "s,q").replace("55", "58"),
-        SOUND + DDP.replace("s,r", "s,q").replace("55", "56"),
-    ),
+    "added_time_unknown": (SOUND.replace("ddp,20,global", "ddp,20,"), SOUND),
     "superlinear_speedup": (SOUND.replace("2,55", "2,39"), SOUND),
     "dp_is_no_all_reduce": (SOUND.replace("ddp", "dp"), SOUND),
-    "times_typed": (SOUND.replace("output", "typed"), SOUND),
 }
 
 
@@ -164,32 +135,20 @@ def test_table_findings(tmp_path: Path, code: str) -> None:
     assert code not in {finding.code for finding in found_in(write(tmp_path, clean))}
 
 
-@pytest.mark.parametrize("column", ["run", "model", "dataset"])
-def test_a_row_that_is_in_the_table_is_not_asked_for(tmp_path: Path, column: str) -> None:
-    """The single-device time at the same batch is there, of another run, model or data set: the finding names it."""
-    path = write(
-        tmp_path,
-        f"{column},strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
-        "a,single,8,per_device,1,10\na,ddp,8,per_device,4,4\nb,single,16,per_device,1,9\nb,ddp,8,per_device,2,6\n",
-    )
-    (finding,) = (one for one in found_in(path) if one.code == "no_same_local_baseline")
-    assert f"(8, 2): no single-device time at batch 8 is comparable: the table's has {column} a" in finding.message
-    assert "with the same run, model and dataset" in finding.next_step
-
-
-def test_placements_on_nodes_are_settings_of_their_own(tmp_path: Path) -> None:
-    """Four devices of one node and one on each of four nodes: 9 s apart, by the network, not by chance."""
-    rows = "strategy,batch_size,batch_size_is,devices,{}epoch_seconds\nsingle,64,per_device,1,{}80\n"
-    placed = rows.format("nodes,", "1,") + "ddp,64,per_device,4,1,22\nddp,64,per_device,4,4,31\n"
-    assert not {"runs_differ", "unknown_column"} & {one.code for one in found_in(write(tmp_path, placed))}
-    named = (
-        "run,"
-        + rows.format("", "").replace("single", "a,single")
-        + "a,ddp,64,per_device,4,22\nb,ddp,64,per_device,4,31\n"
-    )
-    (differ,) = (one for one in found_in(write(tmp_path, named)) if one.code == "runs_differ")
-    assert "22 and 31 s: 40.9%" in differ.message
-    assert "column nodes" in differ.next_step
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SOUND.replace("ddp,20,global", "ddp,20,"), "batch_size_is is not given"),
+        (SOUND.replace("1,100,", "1,,"), "(20, 2): the single device ran out of memory at batch 10"),
+        (SOUND.replace("2,55", "2,"), "(20, 2): no epoch time: out of memory"),
+        (SOUND.replace("ddp,20", "ddp,30"), "(30, 2): no single-device time at 15 samples per device"),
+        # 40 - 100/2 = -10
+        (SOUND.replace("2,55", "2,40"), "negative: N devices took less than 1/N of the time"),
+    ],
+)
+def test_an_added_time_that_is_unknown_has_its_reason(tmp_path: Path, text: str, reason: str) -> None:
+    (finding,) = (one for one in found_in(write(tmp_path, text)) if one.code == "added_time_unknown")
+    assert reason in finding.message
 
 
 def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
