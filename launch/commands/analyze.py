@@ -8,9 +8,17 @@ import typer
 from dpscope.analysis.report.files import DEFAULT_FORMATS
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, OptionValues, Request, argument, open_console, option
+from dpscope.launch.commands.command import Help, Idle, OptionValues, Request, argument, open_console, option
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
+
+HELP = Help(
+    examples=(
+        "runs/mine",
+        "trace_rank0.json.gz trace_rank1.json.gz",
+        "traces/ --report report/ --link 25GB/s",
+    )
+)
 
 
 def _traces(values: OptionValues) -> bool:

@@ -9,9 +9,16 @@ import typer
 
 from dpscope.launch.attach.arguments import WINDOWS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command, Request, argument, default_texts, open_console, option
+from dpscope.launch.commands.command import Command, Help, Request, argument, default_texts, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import complain
+
+HELP = Help(
+    examples=(
+        "--devices single,2 --out runs/mine -- train.py --its --arguments",
+        "--devices 2 --warmup 20 --steps 100 --out runs/mine -- -m package.train",
+    )
+)
 
 IDLE = (options.ONE_DETAIL,)
 

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from dpscope.launch.commands.command import Idle, argument, open_console, option
+from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
+
+HELP = Help(examples=("runs/mine",))
 
 IDLE = (Idle("output", "list_only", "--list writes nothing"),)
 

@@ -6,11 +6,19 @@ from typing import Literal
 
 from dpscope.launch.calibration.settings import DEFAULTS, SETTINGS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, argument, default_texts, open_console, option
+from dpscope.launch.commands.command import Help, Idle, argument, default_texts, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.store.errors import DpscopeError
 
 _MEASURING = " ".join((*(one.option for one in SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
+HELP = Help(
+    examples=(
+        "--devices 2 --max-bytes 16MiB --out runs/mine",
+        "--predict 4,8 runs/mine/calibration.json  # counts that were not measured",
+        "--from-nccl-tests all_reduce.log",
+    )
+)
+
 IDLE = (
     options.ONE_NODE,
     Idle(_MEASURING, "from_nccl_tests", "--from-nccl-tests reads logs and measures nothing"),

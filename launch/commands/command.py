@@ -83,6 +83,22 @@ class Idle(NamedTuple):
         return bool(values[self.when] if isinstance(self.when, str) else self.when(values))
 
 
+@dataclass(frozen=True)
+class Help:
+    """What `--help` of a command shows around its options.
+
+    `usual` are parameters, separated by spaces: where there are any, `--help` shows these alone and `--help-all` shows all.
+    """
+
+    examples: tuple[str, ...] = ()  # arguments, and behind "  # " what the command does with them
+    usual: str = ""
+    exit_statuses: tuple[tuple[str, str], ...] = (
+        ("0", "success"),
+        ("1", "something failed, or a number cannot be trusted"),
+        ("2", "a mistake in the command or its input"),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What a command is called with: the flags of its settings, and a field for each other option."""
@@ -128,6 +144,7 @@ def load_command(name: str, text: str) -> TyperCommand:
     command = typer.main.get_command(program)
     assert isinstance(command, Command)
     command.idle = getattr(module, "IDLE", ())
+    command.shown = getattr(module, "HELP", Help())
     command.defaults = getattr(module, "defaults", dict)
     return command
 
@@ -179,6 +196,8 @@ class Command(TyperCommand):
     takes_empty = False  # words, which are another program's
     orders_gpus = True  # as NVML does and a run's jobs do: what it records of GPU 0 is of the one that they use
     idle: Sequence[Idle] = ()
+    shown = Help()
+    shows_all_options = False
     defaults: Callable[[], dict[str, str]]  # that are no parameters' defaults, by option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -194,6 +213,9 @@ class Command(TyperCommand):
         for name in (one.partition("=")[0] for one in before_files):
             if name in _REPLACED:
                 raise DpscopeError(f"{name}: {_REPLACED[name]}")
+        if "--help-all" in before_files:
+            self.shows_all_options = True
+            args = ["--help"]
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:
@@ -210,10 +232,28 @@ class Command(TyperCommand):
                 option.help = f"{option.help or ''}  [default: {default}]"
         super().format_help(ctx, formatter)
 
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """As typer does, with examples."""
+        super().format_help_text(ctx, formatter)
+        if self.shown.examples:
+            with formatter.section("Examples"):
+                for example in self.shown.examples:
+                    formatter.write(f"  {ctx.command_path} {example}\n")
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options under headings; those under none stand under "Options"."""
+        """Options under headings; those under none stand under "Options". Of a long list, those that most people need."""
+        usual = self.shown.usual.split()
+        if not usual or self.shows_all_options:
+            self._format_by_heading(self.get_params(ctx), ctx, formatter)
+            return
+        parameters = {parameter.name: parameter for parameter in self.get_params(ctx)}
+        with formatter.section("Usual options"):
+            formatter.write_dl([parameters[name].get_help_record(ctx) for name in usual])
+        formatter.write(f"\n{len(self.params) - len(usual)} more options: {ctx.command_path} --help-all\n")
+
+    def _format_by_heading(self, parameters: Sequence[Any], ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *HEADINGS, _OTHER)}
-        for parameter in self.get_params(ctx):
+        for parameter in parameters:
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"
                 groups["Arguments" if is_argument else heading_of(parameter.name or "")].append(record)
@@ -221,6 +261,11 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The exit statuses."""
+        with formatter.section("Exit status"):
+            formatter.write_dl(self.shown.exit_statuses)
 
     def invoke(self, ctx: Any) -> Any:
         """Run it; raises DpscopeError for an option without effect."""

@@ -5,8 +5,18 @@ from typing import Literal
 
 import typer
 
-from dpscope.launch.commands.command import argument, open_console, option
+from dpscope.launch.commands.command import Help, argument, open_console, option
 from dpscope.profiling.store.errors import DpscopeError
+
+HELP = Help(
+    examples=("runs/before runs/after --fail-over 10%",),
+    exit_statuses=(
+        ("0", "no step is slower beyond noise"),
+        ("1", "a step is slower beyond noise and --fail-over"),
+        ("2", "a mistake in the command or its input"),
+        ("3", "cannot be judged: too noisy, or settings or machines differ"),
+    ),
+)
 
 
 def compare(

@@ -7,10 +7,22 @@ from typing import Literal
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import by_device, config_defaults, open_console, option
+from dpscope.launch.commands.command import Help, by_device, config_defaults, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import Optimizer, RunConfig
 from dpscope.profiling.records.settings import declarations
+
+HELP = Help(
+    examples=(
+        "  # single, DP and DDP on 2 devices, 20 steps",
+        "--strategy dp,ddp --devices 4 --batch-size 64 --model resnet50",
+    ),
+    exit_statuses=(
+        ("0", "all agree, or differ as they must"),
+        ("1", "a difference is not explained, or something failed"),
+        ("2", "a mistake in the command or its input"),
+    ),
+)
 
 IDLE = (options.ONE_NODE,)
 _NAMES = (

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.commands.command import argument, open_console, option
+from dpscope.launch.commands.command import Help, argument, open_console, option
 from dpscope.profiling.store.shown_text import write_out
+
+HELP = Help(examples=("times.csv", "times.csv --predict 8,16"))
 
 
 def estimate(

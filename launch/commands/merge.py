@@ -6,7 +6,9 @@ from pathlib import Path
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, argument, open_console, option
+from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
+
+HELP = Help(examples=("runs/mine -o merged.json.gz  # for ui.perfetto.dev", "traces/ -o merged.json.gz"))
 
 IDLE = (
     Idle(

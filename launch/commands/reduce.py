@@ -6,10 +6,12 @@ from pathlib import Path
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, argument, open_console, option
+from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import complain
+
+HELP = Help(examples=("/scratch/traces -o partials/  # on each node", "partials/ -o all.dpscope"))
 
 IDLE = (
     Idle(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, by_device, config_defaults, exit_after, open_console, option
+from dpscope.launch.commands.command import Help, Idle, by_device, config_defaults, exit_after, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from dpscope.profiling.mirrors.wandb_mirror import CellMirror
 
 DETECT_LIMIT_S = 1800.0
+HELP = Help(
+    examples=(
+        "  # this machine's devices: single, DP and DDP",
+        "--devices 1,2,4 --model resnet50 --batch-size 64 --out runs/mine",
+        "--strategy ddp --bucket-mb 1,25 --overlap on,off --dry-run",
+    ),
+    usual="strategy devices batch_size model amp repeats out dry_run",
+)
+
 IDLE = (
     *options.NODES_IDLE,
     Idle("verbose quiet open_page link target_efficiency wandb wandb_online", "dry_run", options.PLAN_ALONE),

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.analyze import runs_among
-from dpscope.launch.commands.command import Idle, argument, open_console, option
+from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
 from dpscope.profiling.store.errors import DpscopeError
 
 _REAPED_EVERY_S = 1.0
+HELP = Help(examples=("runs/mine", "traces/ --out board/ --port 0"))
+
 IDLE = (
     Idle("link", options.trainings_alone, "trainings alone hold no measured steps"),
     Idle("out", options.any_run, "a run's TensorBoard folder lies in the run's own"),

@@ -5,10 +5,19 @@ from dataclasses import dataclass
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Idle, config_defaults, exit_after, open_console, option
+from dpscope.launch.commands.command import Help, Idle, config_defaults, exit_after, open_console, option
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.training import TrainConfig
+
+HELP = Help(
+    examples=(
+        "--devices 2 --seeds 0,1,2  # real digits, every strategy on the same batches",
+        "--data cifar10 --download --epochs 30 --out runs/cifar",
+        "--strategy single,ddp --target-accuracy 90 --dry-run",
+    ),
+    usual="strategy devices seeds epochs model data batch_size out dry_run",
+)
 
 IDLE = (
     *options.NODES_IDLE,

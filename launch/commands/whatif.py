@@ -8,6 +8,7 @@ import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import (
+    Help,
     Idle,
     OptionValues,
     Request,
@@ -21,6 +22,9 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import write_out
 
 _TABLES = (".csv", ".tsv")
+
+
+HELP = Help(examples=("runs/mine --devices 8,16", "traces/ --link 50GB/s,100GB/s"))
 
 
 def _reads_run(values: OptionValues) -> bool:

@@ -72,6 +72,12 @@ def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any
     return found
 
 
+@pytest.fixture(scope="module")
+def shown(ran: Ran) -> dict[str, Any]:
+    """What `analyze` shows of the run before."""
+    return answer(ran.node, "analyze", str(ran.out))
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> None:
     (fit,) = (fit for fit in ran.calibration["fits"] if (fit["devices"], fit["statistic"]) == (devices, "slowest"))
@@ -115,21 +121,21 @@ def test_merge(ran: Ran, tmp_path: Path) -> None:
     assert [one["dur"] for one in transfers] == pytest.approx(planted_us, rel=1e-3)
 
 
-def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, tmp_path: Path) -> None:
+def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, shown: dict[str, Any], tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.zip"
     ran.node.dpscope("bundle", str(ran.out), "--output", str(bundle))
     with zipfile.ZipFile(bundle) as archive:
         archive.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    own, bundled = (answer(ran.node, "analyze", str(run))["cells"] for run in (ran.out, unpacked))
+    (own,) = shown["cells"]
+    (bundled,) = answer(ran.node, "analyze", str(unpacked))["cells"]
     for name in ("step_us", "compute_us", "transfer_us", "hidden_us", "exposed_us", "bytes_per_step"):
-        assert bundled[0][name] == pytest.approx(own[0][name], rel=1e-6), name
+        assert bundled[name] == pytest.approx(own[name], rel=1e-6), name
 
 
-def test_tensorboard_shows_the_reports_values(ran: Ran, tmp_path: Path) -> None:
+def test_tensorboard_shows_the_reports_values(ran: Ran, shown: dict[str, Any], tmp_path: Path) -> None:
     """HParams hold the cell's columns, and the profiler plugin's Distributed view the hidden communication of each whole step."""
     folder = write_tensorboard([Path(shutil.copytree(ran.out, tmp_path / "run"))], None)
-    shown = answer(ran.node, "analyze", str(ran.out))
     (cell,) = shown["cells"]
     with serving(folder, tmp_path) as address:
         (session,) = hparams(address, count=1)

@@ -1,5 +1,7 @@
 """--help, -h, the groups of options, completion, --open, and the run folder that a TOML file names."""
 
+import re
+import shlex
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,13 +32,33 @@ def test_help_groups_options_and_h_prints_the_same() -> None:
     for command in ((), ("analyze",), ("train",)):
         assert output_of(*command, "-h") == output_of(*command, "--help")
     assert "--show-completion" in output_of("--help")
-    text = output_of("run", "--help")
+    text = output_of("run", "--help-all")
     headings = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == [*HEADINGS, "Options"]
-    assert text.index("Model and data:") < text.index("--model") < text.index("How much is measured:")
-    assert text.split("\nOptions:\n")[1].split() == ["-h,", "--help", "Show", "this", "message", "and", "exit."]
+    assert headings == ["Examples", *HEADINGS, "Options", "Exit status"]
+    assert text.index("Model and data:") < text.index("\n  --model") < text.index("How much is measured:")
+    options = text.split("\nOptions:\n")[1].split("\n\n")[0]
+    assert options.split() == ["-h,", "--help", "Show", "this", "message", "and", "exit."]
     for name in ("run", "train", "equal"):  # no setting is without a heading
         assert [one.name for one in COMMANDS[name].params if heading_of(one.name or "") not in HEADINGS] == []
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_help_of_a_long_list_shows_usual_options_and_counts_the_others(command: str) -> None:
+    text, everything = output_of(command, "--help"), output_of(command, "--help-all")
+    assert len(text.splitlines()) <= 42
+    shown, every = ({word for word in one.split() if word.startswith("--")} for one in (text, everything))
+    assert shown - {"--help-all"} <= every
+    found = re.search(r"^(\d+) more options: \w+ \w+ --help-all$", text, re.MULTILINE)
+    assert found is not None
+    assert int(found[1]) == len(COMMANDS[command].params) - len(COMMANDS[command].shown.usual.split())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_help_are_commands(command: str) -> None:
+    for example in COMMANDS[command].shown.examples:  # type: ignore[attr-defined]
+        words = shlex.split(example, comments=True)
+        with COMMANDS[command].make_context(command, words) as context:
+            assert context.params
 
 
 def test_the_page_is_opened_or_its_place_printed(
