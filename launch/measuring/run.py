@@ -167,19 +167,15 @@ def planned_cells(out: Path) -> Sequence[Job]:
 def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1) -> RunPlan:
     """Print and return the plan of a run, with its estimates and exact commands; starts nothing.
 
-    The commands of the jobs to do work by hand: those of a run that has begun name a cell of its manifest, others name all
-    settings.
+    A command for each cell's first repeat to do, which works by hand: those of a run that has begun name a cell of its manifest,
+    others name all settings.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
-    table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "time per repeat")
     planning.print_left_out(description.plan, console)
-    for cell, estimate in description.estimates.items():
-        jobs = [job for job in description.jobs if job.cell == cell]
-        done = sum(job.done for job in jobs)
-        table.add_row(cell.name, str(len(jobs)), str(done), duration_text(estimate.duration_s))
-    console.print(table)
+    console.print(_cells_table(description))
     if len(description.estimates) > 1 and len(description.orders) > 1:
-        console.print("The cells are measured in another order in each repeat, as listed below.", soft_wrap=True)
+        orders = ", ".join(_numbers(order) for order in description.orders)
+        console.print(f"Order of the cells in each repeat: {orders}.", highlight=False, soft_wrap=True)
     if (first := description.calibration) is not None:
         about = f"about {duration_text(calibration.calibration_seconds(first))}"
         console.print(f"{calibration.described(first)}: {about}", highlight=False, soft_wrap=True)
@@ -192,10 +188,37 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
     )
     planning.print_findings(description.findings, console)
     begun = is_run_folder(out) and not fresh
-    for job in description.to_do:
+    first_jobs = _first_of_each_cell(description.to_do)
+    if len(first_jobs) < len(description.to_do):
+        console.print("A command for each cell; --repeat is the number of the repeat:")
+    for job in first_jobs:
         command = job.command if begun else _standalone_command(description.config, job.cell, job.repeat, out)
         console.print(Text(shlex.join(command)), soft_wrap=True)
     return description
+
+
+def _cells_table(description: RunPlan) -> Table:
+    """A row for each cell: its number, its repeats, how many of them are done and what one takes."""
+    heading = Column("cell: -d devices, -b batch per device", no_wrap=True)
+    table = Table("", heading, "repeats", "done", "time per repeat")
+    for number, (cell, estimate) in enumerate(description.estimates.items(), 1):
+        jobs = [job for job in description.jobs if job.cell == cell]
+        done = sum(job.done for job in jobs)
+        duration = duration_text(estimate.duration_s)
+        table.add_row(str(number), cell.name, str(len(jobs)), str(done), duration)
+    return table
+
+
+def _numbers(order: Order) -> str:
+    """The cells of one repeat, by their numbers in the table."""
+    return " ".join(str(place + 1) for place in order)
+
+
+def _first_of_each_cell(jobs: Sequence[CellJob]) -> list[CellJob]:
+    firsts: dict[Cell, CellJob] = {}
+    for job in jobs:
+        firsts.setdefault(job.cell, job)
+    return list(firsts.values())
 
 
 def _standalone_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
