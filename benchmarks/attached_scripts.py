@@ -48,9 +48,9 @@ import numpy as np
 import pyarrow.parquet
 
 from benchmarks.attached_rank import BLOCK_STEPS, LEFT_OUT, WARMUP, block_is_attached
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.stats.samples import DRAWS, interval
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.ranks import free_port
 
@@ -212,7 +212,7 @@ def compare_built_in(pairs: int) -> dict[int, tuple[Ratio, bool]]:
         "benchmarks.attached_scripts:plain_model",
     )
     cells = ("--strategy", "single,ddp", "--no-ddp-alone", "--no-calibrate", "--repeats", "1", "--device", "cpu")
-    found: dict[int, list[tuple[CellData, CellData]]] = {1: [], 2: []}
+    found: dict[int, list[tuple[Job, Job]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
         for index in range(pairs):
             outs = [f"{folder}/{way}{index}" for way in ("built_in", "attached")]
@@ -242,12 +242,12 @@ def _dpscope(*arguments: str) -> None:
         raise SystemExit(f"failed: {shlex.join(command)}")
 
 
-def _step_us(cell: CellData) -> float:
+def _step_us(cell: Job) -> float:
     (steps,) = cell.step_samples()
     return float(np.median(steps))
 
 
-def _bytes_a_step(cell: CellData) -> frozenset[float]:
+def _bytes_a_step(cell: Job) -> frozenset[float]:
     """What each rank communicated in each whole traced step: one number where all did the same."""
     return frozenset(cell.collectives.groupby(["rank", "step"])["bytes"].sum())
 

@@ -17,7 +17,7 @@ from band_tally import Tally
 from dpscope.analysis import attribute, collectives, read_trace
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.other_counts import Law, Timed
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import Question, base_of_run, base_of_traces, repeats_band
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells
 from dpscope.analysis.what_if.job_profile import job_profile
@@ -145,7 +145,7 @@ def _band_left_out(question: Question, own: CellErrors, cell: CellError, tally: 
     tally.add(predicted.prediction.low_us, predicted.prediction.high_us, predicted.measured_us)
 
 
-def _repeats_left_out(data: CellData, tally: Tally) -> None:
+def _repeats_left_out(data: Job, tally: Tally) -> None:
     """A repeat of any cell against the band that its others give a base."""
     medians = [float(np.median(one)) for one in data.step_samples()]
     for place, truth in enumerate(medians if len(medians) > FEWEST_REPEATS else []):

@@ -14,10 +14,11 @@ from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.identity import communicating
 from dpscope.analysis.cells.predicted import COST_KEY, all_known, by_nccl, cell_place, model_sizes, prediction
 from dpscope.analysis.cells.traced import collectives
-from dpscope.analysis.cells.view import CellView, Group, Missing, known, quotient
+from dpscope.analysis.cells.view import CellView, Group, quotient
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import Table
 
 NO_SIZES = "the trace gives no sizes for some collectives, or one has no bus factor"
@@ -32,13 +33,13 @@ def _over_a_link(cell: CellView) -> None:
 BANDWIDTH = Group("bandwidth", "Effective bandwidth", needs=_over_a_link)
 
 
-def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
+def wire_bytes(data: Job, matched_only: bool = False) -> float | None:
     """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by the model's.
 
     DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
     the trace gives no sizes, or nccl-tests no factor for a kind. `matched_only`: of the collectives with a transfer alone.
     """
-    if data.cell.traits.peer_copies:
+    if data.traits.peer_copies:
         return _copied_bytes(data)
     own = data.whole_collectives
     if not all_known(own, COST_KEY):
@@ -48,12 +49,12 @@ def wire_bytes(data: CellData, matched_only: bool = False) -> float | None:
     return None if math.isnan(sent) else sent / len(data.whole_windows)
 
 
-def _copied_bytes(data: CellData) -> float | None:
+def _copied_bytes(data: Job) -> float | None:
     sizes = model_sizes(data)
     if sizes is None:
         return None
-    serial = 1 if by_nccl(data) else data.cell.devices - 1
-    return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
+    serial = 1 if by_nccl(data) else data.devices - 1
+    return float(data.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
 
 
 def _factors(own: Table) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":

@@ -4,14 +4,15 @@ import math
 from dataclasses import replace
 
 from dpscope.analysis.cells.identity import LOST, measured, single_at_same_batch
-from dpscope.analysis.cells.view import Bounds, CellView, Missing, if_known, known, once
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.cells.view import Bounds, CellView, if_known, once
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
 from dpscope.analysis.traces.ranks.contention import (
     Contentions,
     contentions,
     with_contention,
 )
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 
 NO_TRACED_STEP = "no whole traced step"
@@ -56,9 +57,9 @@ def contentions_shown(cell: CellView) -> Contentions:
     return cell_contentions(cell.data, single.data if single is not None else None)
 
 
-def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
+def cell_contentions(data: Job, single: Job | None) -> Contentions:
     """Against the kernels of one device at the same batch where these were traced, else against the cell's own free kernels."""
-    alone = single.tables.kernels if single is not None and data.cell.devices > 1 else None
+    alone = single.tables.kernels if single is not None and data.devices > 1 else None
     against_single = contentions(data.tables.kernels, alone)
     return against_single if against_single.every is not None else contentions(data.tables.kernels)
 

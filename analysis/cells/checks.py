@@ -4,8 +4,9 @@ import numpy as np
 
 from dpscope.analysis.cells.identity import run_measured
 from dpscope.analysis.cells.times import NO_STEP
-from dpscope.analysis.cells.view import CellView, Group, Missing, known, once, quotient
-from dpscope.analysis.runs.counter_check import CounterCheck
+from dpscope.analysis.cells.view import CellView, Group, once, quotient
+from dpscope.analysis.stats.missing import Missing, known
+from dpscope.analysis.traces.ranks.job import CounterCheck
 from dpscope.profiling.records.run import Compilation, DeviceMemory
 
 CHECKS = Group("checks", "Checks", needs=run_measured)

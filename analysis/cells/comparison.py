@@ -24,7 +24,6 @@ from dpscope.analysis.cells.scaling import (
 from dpscope.analysis.cells.view import CellView, if_known
 from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.costs.costs import Costs, machine_costs
-from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import (
     shared_options,
@@ -33,6 +32,7 @@ from dpscope.analysis.runs.variant_savings import (
 )
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.analysis.traces.data_parallel.phases import PHASES
+from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
@@ -142,8 +142,7 @@ class Comparison:
     choices: tuple[ScalingChoice, ...] = ()
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
-    of_traces: bool = False  # no run was measured: one job, known by its traces alone
-    of_script: bool = False  # of a script that was attached to
+    knows_options: bool = True  # dpscope chose how the cells ran, rather than a script or the author of traces
     # by cell: over one device under the same strategy
     over_itself: Mapping[str, Estimate] = field(default_factory=dict)
     batches_seen: tuple[str, ...] = ()  # of a script: the batches per device that were detected
@@ -155,6 +154,11 @@ class Comparison:
     costs: tuple[StrategyCost, ...] = ()
     variants: Mapping[str, str] = field(default_factory=dict)  # by cell, where options differ from its strategy's
     collective_costs: Costs = field(default_factory=Costs)  # what predictions are based on
+
+    @property
+    def timed(self) -> bool:
+        """Whether any step was timed without the tracer; of traces alone none was."""
+        return self.has("step_us")
 
     def has(self, column: str) -> bool:
         """Whether any cell has a value in this column."""
@@ -213,23 +217,22 @@ def compare(
         predictions=tuple(row for one in filter(None, predictions) for row in one.collectives),
         collective_costs=costs,
         target_efficiency=target_efficiency,
-        of_traces=recorded is None,
         batches_seen=_batches_seen(run),
         unmeasured_jobs=_unmeasured_jobs(recorded),
         over_itself=_over_itself(batched, spread),
-        no_scaling={data.cell.name: data.no_scaling for data in run.measured if data.no_scaling},
-        of_script=recorded is not None and recorded.script is not None,
+        no_scaling={data.name: data.no_scaling for data in run.measured if data.no_scaling},
+        knows_options=all(data.knows_options for data in run.measured),
         calibrated_later=_calibrated_later(recorded, calibration),
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),
         costs=_costs(run.measured, rows, spread),
-        variants={name: data.cell.variant for name, data in run.cells.items() if data.cell.variant},
+        variants={name: data.variant for name, data in run.cells.items() if data.variant},
     )
 
 
-def _scalable(run: RunData) -> list[CellData]:
+def _scalable(run: RunData) -> list[Job]:
     """The measured cells whose steps say what more devices gain."""
-    return [data for data in run.measured if knows_batch(data.cell) and not data.no_scaling]
+    return [data for data in run.measured if data.plan is not None and not data.no_scaling]
 
 
 def _batches_seen(run: RunData) -> tuple[str, ...]:
@@ -257,7 +260,7 @@ def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, s
     engine = calibration.nccl_engine if calibration is not None else None
     if engine is None:
         return {}
-    ran = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
+    ran = ((data.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
     return {cell: other for cell, other in ran if other not in (None, engine)}
 
 
@@ -277,17 +280,17 @@ def views_of(run: RunData, costs: Costs, flops: StatedFlops | None = None) -> di
         for name, data in run.cells.items()
     }
     for view in views.values():
-        singles = single_device_baselines(run, view.data.cell)
+        singles = single_device_baselines(run, view.data.plan)
         view.singles.update({batch: views[single.cell.name] for batch, single in singles.items()})
     return views
 
 
-def _costs(measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Spread) -> tuple[StrategyCost, ...]:
+def _costs(measured: Sequence[Job], rows: Mapping[str, CellRow], spread: Spread) -> tuple[StrategyCost, ...]:
     """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP on one device.
 
     The plainer one has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which both then reduce.
     """
-    planned = {data.cell: data for data in measured if isinstance(data.cell, Cell)}
+    planned = {data.plan: data for data in measured if data.plan is not None}
     costs = []
     for cell, data in planned.items():
         plainer = cell.traits.plainer
@@ -299,7 +302,7 @@ def _costs(measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Sp
         other = planned.get(Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes))
         if other is None:
             continue
-        more, less = rows[other.cell.name], rows[cell.name]
+        more, less = rows[other.name], rows[cell.name]
         memory: Literal["peak", "state"] = "peak"
         saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
         if saved is None:
@@ -307,7 +310,7 @@ def _costs(measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Sp
         costs.append(
             StrategyCost(
                 cell=cell.name,
-                against=other.cell.name,
+                against=other.name,
                 strategy=cell.strategy,
                 devices=cell.devices,
                 batch_size=cell.batch_size,
@@ -320,46 +323,44 @@ def _costs(measured: Sequence[CellData], rows: Mapping[str, CellRow], spread: Sp
     return tuple(costs)
 
 
-def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Estimate]:
+def _over_itself(measured: Sequence[Job], spread: Spread) -> dict[str, Estimate]:
     """Samples per second of each cell over those of one device under the same strategy, at the same batch per device."""
-    alone = {
-        msgspec.structs.replace(data.planned, devices=1, nodes=1): data for data in measured if data.cell.devices == 1
-    }
+    alone = {msgspec.structs.replace(data.cell, devices=1, nodes=1): data for data in measured if data.devices == 1}
     found = {}
     for data in measured:
-        one = alone.get(msgspec.structs.replace(data.planned, devices=1, nodes=1))
-        if one is not None and data.cell.devices > 1:
+        one = alone.get(msgspec.structs.replace(data.cell, devices=1, nodes=1))
+        if one is not None and data.devices > 1:
             ratio = ratio_estimate(one.step_samples(), data.step_samples(), spread)
-            found[data.cell.name] = ratio.times(data.cell.devices)
+            found[data.name] = ratio.times(data.devices)
     return found
 
 
-def _gap(rows: Mapping[str, CellRow], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:
-    more, less = (_parts(rows[one.cell.name], one) for one in (dp, ddp))
+def _gap(rows: Mapping[str, CellRow], dp: Job, ddp: Job, spread: Spread) -> StrategyGap:
+    more, less = (_parts(rows[one.name], one) for one in (dp, ddp))
     parts = {name: minus(more[name], less[name]) for name in more}
-    gap_us = minus(rows[dp.cell.name].step_us, rows[ddp.cell.name].step_us)
+    gap_us = minus(rows[dp.name].step_us, rows[ddp.name].step_us)
     known = [part for part in parts.values() if part is not None]
     return StrategyGap(
-        dp=dp.cell.name,
-        ddp=ddp.cell.name,
-        devices=dp.cell.devices,
+        dp=dp.name,
+        ddp=ddp.name,
+        devices=dp.devices,
         batch_size=dp.cell.batch_size,
         ratio=ratio_estimate(dp.step_samples(), ddp.step_samples(), spread),
-        dp_label=dp.cell.traits.label,
+        dp_label=dp.traits.label,
         gap_us=gap_us,
         tracer_us=gap_us - sum(known) if gap_us is not None and len(known) == len(parts) else None,
         **parts,
     )
 
 
-def _parts(row: CellRow, data: CellData) -> dict[str, float | None]:
+def _parts(row: CellRow, data: Job) -> dict[str, float | None]:
     """A traced step's four parts: exposed communication, host copies, compute, the rest of idle.
 
     dp-host communicates by host copies within its process, so what it exposes is host copies. A single CPU process has no
     device to copy to: its host copies are 0 there by definition and not by measurement.
     """
     exposed, copies, idle = row.exposed_us, row.host_copy_us, row.idle_us
-    if data.cell.traits.host_copies:
+    if data.traits.host_copies:
         exposed, copies = 0.0, exposed
     else:
         if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
@@ -423,7 +424,7 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
     return tuple(WaterfallPart(*part) for part in parts if abs(part[2]) > 1e-3)
 
 
-def exposed_by_phase(data: CellData) -> dict[str, float]:
+def exposed_by_phase(data: Job) -> dict[str, float]:
     """Exposed communication of each DataParallel phase on the critical device, mean over whole steps, microseconds."""
     windows, every = data.critical_windows, data.tables.dp_phases
     own = every.take(~every.known("replica")).within(windows, STEP_KEYS)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from dpscope.analysis.cells.identity import measured
 from dpscope.analysis.cells.times import NO_STEP
 from dpscope.analysis.cells.traced import compute_us, idle_us
-from dpscope.analysis.cells.view import CellView, CpuPeaks, Group, Missing, if_known, known, once, quotient
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
+from dpscope.analysis.cells.view import CellView, CpuPeaks, Group, if_known, once, quotient
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import Estimate, Spread, pooled_spread, ratio_estimate
 from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import Unit, choose_unit
+from dpscope.analysis.traces.ranks.job import TRACES_ALONE, Job
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_speed
 from dpscope.profiling.records.run import Precision, StepFlops
 
@@ -21,7 +22,7 @@ NO_CPU_PEAK = "no matrix product was timed: a script, traces alone, or a run of 
 DEVICE = Group("device", "How much of a device is used", needs=measured)
 
 
-def cpu_peaks(cells: Iterable[CellData]) -> CpuPeaks:
+def cpu_peaks(cells: Iterable[Job]) -> CpuPeaks:
     """The largest rate that a process of any cell measured: processes of one cell measure at the same time and share caches."""
     peaks: dict[tuple[str, int], float] = {}
     for data in cells:
@@ -247,13 +248,13 @@ def use_changes(before: RunData, after: RunData) -> list[UseChange]:
 
 def _measured_views(run: RunData) -> dict[str, CellView]:
     peaks = cpu_peaks(run.measured)
-    return {data.cell.name: CellView(data, peaks=peaks) for data in run.measured}
+    return {data.name: CellView(data, peaks=peaks) for data in run.measured}
 
 
 def _change(before: CellView, after: CellView, spread: Spread) -> UseChange:
     faster = ratio_estimate(before.data.step_samples(), after.data.step_samples(), spread)
     return UseChange(
-        cell=before.data.cell.name,
+        cell=before.data.name,
         before_tflops=before.achieved_tflops,
         after_tflops=after.achieved_tflops,
         ratio=faster.times(after.flops_per_step / before.flops_per_step),

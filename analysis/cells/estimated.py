@@ -15,12 +15,13 @@ from dpscope.analysis.cells.cell_ledger import NO_INTERVAL, Measured, changes, e
 from dpscope.analysis.cells.identity import on_several_devices, single_at_global_batch, single_at_same_batch
 from dpscope.analysis.cells.predicted import all_known, cell_place, model_sizes, place_of
 from dpscope.analysis.cells.times import NO_STEP, ends_of
-from dpscope.analysis.cells.view import CellView, Group, Missing, known, once
+from dpscope.analysis.cells.view import CellView, Group, once
 from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
 from dpscope.analysis.costs.formulas import ring_us as ring_formula_us
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, CellData
 from dpscope.analysis.runs.traffic_check import expected_bytes, reduced_bytes
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import difference_estimate
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.strategies import shard_groups
 
 FORMULAS = {
@@ -32,9 +33,8 @@ ESTIMATES = Group("estimates", "Estimates by subtraction", needs=on_several_devi
 
 
 def subtractable(cell: CellView) -> None:
-    """Raises Missing for traces alone."""
-    if not cell.data.ranks:
-        raise Missing(f"{TRACES_ALONE}, and nothing on one device to subtract")
+    """Raises Missing for traces alone, which hold nothing on one device to subtract."""
+    assert cell.data.rank
 
 
 def _added_ends(cell: CellView, _: float) -> tuple[float, float]:
@@ -89,7 +89,7 @@ def added_tracer_us(cell: CellView) -> float:
     return _added(cell, "tracer")[0]
 
 
-def _mean_wait_us(data: CellData) -> float:
+def _mean_wait_us(data: Job) -> float:
     waits = data.step_samples("data_wait_us")
     if not waits:
         raise Missing(NO_STEP)
@@ -232,39 +232,39 @@ class RingLoad:
     kind: str = "all_reduce"
 
 
-def runs_all_reduces(data: CellData) -> bool:
+def runs_all_reduces(data: Job) -> bool:
     """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
-    if data.cell.devices == 1 or data.cell.traits.sharded:
+    if data.devices == 1 or data.traits.sharded:
         return False
-    return data.cell.traits.reducer or bool(data.tables.collectives.words("kind").isin("all_reduce").any())
+    return data.traits.reducer or bool(data.tables.collectives.words("kind").isin("all_reduce").any())
 
 
-def ring_loads(data: CellData) -> tuple[RingLoad, ...]:
+def ring_loads(data: Job) -> tuple[RingLoad, ...]:
     """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Raises Missing."""
-    traits, sizes = data.cell.traits, model_sizes(data)
-    if not runs_all_reduces(data) and (data.cell.devices == 1 or not traits.sharded):
+    traits, sizes = data.traits, model_sizes(data)
+    if not runs_all_reduces(data) and (data.devices == 1 or not traits.sharded):
         raise Missing(traits.no_rings or "the traces show no all-reduce")
     if sizes is None:
         return (_traced_load(data),)
     if traits.sharded:
         return _sharded_loads(data)
-    return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
+    return (RingLoad(reduced_bytes(data.cell, sizes), data.devices, "all gradients"),)
 
 
-def _sharded_loads(data: CellData) -> tuple[RingLoad, ...]:
+def _sharded_loads(data: Job) -> tuple[RingLoad, ...]:
     units = data.ranks[0][1].units
     if not units:
         raise Missing("a script's own FSDP: what it must move is not known")
-    if data.nodes > 1 and data.cell.traits.hybrid:
+    if data.nodes > 1 and data.traits.hybrid:
         raise Missing("its collectives run within nodes and between them: no one link")
-    groups, shards = shard_groups(data.planned.strategy, data.cell.devices, data.nodes)
+    groups, shards = shard_groups(data.strategy, data.devices, data.nodes)
     return tuple(
         RingLoad(size, groups if kind == "all_reduce" else shards, _MOVED[kind], kind)
-        for kind, size in expected_bytes(data.planned, units).items()
+        for kind, size in expected_bytes(data.cell, units).items()
     )
 
 
-def _traced_load(data: CellData) -> RingLoad:
+def _traced_load(data: Job) -> RingLoad:
     own = data.whole_collectives.having("kind", "all_reduce")
     if not all_known(own, ("bytes", "group_size")):
         raise Missing("the trace gives no sizes for some all-reduces")

@@ -1,7 +1,7 @@
 """Which cell a row is of; what must be known of a cell before its other columns are; its single-device counterparts."""
 
-from dpscope.analysis.cells.view import CellView, Group, Missing, known
-from dpscope.analysis.runs.cell_data import TRACES_ALONE, knows_batch
+from dpscope.analysis.cells.view import CellView, Group
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.profiling.records.finding import counted
 
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
@@ -13,12 +13,12 @@ CELL = Group("cell", "The cell")
 
 @CELL.column("cell", "text", "Strategy, devices and batch per device")
 def cell(cell: CellView) -> str:
-    return cell.data.cell.name
+    return cell.data.name
 
 
 @CELL.column("strategy", "text", "dp-host is the CPU stand-in for nn.DataParallel")
 def strategy(cell: CellView) -> str:
-    return cell.data.cell.strategy
+    return cell.data.strategy
 
 
 @CELL.column("devices", "count", "Devices the step runs on (CPU: processes or replicas)")
@@ -31,17 +31,12 @@ def nodes(cell: CellView) -> int:
     return cell.data.nodes
 
 
-def _has_batch(cell: CellView) -> None:
-    if not knows_batch(cell.data.cell):
-        raise Missing(TRACES_ALONE)
-
-
-@CELL.column("batch", "count", "Samples per device and step", needs=_has_batch)
+@CELL.column("batch", "count", "Samples per device and step")
 def batch_size(cell: CellView) -> int:
     return cell.data.cell.batch_size
 
 
-@CELL.column("global batch", "count", "Samples per step over all devices", needs=_has_batch)
+@CELL.column("global batch", "count", "Samples per step over all devices")
 def global_batch_size(cell: CellView) -> int:
     return cell.data.global_batch_size
 
@@ -66,8 +61,7 @@ def measured(cell: CellView) -> None:
 def run_measured(cell: CellView) -> None:
     """Raises Missing for what only a run measures, not traces alone."""
     measured(cell)
-    if not cell.data.ranks:
-        raise Missing(TRACES_ALONE)
+    assert cell.data.rank  # raises it
 
 
 def communication_shown(cell: CellView) -> None:

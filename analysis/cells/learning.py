@@ -1,8 +1,9 @@
 """Columns of what was trained in the same run folder."""
 
-from dpscope.analysis.cells.view import CellView, Group, Missing, known, once
-from dpscope.analysis.runs.cell_data import TRACES_ALONE
+from dpscope.analysis.cells.view import CellView, Group, once
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import Range
+from dpscope.analysis.traces.ranks.job import TRACES_ALONE
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.records.run import Cell
@@ -13,13 +14,11 @@ LEARNING = Group("learning", "Learning")
 @once
 def trained(cell: CellView) -> TrainedCell:
     """The trained cell that a measured one stands for."""
-    planned = cell.data.cell
-    if cell.workload is None or not isinstance(planned, Cell):
-        raise Missing(TRACES_ALONE)
+    planned, workload = cell.data.cell, known(cell.workload, TRACES_ALONE)
     training = known(cell.training, "nothing was trained here (`dpscope train` into this folder)")
-    of_training = training.manifest.config.workload if training.manifest is not None else cell.workload
-    _same("amp", of_training.amp, cell.workload.amp)
-    _same("model", of_training.model, cell.workload.model)
+    of_training = training.manifest.config.workload if training.manifest is not None else workload
+    _same("amp", of_training.amp, workload.amp)
+    _same("model", of_training.model, workload.model)
     return trained_like(training, planned)
 
 

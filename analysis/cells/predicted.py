@@ -14,7 +14,7 @@ from dpscope.analysis.cells.identity import (
     communication_shown,
     on_several_devices,
 )
-from dpscope.analysis.cells.view import CellView, Group, known, once
+from dpscope.analysis.cells.view import CellView, Group, once
 from dpscope.analysis.costs.calibration_fit import Statistic
 from dpscope.analysis.costs.collective_streams import (
     BucketSchedule,
@@ -23,9 +23,10 @@ from dpscope.analysis.costs.collective_streams import (
 from dpscope.analysis.costs.cost import Basis, Cost, NotKnown, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us
-from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
+from dpscope.analysis.stats.missing import known
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import dp_chunks
+from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import (
@@ -103,38 +104,38 @@ def _unknown(source: Basis | None, reason: str) -> CellPrediction:
     return CellPrediction(source, None, None, (), reason, reason)
 
 
-def place_of(data: CellData, kind: str, ranks: int) -> Place:
+def place_of(data: Job, kind: str, ranks: int) -> Place:
     """Where the ranks of a collective lie: on the cell's nodes, but within each of them for what HSDP runs there."""
-    within = data.cell.traits.hybrid and kind in SHARDED_COLLECTIVES
+    within = data.traits.hybrid and kind in SHARDED_COLLECTIVES
     return Place(ranks, ranks if within else max(1, ranks // data.nodes))
 
 
-def cell_place(data: CellData) -> Place:
+def cell_place(data: Job) -> Place:
     """Where all of its devices are."""
-    return Place(data.cell.devices, max(1, data.cell.devices // data.nodes))
+    return Place(data.devices, max(1, data.devices // data.nodes))
 
 
 def cost_of(
-    data: CellData,
+    data: Job,
     costs: Costs,
     key: _CostKey,
     statistic: Statistic = "slowest",
 ) -> Cost:
     """Of one of the cell's collectives, to be compared with what was measured of it; raises NotKnown."""
     kind, ranks, size = key
-    if kind in concurrent_collectives(data.cell.strategy, data.cell.devices, data.nodes):
+    if kind in concurrent_collectives(data.strategy, data.devices, data.nodes):
         raise NotKnown(f"several groups run their {kind} at the same time, and what is known is of one group alone")
     return costs.cost(kind, size, place_of(data, kind, ranks), statistic=statistic, exact=True)
 
 
-def predict_cell(data: CellData, costs: Costs) -> CellPrediction:
+def predict_cell(data: Job, costs: Costs) -> CellPrediction:
     """The prediction of one measured multi-device cell."""
-    if data.cell.traits.host_copies:
+    if data.traits.host_copies:
         return _unknown(None, "host copies within one process: no link to model")
     source = costs.basis(cell_place(data))
     if source is None:
         return _unknown(None, costs.no_basis(cell_place(data)))
-    if data.cell.traits.peer_copies:
+    if data.traits.peer_copies:
         return _predict_dp(data, costs, source)
     if not len(data.whole_windows) or not len(data.tables.collectives):
         return _unknown(source, "the trace shows no collective in a whole step")
@@ -156,7 +157,7 @@ class Load:
     calibrated_at: str = ""  # where both ratios were calibrated
 
 
-def _predict_collectives(data: CellData, costs: Costs, source: Basis) -> CellPrediction:
+def _predict_collectives(data: Job, costs: Costs, source: Basis) -> CellPrediction:
     """From kind, size and ranks of every collective of the whole steps."""
     own = data.whole_collectives
     rows = {key: _prediction(data, key, costs) for key in dict.fromkeys(cost_keys(own))}
@@ -169,7 +170,7 @@ def _predict_collectives(data: CellData, costs: Costs, source: Basis) -> CellPre
     own = _in_step(own, load)
     matched = own.take(own.known("transfer_us"))
     unknown_matched, unknown = (_reasons(rows[key] for key in cost_keys(table)) for table in (matched, own))
-    if not data.cell.traits.reducer:
+    if not data.traits.reducer:
         unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
     if not len(matched):
         unknown_matched = "needs matched collectives of every rank"
@@ -196,7 +197,7 @@ def _reasons(rows: Iterable[CollectivePrediction]) -> str:
     return "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
 
 
-def step_load(data: CellData, costs: Costs, own: Table) -> Load:
+def step_load(data: Job, costs: Costs, own: Table) -> Load:
     """Calibrated ratios for DDP whose buckets overlap; a single bucket overlaps nothing."""
     ratios = costs.contention(cell_place(data))
     several = own.having("kind", "all_reduce").group(*STEP_KEYS).sizes.max(initial=0) > 1
@@ -204,7 +205,7 @@ def step_load(data: CellData, costs: Costs, own: Table) -> Load:
     # Source: ProcessGroupGloo::Options in torch.
     gloo = data.ranks[0][1].backend == "gloo" if data.ranks else not data.on_device
     servers = 2 if gloo else 1
-    if ratios is None or not several or not data.cell.traits.reducer:
+    if ratios is None or not several or not data.traits.reducer:
         return Load(servers)
     return Load(
         servers,
@@ -274,9 +275,7 @@ def cost_keys(own: Table) -> list[_CostKey]:
     return [(one["kind"], one["group_size"], float(one["bytes"])) for one in own.records(COST_KEY)]
 
 
-def _by_size(
-    data: CellData, own: Table, rows: Mapping[_CostKey, CollectivePrediction]
-) -> tuple[CollectivePrediction, ...]:
+def _by_size(data: Job, own: Table, rows: Mapping[_CostKey, CollectivePrediction]) -> tuple[CollectivePrediction, ...]:
     """A row per kind and size with what was measured, the largest first."""
     measured, sizes = [], own.group(*COST_KEY)
     for key, of_size in zip(cost_keys(own.take(sizes.first)), sizes.rows(), strict=True):
@@ -299,11 +298,11 @@ def _by_size(
     return tuple(sorted(measured, key=lambda row: -row.size_bytes))
 
 
-def _prediction(data: CellData, key: _CostKey, costs: Costs, per_step: float = 1.0) -> CollectivePrediction:
+def _prediction(data: Job, key: _CostKey, costs: Costs, per_step: float = 1.0) -> CollectivePrediction:
     """What is predicted of one kind and size, nothing being measured."""
     kind, ranks, size = key
     row = CollectivePrediction(
-        data.cell.name,
+        data.name,
         kind,
         size,
         ranks,
@@ -326,30 +325,30 @@ def _prediction(data: CellData, key: _CostKey, costs: Costs, per_step: float = 1
     )
 
 
-def by_nccl(data: CellData) -> bool:
+def by_nccl(data: Job) -> bool:
     """Whether a DataParallel cell moved its parameters by NCCL, else by copies between devices."""
     return bool(data.tables.collectives.words("kind").isin("broadcast").any())
 
 
-def model_sizes(data: CellData) -> ParameterSizes | None:
+def model_sizes(data: Job) -> ParameterSizes | None:
     """Sizes of the model of a measured cell; traces alone do not hold them."""
     return data.ranks[0][1].model if data.ranks else None
 
 
-def _predict_dp(data: CellData, costs: Costs, source: Basis) -> CellPrediction:
+def _predict_dp(data: Job, costs: Costs, source: Basis) -> CellPrediction:
     """Each micro-batch of a step moves all parameters and gradients; by NCCL with a row per kind and size of chunk.
 
     By NCCL a broadcast per chunk of parameters and buffers and a reduce per chunk of gradients, else copies through device 0;
     source and assumptions: `dp_transfer_us`. The times of chunks are not measured, since the kernels have no size.
     """
-    sizes, passes = model_sizes(data), data.cell.options.accumulate
+    sizes, passes = model_sizes(data), data.options.accumulate
     if sizes is None or not sizes.parameter_tensors:
         holds = "traces do" if sizes is None else "the run does"
         return _unknown(None, f"{holds} not hold the sizes of the model's tensors")
     if by_nccl(data):
         chunks: Counter[_CostKey] = Counter()
         for kind, moved in zip(("broadcast", "reduce"), dp_chunks(sizes), strict=True):
-            chunks.update((kind, data.cell.devices, float(size)) for size in moved)
+            chunks.update((kind, data.devices, float(size)) for size in moved)
         rows = [_prediction(data, key, costs, count * passes) for key, count in chunks.items()]
         rows.sort(key=lambda row: -row.size_bytes)
         reason = _reasons(rows)
@@ -364,7 +363,7 @@ def _predict_dp(data: CellData, costs: Costs, source: Basis) -> CellPrediction:
     once_us = dp_transfer_us(
         sizes.parameter_bytes,
         sizes.buffer_bytes,
-        data.cell.devices,
+        data.devices,
         link.gb_per_s,
         peer_copies=True,
     )

@@ -15,8 +15,9 @@ from dpscope.analysis.cells.identity import (
     status,
     strategy,
 )
-from dpscope.analysis.cells.view import INTERVAL, CellView, Missing, Value, if_known
+from dpscope.analysis.cells.view import INTERVAL, CellView, Value, if_known
 from dpscope.analysis.costs.data_sheet import RingRate
+from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger

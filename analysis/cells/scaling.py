@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.cells.row import ratio as over
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.variant_savings import series_variant
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.analysis.stats.scaling_laws import (
@@ -18,6 +17,7 @@ from dpscope.analysis.stats.scaling_laws import (
     speedup_draws,
 )
 from dpscope.analysis.stats.turns import TurnSamples
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy, traits_of
@@ -81,8 +81,8 @@ class ScalingChoice:
 
 
 def scaling_series(
-    measured: Sequence[CellData],
-    single_device_baselines: Callable[[Cell], Mapping[int, CellData]],
+    measured: Sequence[Job],
+    single_device_baselines: Callable[[Cell], Mapping[int, Job]],
     spread: Spread,
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
@@ -93,18 +93,18 @@ def scaling_series(
     """
     fewest: dict[object, int] = {}
     for data in measured:
-        kind = msgspec.structs.replace(data.planned, nodes=1)
+        kind = msgspec.structs.replace(data.cell, nodes=1)
         fewest[kind] = min(data.nodes, fewest.get(kind, data.nodes))
-    groups: dict[tuple[CellStrategy, str, Scaling, int], list[tuple[CellData, CellData]]] = {}
+    groups: dict[tuple[CellStrategy, str, Scaling, int], list[tuple[Job, Job]]] = {}
     for data in measured:
-        cell = data.planned
+        cell = data.cell
         kinds: tuple[tuple[Scaling, int], ...] = (
             ("weak", cell.batch_size),
             ("strong", cell.global_batch_size),
         )
         for scaling, batch in kinds if cell.devices > 1 else ():
             if (single := single_device_baselines(cell).get(batch)) is not None:
-                variant = series_variant(cell, single.planned)
+                variant = series_variant(cell, single.cell)
                 if data.nodes > fewest[msgspec.structs.replace(cell, nodes=1)]:
                     variant = f"{variant} over {data.nodes} nodes".strip()
                 groups.setdefault((cell.strategy, variant, scaling, batch), []).append((data, single))
@@ -116,19 +116,19 @@ def _series(
     variant: str,
     scaling: Scaling,
     batch_size: int,
-    single: CellData,
-    cells: list[CellData],
+    single: Job,
+    cells: list[Job],
     spread: Spread,
 ) -> ScalingSeries:
     alone = single.step_samples()
     speedups, several, points = {}, {}, []
-    for data in sorted(cells, key=lambda data: data.cell.devices):
-        devices, samples = data.cell.devices, data.step_samples()
+    for data in sorted(cells, key=lambda data: data.devices):
+        devices, samples = data.devices, data.step_samples()
         speedup = ratio_estimate(alone, samples, spread).times(devices if scaling == "weak" else 1)
         assert speedup.value is not None  # a measured cell has samples
         points.append(
             ScalingPoint(
-                cell=data.cell.name,
+                cell=data.name,
                 devices=devices,
                 speedup=speedup,
                 serial_fraction=fraction if (fraction := karp_flatt(speedup.value, devices)) <= 1 else None,
@@ -147,9 +147,9 @@ def _series(
     )
 
 
-def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:
+def scaling_choices(measured: Sequence[Job], spread: Spread) -> tuple[ScalingChoice, ...]:
     """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
-    planned = [(one.planned, one) for one in measured]
+    planned = [(one.cell, one) for one in measured]
     by_key = {(cell.strategy, (cell.variant, one.nodes), cell.devices, cell.batch_size): one for cell, one in planned}
     choices = []
     for (strategy, variant, devices, batch), weak in by_key.items():

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpscope.analysis.cells.identity import run_measured, single_at_global_batch, single_at_same_batch
-from dpscope.analysis.cells.view import CellView, Group, Missing, known, once, quotient
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.cells.view import CellView, Group, once, quotient
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     Estimate,
@@ -16,6 +16,7 @@ from dpscope.analysis.stats.samples import (
     pooled_median,
     ratio_estimate,
 )
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import TimedBlock
 
 NO_BATCH = "the script's batch is not known (--batch-size states it)"
@@ -87,12 +88,12 @@ def _block_rates(cell: CellView) -> Range:
     return mean_range(_rates(cell.data))
 
 
-def _rates(data: CellData) -> list[float]:
+def _rates(data: Job) -> list[float]:
     timed = [(sum(one.samples for one in ranks), max(one.duration_s for one in ranks)) for ranks in _blocks(data)]
     return [count / seconds for count, seconds in timed if seconds > 0]
 
 
-def _blocks(data: CellData) -> Iterator[tuple[TimedBlock, ...]]:
+def _blocks(data: Job) -> Iterator[tuple[TimedBlock, ...]]:
     """Each timed block as every process of its repeat had it."""
     for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
         yield from zip(*(rank.blocks for number, rank in data.ranks if number == repeat), strict=False)
@@ -121,7 +122,7 @@ def steps_per_s(cell: CellView) -> float:
 
 @TIME.column("tokens/s", "rate", "Throughput in tokens: samples/s times tokens per sample")
 def tokens_per_s(cell: CellView) -> float:
-    tokens = known(cell.data.ranks[0][1].tokens_per_sample, "samples are not tokens")
+    tokens = known(cell.data.rank.tokens_per_sample, "samples are not tokens")
     return cell.samples_per_s * tokens
 
 
@@ -181,10 +182,10 @@ def strong_efficiency(cell: CellView) -> float:
 
 @TIME.column("steps/epoch", "count", "Steps one epoch takes over the whole data set")
 def steps_per_epoch(cell: CellView) -> int:
-    return known(cell.data.ranks[0][1].steps_per_epoch, "the length of an epoch is not known")
+    return known(cell.data.rank.steps_per_epoch, "the length of an epoch is not known")
 
 
-def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
+def epoch_seconds(data: Job) -> tuple[float | None, bool]:
     """Seconds per epoch and whether whole epochs were timed; else the step's median times the steps of an epoch."""
     epochs = [max(one.duration_s for one in ranks) for ranks in _blocks(data) if ranks[0].epoch is not None]
     if epochs:

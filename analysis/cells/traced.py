@@ -17,10 +17,11 @@ from dpscope.analysis.cells.cell_ledger import (
     with_interval,
 )
 from dpscope.analysis.cells.identity import communicating, communication_shown, measured
-from dpscope.analysis.cells.view import Bounds, CellView, Group, Missing, known, once, quotient
+from dpscope.analysis.cells.view import Bounds, CellView, Group, once, quotient
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.runs.cell_data import STEP_KEYS
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import mean_range
+from dpscope.analysis.traces.ranks.job import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.intervals import length, union
 

@@ -8,15 +8,16 @@ A function that lacks something raises `Missing(reason)`, and the reason is the 
 view by name; each is computed once for each cell, in whatever order they are asked.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.runs.cell_data import CellData, RunSpreads
+from dpscope.analysis.runs.spreads import RunSpreads
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.text.units import Quantity, plain
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.training.data import TrainingData
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.config import Workload
@@ -26,21 +27,6 @@ T = TypeVar("T")
 Value = str | float | bool | None
 CpuPeaks = Mapping[tuple[str, int], float]
 """The largest measured rate of matrix products in TFLOP/s, by dtype and threads."""
-
-
-class Missing(Exception):  # noqa: N818 (not a fault: a value that is not known)
-    """Raised where a value is not known; the reason is what a reader sees in its place."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def known(value: T | None, reason: str) -> T:
-    """The value. Raises Missing where there is none, or a number that is not finite."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        raise Missing(reason)
-    return value
 
 
 def if_known(compute: Callable[["CellView"], T], cell: "CellView") -> T | None:
@@ -62,7 +48,7 @@ def quotient(first: float, second: float, reason: str) -> float:
 class CellView:
     """A cell with all that its columns are computed from; an attribute that is no field is the column of that name."""
 
-    data: CellData
+    data: Job
     costs: Costs = field(default_factory=Costs)  # of collectives, on the machine
     spreads: RunSpreads = field(default_factory=RunSpreads)  # of all cells of the run
     singles: dict[int, "CellView"] = field(default_factory=dict)
@@ -77,12 +63,12 @@ class CellView:
     @property
     def devices(self) -> int:
         """Devices that its step runs on."""
-        return self.data.cell.devices
+        return self.data.devices
 
     @property
     def traits(self) -> StrategyTraits:
         """What its strategy is like."""
-        return self.data.cell.traits
+        return self.data.traits
 
     def __getattr__(self, name: str) -> float:
         """A column's number. Raises Missing where it is not known."""

@@ -141,7 +141,7 @@ def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
         once = once.assign(moved_as=moved)
         for places in once.group("kind", "group_size").rows():
             rows = once.take(places)
-            kept[str(rows.words("kind").tolist()[0]), int(rows["group_size"][0]), data.nodes][data.cell.name] = rows
+            kept[str(rows.words("kind").tolist()[0]), int(rows["group_size"][0]), data.nodes][data.name] = rows
     return dict(kept)
 
 

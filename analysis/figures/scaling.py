@@ -19,11 +19,11 @@ from dpscope.analysis.figures.style import (
     whiskers,
     with_intervals,
 )
-from dpscope.analysis.runs.cell_data import CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, amdahl_speedup, predicted_speedup
 from dpscope.analysis.text.units import choose_unit
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
@@ -183,11 +183,11 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
 
     A cross at the bottom of the axes marks a batch at which memory ran out.
     """
-    series: dict[tuple[str, str, str], list[CellData]] = {}
-    for data in (one for one in run.cells.values() if knows_batch(one.cell)):
+    series: dict[tuple[str, str, str], list[Job]] = {}
+    for data in (one for one in run.cells.values() if one.plan is not None):
         if data.measured or ran_out_of_memory(data):
-            where = f"{data.cell.devices}" + (f" over {data.nodes} nodes" if data.nodes > 1 else "")
-            series.setdefault((data.cell.strategy, where, data.cell.variant), []).append(data)
+            where = f"{data.devices}" + (f" over {data.nodes} nodes" if data.nodes > 1 else "")
+            series.setdefault((data.strategy, where, data.variant), []).append(data)
     batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})
     if len(batches) < 2:
         return None
@@ -195,7 +195,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     figure, (left, right) = new_figure(8, columns=2)
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
         measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
-        rows = [comparison.rows[data.cell.name] for data in measured]
+        rows = [comparison.rows[data.name] for data in measured]
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
         for axes, column, divisor in ((left, "step_us", unit.divisor), (right, "samples_per_s", 1.0)):
             values, low, high = ([row.number(name) for row in rows] for name in (column, *INTERVAL.of(column)))
@@ -225,5 +225,5 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     return figure
 
 
-def ran_out_of_memory(data: CellData) -> bool:
+def ran_out_of_memory(data: Job) -> bool:
     return any(result.status == "out_of_memory" for result in data.results)

@@ -13,10 +13,10 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.view import INTERVAL
 from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
-from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
+from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,9 +82,9 @@ def phase_split(run: RunData) -> Figure | None:
     means = {}
     for data in run.measured:
         windows = data.critical_windows
-        known = data.cell.devices == 1 or data.communication_known
+        known = data.devices == 1 or data.communication_known
         if known and windows.known("forward_us").any():
-            means[data.cell.name] = {name: windows.mean(name) or 0.0 for name in _PHASES}
+            means[data.name] = {name: windows.mean(name) or 0.0 for name in _PHASES}
     unit = choose_unit("time", [sum(row.values()) for row in means.values()])
     parts = {
         label: ([row[name] / unit.divisor for row in means.values()], colour)
@@ -97,7 +97,7 @@ def phase_split(run: RunData) -> Figure | None:
 
 def _host_note(run: RunData) -> str:
     """For titles: dp-host communicates by copies on the host."""
-    return " (dp-host: host copies)" if any(data.cell.traits.host_copies for data in run.measured) else ""
+    return " (dp-host: host copies)" if any(data.traits.host_copies for data in run.measured) else ""
 
 
 def _of_rows(columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0) -> _Parts:
@@ -222,13 +222,13 @@ def waits(run: RunData) -> Figure | None:
     Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
     """
     matrices = {}
-    for data in (one for one in run.measured if one.cell.processes <= MOST_WAIT_RANKS):
+    for data in (one for one in run.measured if one.processes <= MOST_WAIT_RANKS):
         pairs = data.mean_waits
         pairs = pairs.take(pairs["exposed_wait_us"] > 0)
         if len(pairs):
-            matrix = np.zeros((data.cell.processes, data.cell.processes))
+            matrix = np.zeros((data.processes, data.processes))
             matrix[pairs["waiting_rank"], pairs["late_rank"]] = pairs["exposed_wait_us"]
-            matrices[data.cell.name] = matrix
+            matrices[data.name] = matrix
     if not matrices:
         return None
     shown = sorted(matrices.items(), key=lambda item: -float(item[1].max()))[:MOST_WAIT_PANELS]
@@ -264,18 +264,18 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
 
 def wait_strip(run: RunData) -> Figure | None:
     """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
-    many = [data for data in run.measured if data.cell.processes > MOST_WAIT_RANKS]
+    many = [data for data in run.measured if data.processes > MOST_WAIT_RANKS]
     cells = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()][:MOST_WAIT_PANELS]
     if not cells:
         return None
     figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")
     for data, panels in zip(cells, figure.subplots(len(cells), 2, squeeze=False), strict=True):
         for axes, (title, strip) in zip(panels, wait_strips(data).items(), strict=True):
-            _strip_panel(figure, axes, f"{data.cell.name}: {title}", strip)
+            _strip_panel(figure, axes, f"{data.name}: {title}", strip)
     return figure
 
 
-def wait_strips(data: CellData) -> "dict[str, pd.DataFrame]":
+def wait_strips(data: Job) -> "dict[str, pd.DataFrame]":
     """Exposed waits by rank (row, its first where several share one) and (repeat, whole step), microseconds; NaN: not known.
 
     "waits": how long the rank waits. "is waited for": how long the others wait for it on average, 0 where they do not.
@@ -287,10 +287,10 @@ def wait_strips(data: CellData) -> "dict[str, pd.DataFrame]":
     waits = parts.take(parts.words("part").isin("wait")).within(steps, STEP_KEYS)
     caused = waits.group("late_rank", "repeat", "step")
     late = waits.take(caused.first)
-    others_us = caused.sums(waits["time_us"]) / (data.cell.processes - 1)
+    others_us = caused.sums(waits["time_us"]) / (data.processes - 1)
     late = late.assign(rank=late["late_rank"], exposed_wait_us=others_us)
-    together = -(-data.cell.processes // MOST_STRIP_ROWS)
-    rows = np.arange(0, data.cell.processes, together)
+    together = -(-data.processes // MOST_STRIP_ROWS)
+    rows = np.arange(0, data.processes, together)
     columns = pd.MultiIndex.from_frame(
         steps.take(steps.group("repeat", "step", in_order=True).first).frame[["repeat", "step"]]
     )

@@ -15,7 +15,6 @@ from dpscope.analysis.findings.ledger_text import (
     slowed_by_tracing,
     slowed_text,
 )
-from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.units import NA, choose_unit, sentence, show, show_time, with_article
 from dpscope.analysis.traces.ranks.lateness import LateRank
@@ -24,7 +23,7 @@ from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.trace_codes import TraceCode
 
 if TYPE_CHECKING:
-    from dpscope.analysis.runs.cell_data import CellData
+    from dpscope.analysis.traces.ranks.job import Job
 
 QUESTIONS = ("Which strategy?", "What does communication cost?", "How accurate are the shortcuts?", "What to do next?")
 LABELS = ("Which", "Cost", "Shortcuts", "To do")
@@ -93,23 +92,22 @@ class Verdict:
         }
 
 
-def traces_verdict(data: "CellData", shortcuts: str | None = None) -> Verdict:
+def traces_verdict(data: "Job", shortcuts: str | None = None) -> Verdict:
     """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without models."""
-    job, ledger, on_device = data.cell, data.job_ledger, data.on_device
-    assert isinstance(job, TracedJob)
+    ledger, on_device = data.ledger, data.on_device
     lost = next((one for one in data.findings if one.code in _LOST and one.severity == "error"), None)
     which, caveat = Answer(ONE_JOB), None if on_device or lost is not None else ON_CPU
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
     nothing_moved = data.communication_known and not moved
-    if job.devices < 2 or ledger is None or nothing_moved:
-        idle = _idle(job, ledger) if on_device else ""
-        cost = f"There is no collective in {'this trace' if job.processes == 1 else 'these traces'}{idle}."
+    if data.devices < 2 or ledger is None or nothing_moved:
+        idle = _idle(data, ledger) if on_device else ""
+        cost = f"There is no collective in {'this trace' if data.processes == 1 else 'these traces'}{idle}."
         action = "Trace every rank of a job on several devices."
-        if not data.communication_known or not (job.devices < 2 or nothing_moved):
-            cost = f"It was not measured: the {job.name} {'does' if job.processes == 1 else 'do'} not show it."
+        if not data.communication_known or not (data.devices < 2 or nothing_moved):
+            cost = f"It was not measured: the {data.name} {'does' if data.processes == 1 else 'do'} not show it."
             action = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost is not None else action
         return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), Answer(action), caveat)
-    chosen = CellRow(cell=job.name, strategy=job.strategy, devices=job.devices, ledger=ledger)
+    chosen = CellRow(cell=data.name, strategy=data.strategy, devices=data.devices, ledger=ledger)
     late = data.late
     return Verdict(
         which=which,
@@ -117,22 +115,24 @@ def traces_verdict(data: "CellData", shortcuts: str | None = None) -> Verdict:
         shortcuts=Answer(NO_SINGLE_DEVICE) if shortcuts is None else Answer(shortcuts, TRACED),
         action=best_action(
             [],
-            Situation(chosen, late, on_device, data.messages, data.last_rank, of_script=True, not_split=data.not_split),
+            Situation(
+                chosen, late, on_device, data.messages, data.last_rank, knows_options=False, not_split=data.not_split
+            ),
         ),
         caveat=caveat,
-        strategy=job.strategy,
-        cell=job.name,
+        strategy=data.strategy,
+        cell=data.name,
         ledger=ledger,
         late=late,
-        cells=(job.name,),
+        cells=(data.name,),
     )
 
 
-def _idle(job: TracedJob, ledger: Ledger | None) -> str:
+def _idle(data: "Job", ledger: Ledger | None) -> str:
     """A clause with the share of a step in which the devices are idle."""
     if ledger is None or ledger.idle_us is None or not ledger.traced_step_us:
         return ""
-    devices = "the device is" if job.devices == 1 else "the devices are"
+    devices = "the device is" if data.devices == 1 else "the devices are"
     times = f"{show_time(ledger.idle_us)} of {with_article(show_time(ledger.traced_step_us))} step"
     return f"; {devices} idle {ledger.idle_us / ledger.traced_step_us:.0%} of the time ({times})"
 
@@ -155,13 +155,13 @@ _MOST = 0.5  # of the error: a reason that explains as much is called most of it
 _CONCURRENT = 0.5  # of the error: concurrent collectives that explain as much are named as the reason
 
 
-def shortcuts_text(row: CellRow, data: "CellData") -> str:
+def shortcuts_text(row: CellRow, data: "Job") -> str:
     """One sentence per estimate."""
     return f"{_subtraction(row, data)} {_ring(row, data)}"
 
 
-def _subtraction(row: CellRow, data: "CellData") -> str:
-    name, estimate = f"T_{data.cell.devices} - T_1", row.same_local_batch_us
+def _subtraction(row: CellRow, data: "Job") -> str:
+    name, estimate = f"T_{data.devices} - T_1", row.same_local_batch_us
     bounds, exposed = row.interval("same_local_batch_us"), row.ledger.exposed_us if row.ledger is not None else None
     if estimate is None:
         return f"{name} is unknown: {row.reasons.get('same_local_batch_us', 'no single-device cell was measured')}."
@@ -208,7 +208,7 @@ def _why(row: CellRow, on_device: bool, error_us: float) -> str:
     return f": {part} of the difference is {text} ({show_time(abs(value))}{offset})"
 
 
-def _ring(row: CellRow, data: "CellData") -> str:
+def _ring(row: CellRow, data: "Job") -> str:
     ring, transfer = row.ring_us, row.transfer_us
     if ring is None:
         return f"The ring formula gives no value: {row.reasons.get('ring_us', NA)}."

@@ -21,14 +21,14 @@ _PARTS = dict(
 )
 
 
-def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Finding:
-    """The cost of a strategy compared with a simpler one; `of_script`: both were measured by attaching to a script."""
+def strategy_cost_finding(cost: StrategyCost, knows_options: bool = True) -> Finding:
+    """The cost of a strategy compared with a simpler one; `knows_options` as in `Comparison`."""
     code = RunCode.DDP_ALONE if cost.alone else RunCode.STRATEGY_COST
     next_step = code.next_step
     if not cost.alone and cost.saved_bytes is not None and cost.saved_bytes <= 0:
         next_step = "it saves no memory here: use it only if it costs no time"
     where = _where(devices_text(cost.devices, cost.nodes), cost.cell, cost.batch_size)
-    return code.finding(f"{where}: {cost_sentence(cost)}", in_a_script(next_step) if of_script else next_step)
+    return code.finding(f"{where}: {cost_sentence(cost)}", next_step if knows_options else in_a_script(next_step))
 
 
 def cost_sentence(cost: StrategyCost) -> str:

@@ -54,8 +54,8 @@ def _other_estimates(run: RunData, comparison: Comparison, cell: str, series: Sc
     if single is None:
         return found
     times_us = [float(np.mean(np.concatenate(one.step_samples()))) for one in (single, data)]
-    found[BY_TOTAL] = times_us[0] / times_us[1] * (data.cell.devices if series.scaling == "weak" else 1)
-    alone, several = (comparison.rows[one.cell.name].block_samples_per_s for one in (single, data))
+    found[BY_TOTAL] = times_us[0] / times_us[1] * (data.devices if series.scaling == "weak" else 1)
+    alone, several = (comparison.rows[one.name].block_samples_per_s for one in (single, data))
     if alone and several:
         found[BY_BLOCKS] = several / alone
     return found

@@ -159,7 +159,7 @@ class Situation:
     on_device: bool
     messages: Messages | None = None
     last: LastRank | None = None  # the rank that arrives last in most steps, also where ranks take turns
-    of_script: bool = False  # dpscope's options do not apply
+    knows_options: bool = True  # else dpscope's options do not apply
     not_split: NotSplit | None = None  # for foreign traces, why waiting is not separated from transfer
     slower: bool = False  # significantly slower than one device
     launch_bound: bool = False  # the cell has the finding `launch_bound`
@@ -228,7 +228,7 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | Non
     best = max(alike, key=lambda row: row.samples_per_s or 0.0)
     text = (
         f"Raise the batch to {best.batch_size} per device, which reached {(best.samples_per_s or 0.0) / rate:.2f}x as many "
-        f"samples per second. Check that accuracy holds{'' if situation.of_script else ' (dpscope train)'}."
+        f"samples per second. Check that accuracy holds{' (dpscope train)' if situation.knows_options else ''}."
     )
     return Answer(text, TIMED)
 
@@ -306,7 +306,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         hide = f"{sentence(fewer_messages(messages))} {show_time(messages.small_transfer_us)} is exposed in these."
     parts = [*waiting, _Part(transfer, TRANSFER, hide)]
     option = "--broadcast-buffers off"
-    how = in_a_script(option) if situation.of_script else f"{option} measures it"
+    how = f"{option} measures it" if situation.knows_options else in_a_script(option)
     for kind, us in ledger.other_by_kind_us.items():
         if kind != "broadcast":
             parts.append(_Part(us, other_part(kind), f"Check which {kind} operations are exposed."))

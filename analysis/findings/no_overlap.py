@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpscope.analysis.findings.ledger_text import fewer_messages, in_a_script
-from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.exposed_parts import is_small
+from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING
 from dpscope.profiling.records.finding import Finding, Severity, counted
@@ -35,7 +35,7 @@ class OverlapReason:
     name: str
     text: str
     advice: str
-    of_script: bool = False  # caused by how the training is set up, on any hardware
+    of_set_up: bool = False  # caused by how the training is set up, on any hardware
     explains_us: float = 0.0
 
 
@@ -63,8 +63,8 @@ _ADVICE = {  # where it does not depend on the cell; for causes in a script's se
 
 
 def _reason(name: str, text: str, explains_us: float = 0.0) -> OverlapReason:
-    of_script = name in _ADVICE[True]
-    return OverlapReason(name, text, _ADVICE[of_script][name], of_script, explains_us)
+    of_set_up = name in _ADVICE[True]
+    return OverlapReason(name, text, _ADVICE[of_set_up][name], of_set_up, explains_us)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Evidence:
     that carry almost no bytes. `communication` has a row per collective.
     """
 
-    data: CellData
+    data: Job
     means: dict[str, float]
     buckets: Table
     communication: Table
@@ -85,7 +85,7 @@ class Evidence:
     @property
     def sharded(self) -> bool:
         """Whether gradients are reduced to shards, as in FSDP: by the cell's strategy, or by its collectives."""
-        return self.data.cell.traits.sharded or bool(self.communication.words("kind").isin("reduce_scatter").any())
+        return self.data.traits.sharded or bool(self.communication.words("kind").isin("reduce_scatter").any())
 
     @property
     def of_gradients(self) -> bool:
@@ -95,7 +95,7 @@ class Evidence:
         """
         done = self.buckets["done"]
         after_backward = len(done) > 0 and bool((done >= LATE).all())
-        return self.data.cell.traits.identified or self.sharded or after_backward
+        return self.data.traits.identified or self.sharded or after_backward
 
     @property
     def ready_late(self) -> bool:
@@ -114,7 +114,7 @@ class Evidence:
         return max(1, len(self.communication.group("repeat", "rank", "step")))
 
 
-def no_overlap_finding(data: CellData) -> Iterator[Finding]:
+def no_overlap_finding(data: Job) -> Iterator[Finding]:
     """`no_overlap` with its reasons if a cell hides little of its communication."""
     evidence = overlap_evidence(data)
     if evidence is None:
@@ -125,12 +125,12 @@ def no_overlap_finding(data: CellData) -> Iterator[Finding]:
         return
     reasons = overlap_reasons(data)
     share = f"{hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
-    text = f"{data.cell.name}: only {share} is hidden"
+    text = f"{data.name}: only {share} is hidden"
     severity: Severity = "info"
     if reasons:
         advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
         text = f"{text}, because {'; '.join(reason.text for reason in reasons)}"
-        severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
+        severity = "warning" if data.on_device or any(reason.of_set_up for reason in reasons) else "info"
     else:
         when = bucket_times(evidence)
         ready = f" (buckets ready: {when} of the step's compute)" if when else ""
@@ -138,7 +138,7 @@ def no_overlap_finding(data: CellData) -> Iterator[Finding]:
         advice = "compare --overlap on,off and several values of --bucket-mb"
         if evidence.sharded:
             advice = "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
-        elif not data.cell.traits.reduces_early:
+        elif not data.traits.reduces_early:
             advice = (
                 "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
             )
@@ -147,7 +147,7 @@ def no_overlap_finding(data: CellData) -> Iterator[Finding]:
     yield RunCode.NO_OVERLAP.finding(text, advice, severity)
 
 
-def overlap_reasons(data: CellData) -> list[OverlapReason]:
+def overlap_reasons(data: Job) -> list[OverlapReason]:
     """The reasons that a cell's traces show, the one that explains most exposed time first, however much is hidden."""
     evidence = overlap_evidence(data)
     return [] if evidence is None else sorted(_reasons(evidence), key=lambda one: -one.explains_us)
@@ -162,7 +162,7 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         times = f"{show_time(late.lateness_us)} of the {show_time(late.exposed_us)}"
         text = f"{times} that each other rank exposes is waiting for rank {late.rank} ({doubt})"
         advice = f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness"
-        yield OverlapReason("late_rank", text, advice, of_script=late.significant, explains_us=late.lateness_us)
+        yield OverlapReason("late_rank", text, advice, of_set_up=late.significant, explains_us=late.lateness_us)
     small = data.messages
     if small.many and small.small_us >= MOST * exposed > 0:
         share = (
@@ -172,7 +172,7 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         waits = "" if split else ", waiting included"
         text = f"{share} is in small collectives, {small.small_count:.0f} a step{waits}"
         advice = fewer_messages(small)
-        yield OverlapReason("many_messages", text, advice, of_script=True, explains_us=small.small_us)
+        yield OverlapReason("many_messages", text, advice, of_set_up=True, explains_us=small.small_us)
     if evidence.of_gradients and len(evidence.buckets):
         yield from _buckets(evidence)
     yield from _waited_for(evidence)
@@ -180,8 +180,8 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
         turns = f" ({data.last_rank.turns})" if data.last_rank is not None else ""
         yield _reason("uneven_ranks", f"{of_exposed}; no rank is always late{turns}", waiting)
-    if data.cell.options.maps_used_parameters:
-        size = max((used_map_bytes(data.planned, rank.model) for _, rank in data.ranks), default=0)
+    if data.options.maps_used_parameters:
+        size = max((used_map_bytes(data.cell, rank.model) for _, rank in data.ranks), default=0)
         maps = int((evidence.communication["bytes"] == size).sum()) if size else 0
         reduced = f" and all-reduce a map of {size} B ({maps / evidence.steps:.0f} per step)" if maps else ""
         graph = f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}"
@@ -196,7 +196,7 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         waits = (
             f", and collectives wait {show_time(float(np.nansum(queue_us)) / evidence.steps)} a step for a free thread"
         )
-        shared = f"gloo's threads share the cores with compute ({counted(data.cell.processes, 'process')})"
+        shared = f"gloo's threads share the cores with compute ({counted(data.processes, 'process')})"
         yield _reason("gloo", f"{shared}{waits if queued else ''}")
 
 
@@ -226,7 +226,7 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         yield _reason("engine", serial, min(held, exposed))
     else:
         reason = _reason("held_compute", text, min(held, exposed))
-        of_ddp = "; under DDP also a communication hook or SyncBatchNorm" if evidence.data.cell.traits.reducer else ""
+        of_ddp = "; under DDP also a communication hook or SyncBatchNorm" if evidence.data.traits.reducer else ""
         yield replace(reason, advice=f"{reason.advice}{of_ddp}")
 
 
@@ -235,9 +235,9 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     communication, data = evidence.communication, evidence.data
     buffers = " of buffers, which the forward pass waits for" if evidence.of_gradients else ""
     keep = "find out what is broadcast in every step, and whether each rank could keep its own copy"
-    if data.cell.traits.identified:
+    if data.traits.identified:
         keep = "use --broadcast-buffers off if each rank may keep its own buffers"
-    reshard = "--strategy fsdp-no-reshard if memory allows, " if data.cell.traits.reshards else ""
+    reshard = "--strategy fsdp-no-reshard if memory allows, " if data.traits.reshards else ""
     larger = f"try larger blocks, {reshard}or prefetching (set_modules_to_forward_prefetch)"
     total = float(communication["duration_us"].sum())
     for kind, called, advice, late_us in (
@@ -252,9 +252,9 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
             )
 
 
-def overlap_evidence(data: CellData) -> Evidence | None:
+def overlap_evidence(data: Job) -> Evidence | None:
     """The evidence for a cell with several processes whose communication is known; None for other cells."""
-    if data.cell.traits.one_process or data.cell.devices < 2 or not data.communication_known:
+    if data.traits.one_process or data.devices < 2 or not data.communication_known:
         return None
     windows = data.whole_windows
     means = {}
@@ -292,7 +292,7 @@ def _reductions(communication: Table) -> Table:
 
 def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     """The reasons that buckets of gradients show, the strongest first."""
-    buckets, options = evidence.buckets, evidence.data.cell.options
+    buckets, options = evidence.buckets, evidence.data.options
     total, last, done = float(buckets["bytes"].sum()), float(buckets["bytes"][-1]), buckets["done"][-1]
     ready = "" if np.isnan(done) else f", ready when {done:.0%} of the step's compute is done"
     if len(buckets) == 1 and evidence.sharded:
@@ -305,7 +305,7 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         requested = options.overlap == "off"
         quarter = max(0.1, round(last / 4 / 2**20, 1))
         advice = "reduce it in several smaller collectives, so that part of it is reduced earlier"
-        if evidence.data.cell.traits.identified:  # else the traces do not show whether there are buckets
+        if evidence.data.traits.identified:  # else the traces do not show whether there are buckets
             advice = f"smaller buckets let part of it be reduced earlier (--bucket-mb {quarter:g})"
         if requested:
             advice = "--overlap on reduces gradients during the backward pass"
@@ -313,8 +313,8 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             few = "so few bytes are bound by latency at any bucket size"
             advice = f"{few}: a larger batch or accumulation lowers its share of a step"
         text = f"{held}{ready}{', because of --overlap off' if requested else ''}"
-        of_script = not requested and last >= _SMALL
-        yield OverlapReason("one_bucket", text, advice, of_script, evidence.reductions_us)
+        of_set_up = not requested and last >= _SMALL
+        yield OverlapReason("one_bucket", text, advice, of_set_up, evidence.reductions_us)
     elif not evidence.sharded and last > MOST * total:
         share = f"{last / total:.0%} of the bytes ({show_bytes(last)} of {show_bytes(total)})"
         text = f"the last of {counted(len(buckets), 'bucket')} holds {share}{ready}"
@@ -326,19 +326,19 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
 def _late_buckets(evidence: Evidence) -> OverlapReason:
     """`compiled_graph` if the first bucket would not be late had the graph returned its gradients at its start."""
     done, compiled = (evidence.buckets[name][0] for name in ("done", "compiled_share"))
-    graph, cell = np.nan_to_num(compiled), evidence.data.cell
+    graph, cell = np.nan_to_num(compiled), evidence.data
     text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
     if done - graph < LATE:
         text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
         advice = f"{split if cell.traits.identified else ''}compile each block separately"  # else it may be no DDP
-        return OverlapReason("compiled_graph", text, advice, of_script=True, explains_us=evidence.reductions_us)
+        return OverlapReason("compiled_graph", text, advice, of_set_up=True, explains_us=evidence.reductions_us)
     advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
     if cell.traits.reduces_early or evidence.sharded:
         advice = (
             "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
         )
-    return OverlapReason("late_buckets", text, advice, of_script=True, explains_us=evidence.reductions_us)
+    return OverlapReason("late_buckets", text, advice, of_set_up=True, explains_us=evidence.reductions_us)
 
 
 def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -371,7 +371,7 @@ def bucket_times(evidence: Evidence) -> str:
     return when + (f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else "")
 
 
-def straggler_finding(data: CellData) -> Iterator[Finding]:
+def straggler_finding(data: Job) -> Iterator[Finding]:
     """A warning that names the rank that is significantly late, with what it costs the others."""
     late = data.late
     if late is None or not late.significant or late.lateness_us < NOTABLE * late.step_us:
@@ -380,7 +380,7 @@ def straggler_finding(data: CellData) -> Iterator[Finding]:
     if (samples := more_samples(data, late.rank)) is not None:
         check = f"give the ranks equal batches: {samples}"
     yield RunCode.STRAGGLER.finding(
-        f"{data.cell.name}: rank {late.rank} is the straggler, {late.last.counts}: each other rank loses "
+        f"{data.name}: rank {late.rank} is the straggler, {late.last.counts}: each other rank loses "
         f"{show_time(late.lateness_us)} of its {show_time(late.step_us)} step to it, {late.share:.0%} of the exposed waiting"
         f"{_compute_of(data, late.rank)}; by chance alone a rank would stand out like this in {late.last.chance:.1g} of such "
         "runs",
@@ -388,7 +388,7 @@ def straggler_finding(data: CellData) -> Iterator[Finding]:
     )
 
 
-def _compute_of(data: CellData, rank: int) -> str:
+def _compute_of(data: Job, rank: int) -> str:
     """A clause that compares the rank's compute with that of the others."""
     windows = data.whole_windows
     own, others = (windows.take(rows).mean("compute_us") for rows in (windows["rank"] == rank, windows["rank"] != rank))
@@ -397,7 +397,7 @@ def _compute_of(data: CellData, rank: int) -> str:
     return f"; it computes {show_time(own)} a step, the others {show_time(others)}"
 
 
-def waiting_findings(data: CellData) -> Iterator[Finding]:
+def waiting_findings(data: Job) -> Iterator[Finding]:
     """What a job's traces alone show of its communication."""
     yield from straggler_finding(data)
     yield from no_overlap_finding(data)

@@ -220,13 +220,13 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     yield from wrong_results(comparison.collective_costs.calibration)
     for row, off, single in _cells_off(comparison):
         if row.cell not in comparison.no_scaling:
-            yield _off_finding(row, off, single, shared_cores, comparison.of_script or comparison.of_traces)
+            yield _off_finding(row, off, single, shared_cores, comparison.knows_options)
     calibrated = [row.cell for row in comparison.rows.values() if row.text("prediction_source") == "calibration"]
     lacking = [one for one in comparison.predictions if one.predicted_us is None]
     if lacking and calibrated:
         kinds = ",".join(sorted({one.kind for one in comparison.predictions}))
         counts = ",".join(map(str, sorted({one.ranks for one in comparison.predictions})))
-        place = "calibration.json, and pass it with --calibration" if comparison.of_traces else "<this run's folder>"
+        place = "<this run's folder>" if comparison.timed else "calibration.json, and pass it with --calibration"
         cells, why = dict.fromkeys(one.cell for one in lacking), dict.fromkeys(one.reason for one in lacking)
         yield RunCode.CALIBRATION_INCOMPLETE.finding(
             f"{'; '.join(why)}, which {', '.join(cells)} {'use' if len(cells) > 1 else 'uses'}: exposed communication is not "
@@ -270,7 +270,7 @@ def _errors(row: CellRow, names: Iterable[str]) -> list[float]:
 
 
 def _off_finding(
-    row: CellRow, off: list[str], single: list[CollectivePrediction], shared_cores: bool, of_script: bool
+    row: CellRow, off: list[str], single: list[CollectivePrediction], shared_cores: bool, knows_options: bool
 ) -> Finding:
     calibrated, traits, errors = row.text("prediction_source") == "calibration", traits_of(row.strategy), []
     for name, error in zip(off, _errors(row, off), strict=True):
@@ -287,7 +287,7 @@ def _off_finding(
     next_step = "the table of collectives shows which of them are off"
     if not calibrated:
         next_step = "calibrate on this machine and predict from that"
-    elif traits.reducer and (row.hidden_us or 0.0) > OVERLAP * (row.communication_us or 0.0) and not of_script:
+    elif traits.reducer and (row.hidden_us or 0.0) > OVERLAP * (row.communication_us or 0.0) and knows_options:
         next_step = "compare with a cell whose communication does not overlap compute (--overlap off)"
     return RunCode.PREDICTION_OFF.finding(
         f"{row.cell}: predicted from the {'calibration' if calibrated else 'link specification'}: {'; '.join(errors)}. "

@@ -12,11 +12,11 @@ from dpscope.analysis.findings.comparisons import gap_finding, scaling_findings,
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, straggler_finding, waiting_findings
 from dpscope.analysis.findings.predictions import prediction_findings, reasons
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import no_single_device
 from dpscope.analysis.runs.run_data import RunData, repeat_findings
 from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
 from dpscope.analysis.text.units import show_change, show_time
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.training.findings import training_findings
 from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN
 from dpscope.profiling.records.finding import Finding, counted, grouped
@@ -86,10 +86,10 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
         yield from _not_measured(name, data)
     yield from repeat_findings(run)
     # What cells on shared cores lack is cores: plan_findings states it, once.
-    conclusive = {data.cell.name for data in run.measured if not data.no_scaling}
+    conclusive = {data.name for data in run.measured if not data.no_scaling}
     yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None and gap.ddp in conclusive)
     costs = (cost for cost in comparison.costs if cost.ratio.value is not None and cost.cell in conclusive)
-    yield from (strategy_cost_finding(cost, comparison.of_script) for cost in costs)
+    yield from (strategy_cost_finding(cost, comparison.knows_options) for cost in costs)
     for row in comparison.rows.values():
         yield from _communication(row)
         yield from _estimates(row)
@@ -99,15 +99,15 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu")
     yield from scaling_findings(comparison)
     yield from variant_findings(run)
-    judged = [data for data in run.measured if data.cell.name in conclusive]
+    judged = [data for data in run.measured if data.name in conclusive]
     yield from chain.from_iterable(map(straggler_finding, judged))
     for data in judged:
-        if slowed_by_tracing(comparison.rows[data.cell.name]) is None:
+        if slowed_by_tracing(comparison.rows[data.name]) is None:
             yield from no_overlap_finding(data)
     without_single = [
-        data.cell.name
+        data.name
         for data in run.measured
-        if data.cell.devices > 1
+        if data.devices > 1
         and data.knows_samples
         and not data.trained_alone
         and {data.cell.batch_size, data.global_batch_size}.isdisjoint(single_device_baselines(run, data.cell))
@@ -119,7 +119,7 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from [LearningCode.NO_EPOCH.finding(f"{run.untrained}.")] if run.untrained else ()
 
 
-def _not_measured(name: str, data: CellData) -> Iterator[Finding]:
+def _not_measured(name: str, data: Job) -> Iterator[Finding]:
     for result in data.results:
         where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
         if result.status == "interrupted":  # by the user; the message includes the next step
@@ -169,7 +169,7 @@ def _estimates(row: CellRow) -> Iterator[Finding]:
 
 def _setting(run: RunData) -> Iterator[Finding]:
     """Conditions that matter for interpreting this run's numbers."""
-    strategies, manifest = {data.cell.strategy for data in run.measured}, run.manifest
+    strategies, manifest = {data.strategy for data in run.measured}, run.manifest
     if manifest.device_type == "cpu":
         shared = "hidden communication ran at the same time and slowed both"
         yield RunCode.CPU_CONCURRENCY.finding(f"on a CPU, compute and communication share the cores: {shared}")
@@ -189,7 +189,7 @@ def _setting(run: RunData) -> Iterator[Finding]:
     if manifest.device_type != "cpu":
         return
     # Equal for all cells of `dpscope run`; for a script, set by its environment.
-    by_cell = {data.cell.name: min(rank.threads for _, rank in data.ranks) for data in run.measured if data.ranks}
+    by_cell = {data.name: min(rank.threads for _, rank in data.ranks) for data in run.measured if data.ranks}
     if len(set(by_cell.values())) > 1 and manifest.script is not None:
         each = ", ".join(f"{name} with {counted(threads, 'thread')}" for name, threads in by_cell.items())
         yield RunCode.THREADS_DIFFER.finding(f"processes use different numbers of threads: {each}")
@@ -200,11 +200,11 @@ def _setting(run: RunData) -> Iterator[Finding]:
     )
 
 
-def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
+def _synthetic_epochs(cells: list[Job], samples: int) -> Iterator[Finding]:
     """Synthetic batches are always whole, so an epoch may train on more samples than the data set has."""
-    steps = {data.cell.name: data.ranks[0][1].steps_per_epoch or 0 for data in cells}
-    most = max(cells, key=lambda data: steps[data.cell.name] * data.planned.global_batch_size)
-    name, size = most.cell.name, most.planned.global_batch_size
+    steps = {data.name: data.ranks[0][1].steps_per_epoch or 0 for data in cells}
+    most = max(cells, key=lambda data: steps[data.name] * data.cell.global_batch_size)
+    name, size = most.name, most.cell.global_batch_size
     more = steps[name] * size / samples - 1
     if more > 0:
         yield RunCode.SYNTHETIC_EPOCHS.finding(

@@ -31,11 +31,11 @@ from dpscope.analysis.findings.ledger_text import (
     best_action,
     slowed_by_tracing,
 )
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import verdict
 from dpscope.analysis.text.units import choose_unit, show
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -54,9 +54,9 @@ NOT_COMPARED = "No strategy on several devices was compared with one device, so 
 
 def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     """The verdict on a run, or on traces with their comparison."""
-    if comparison.of_traces:
+    if run.recorded is None:
         (data,) = run.cells.values()
-        row, shortcuts = comparison.rows[data.cell.name], None
+        row, shortcuts = comparison.rows[data.name], None
         if row.traced_step_us is not None and row.ledger is not None:
             alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
             row = replace(row, reasons={**row.reasons, **alone})
@@ -78,7 +78,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         run.device_type != "cpu",
         data.messages,
         data.last_rank,
-        comparison.of_script,
+        comparison.knows_options,
         slower=shown == "below",
         launch_bound=launch_bound,
         late_samples=more_samples(data, late.rank) if late is not None else None,
@@ -98,7 +98,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         caveat=caveat,
         unsteady=_unsteady(run, comparison, case),
         strategy=strategy,
-        cell=data.cell.name,
+        cell=data.name,
         ledger=chosen.ledger,
         late=late,
         cells=tuple(row.cell for row in case),
@@ -119,7 +119,7 @@ def _nothing_parallel(run: RunData, comparison: Comparison, caveat: str | None) 
     more = "Measure two or more devices: dpscope run --devices 1,2."
     if _on_shared_cores(run):
         more = "Measure two or more devices with a core each."
-    if comparison.of_script:  # its processes may have trained independently
+    if not comparison.knows_options:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
     if jobs := comparison.unmeasured_jobs:
         more = f"Attach again on {' and '.join(jobs)}: the finding about it says why nothing was measured."
@@ -128,7 +128,7 @@ def _nothing_parallel(run: RunData, comparison: Comparison, caveat: str | None) 
     return Verdict(which, cost, shortcuts, action, caveat)
 
 
-def _on_shared_cores(run: RunData) -> list[CellData]:
+def _on_shared_cores(run: RunData) -> list[Job]:
     """The measured cells whose processes have no core each."""
     return [data for data in run.measured if data.no_scaling and not data.trained_alone]
 
@@ -136,7 +136,7 @@ def _on_shared_cores(run: RunData) -> list[CellData]:
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
     on_cpu = run.device_type == "cpu"
     sentences, batches = [SCRIPT_ON_CPU] if on_cpu else [], ", ".join(comparison.batches_seen)
-    if not comparison.of_script:
+    if comparison.knows_options:
         with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
         sentences = [STAND_IN if with_stand_in else CPU_RUN] if on_cpu else []
     for why, known in grouped((data.no_scaling, data.cores) for data in _on_shared_cores(run)).items():

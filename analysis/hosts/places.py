@@ -5,17 +5,17 @@ The switch of each host comes from a file of pairs or Slurm's topology.conf.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import last_place
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.ranks.whole_steps import whole_steps
 from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
@@ -160,16 +160,16 @@ class RankSpread:
     far: int
 
 
-def rank_means(analysis: TraceAnalysis) -> Table:
+def rank_means(analysis: Job) -> Table:
     """`rank` and QUANTITIES of each known rank: means over whole windows, or over all if none is whole."""
-    steps = analysis.tables.steps_with_waits
+    steps = analysis.tables.steps
     chosen = whole_steps(steps.take(steps.known("rank")))
     ranks = chosen.group("rank", in_order=True)
     names = [name for name in QUANTITIES if name in chosen]
     means = chosen.take(ranks.first).select(("rank",)).assign(**{name: ranks.means(chosen[name]) for name in names})
     if not analysis.tables.collectives.known("wait_us").any():
         return means.assign(lateness_us=None)
-    lateness_us = _of_late_ranks(analysis.tables.waits_caused, "wait_per_step_us", means)
+    lateness_us = _of_late_ranks(analysis.waits_caused, "wait_per_step_us", means)
     return means.assign(lateness_us=lateness_us / max(len(means) - 1, 1))
 
 
@@ -196,12 +196,12 @@ def spreads(means: Table) -> list[RankSpread]:
     return found
 
 
-def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table:
+def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
     """Waiting by one of FOLDS, a row each, largest cause first: `ranks`, `wait_us`, `caused_share`; empty without waits.
 
     `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that its ranks cause, 0..1.
     """
-    known, caused = places.take(places.known(by)), analysis.tables.waits_caused
+    known, caused = places.take(places.known(by)), analysis.waits_caused
     if not len(caused):
         known = known.take(np.zeros(len(known), dtype=bool))
     groups = known.group(by, in_order=True)
@@ -215,12 +215,12 @@ def fold(analysis: TraceAnalysis, means: Table, places: Table, by: str) -> Table
     return found.take(np.argsort(-found["caused_share"], kind="stable"))
 
 
-def with_host_findings(analysis: TraceAnalysis, places: Table) -> TraceAnalysis:
-    """The analysis with findings about its hosts and missing ranks before its other findings about the job."""
-    return replace(analysis, job_findings=(*_missing(analysis), *_node(analysis, places), *analysis.job_findings))
+def with_host_findings(analysis: Job, places: Table) -> Job:
+    """The analysis with findings about its hosts and missing ranks after its others."""
+    return analysis.with_findings(*_missing(analysis), *_node(analysis, places))
 
 
-def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
+def _missing(analysis: Job) -> Iterator[Finding]:
     world_size, summaries = analysis.world_size, analysis.summaries
     missing = missing_ranks([one.rank for one in summaries], world_size)
     if not missing or world_size is None or len(summaries) < 2:
@@ -237,14 +237,14 @@ def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
     )
 
 
-def _node(analysis: TraceAnalysis, places: Table) -> Iterator[Finding]:
+def _node(analysis: Job, places: Table) -> Iterator[Finding]:
     """Only for jobs on several hosts."""
-    caused, placed = analysis.tables.waits_caused, places.take(places.known("host"))
+    caused, placed = analysis.waits_caused, places.take(places.known("host"))
     hosts = placed.group("host", in_order=True)
     if not len(caused) or len(hosts) < 2:
         return
     host_of = dict(zip(placed["rank"].tolist(), hosts.code.tolist(), strict=True))
-    last = last_place(analysis.tables.whole_collectives, host_of)
+    last = last_place(analysis.step_collectives, host_of)
     if last is None or not last.stands_out or last.rank == UNKNOWN:
         return
     host, shares = last.rank, _of_late_ranks(caused, "share", placed)

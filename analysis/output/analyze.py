@@ -104,7 +104,7 @@ def check_flops(run: "RunData") -> None:
     ]
     if not uncounted:
         raise DpscopeError("--flops does nothing here: the run counted the FLOPs of its cells itself; omit it")
-    if len(batches := sorted({data.planned.batch_size for data in uncounted})) > 1:
+    if len(batches := sorted({data.cell.batch_size for data in uncounted})) > 1:
         listed = ", ".join(map(str, batches))
         raise DpscopeError(
             f"--flops: cells have batches of {listed} per device, whose FLOPs differ; analyze runs of one batch per device"

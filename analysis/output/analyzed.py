@@ -6,27 +6,27 @@ from functools import cached_property
 
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.partials import jobs as partials
-from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.traces.ranks import trace_analysis
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.process_pool import FileProgress
-from dpscope.analysis.traces.ranks.trace_analysis import Paths, TraceAnalysis
+from dpscope.analysis.traces.ranks.trace_analysis import Paths
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.short_repr import short_repr
 
 
 @dataclass(frozen=True)
-class AnalyzedJob(TraceAnalysis):
-    """A `TraceAnalysis` with the verdict on it."""
+class AnalyzedJob(Job):
+    """A `Job` with the verdict on it."""
 
     __repr__ = short_repr
 
     @cached_property
     def verdict(self) -> Verdict:
         """The four answers, as `dpscope analyze` prints them, and the facts behind them."""
-        return traces_verdict(traced_cell([self]))
+        return traces_verdict(self)
 
 
-def _with_verdict(found: TraceAnalysis) -> AnalyzedJob:
+def _with_verdict(found: Job) -> AnalyzedJob:
     return AnalyzedJob(**{one.name: getattr(found, one.name) for one in fields(found)})
 
 

@@ -16,9 +16,9 @@ from dpscope.analysis.output.traces import (
     records,
 )
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.units import whole_numbers
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
@@ -60,7 +60,7 @@ def run_json(report: Report) -> str:
                 )
             ],
             "memory": [  # peaks per (cell, repeat, rank, device), bytes; none on the CPU, whose allocator keeps none
-                {"cell": data.cell.name, "repeat": repeat, "rank": rank.rank, **msgspec.to_builtins(memory)}
+                {"cell": data.name, "repeat": repeat, "rank": rank.rank, **msgspec.to_builtins(memory)}
                 for data in report.run.measured
                 for repeat, rank in data.ranks
                 for memory in rank.memory
@@ -82,19 +82,17 @@ def cell_records(comparison: Comparison) -> list[dict[str, object]]:
     ]
 
 
-def _rows(
-    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], Table | None]
-) -> list[dict[str, object]]:
+def _rows(report: Report, fields: tuple[str, ...], table_of: Callable[[Job], Table | None]) -> list[dict[str, object]]:
     """Rows of each measured cell's table, where it has one."""
     return [
-        {"cell": data.cell.name, **record}
+        {"cell": data.name, **record}
         for data in report.run.measured
         if (table := table_of(data)) is not None
         for record in records(table, ("repeat", *fields))
     ]
 
 
-def _steps(data: CellData) -> Table:
+def _steps(data: Job) -> Table:
     steps = data.tables.steps
     return steps if data.communication_known else steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
 
@@ -127,17 +125,17 @@ def cell_summaries(report: Report) -> list[CellSummary]:
     workload = report.run.manifest.config.workload
     return [
         CellSummary(
-            name=data.cell.name,
+            name=data.name,
             settings={
                 **{name: getattr(data.cell, name) for name in ("strategy", "devices", "batch_size")},
-                "variant": data.cell.variant or "none",
+                "variant": data.variant or "none",
                 "model": workload.model,
                 "data": workload.data,
             },
             values={
                 name: float(number)
                 for name in NAMES
-                if (number := report.comparison.rows[data.cell.name].number(name)) is not None
+                if (number := report.comparison.rows[data.name].number(name)) is not None
             },
         )
         for data in report.run.measured

@@ -28,7 +28,7 @@ from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.training_report import training_markdown
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.reading.event_columns import copy_name
@@ -104,9 +104,9 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
     It lies in the run's folder; that of traces, which have none, in `out`.
     """
     measured, training = report.run.measured, report.run.training
-    folder = _cleared(out or report.run.folder.path, [data.cell.name for data in measured])
+    folder = _cleared(out or report.run.folder.path, [data.name for data in measured])
     metrics = METRICS if report.run.recorded is not None else TRACED_METRICS
-    sessions = {data.cell.name: _hyperparameters(report, data) for data in measured}
+    sessions = {data.name: _hyperparameters(report, data) for data in measured}
     with EventLog(folder / "report") as log:
         trained = training_sessions(training) if training else []
         log.experiment(_values([*sessions.values(), *trained]), [*metrics, *(TRAINING_METRICS if trained else ())])
@@ -114,9 +114,9 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
         log.text("distributed_view", DISTRIBUTED_VIEW)
         _add_figures(log, report.figures)
     for data in measured:
-        row = report.comparison.rows[data.cell.name]
+        row = report.comparison.rows[data.name]
         known = {tag: value / by for tag, (name, by) in metrics.items() if (value := row.number(name)) is not None}
-        _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], known)
+        _write_cell(report, data, folder / data.name, sessions[data.name], known)
     if training:
         write_missing_events(training)
     return folder
@@ -161,18 +161,18 @@ def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
         log.image(name, figures.saved(figure, "png"), int(width), int(height))
 
 
-def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter]:
-    recorded, cell = report.run.recorded, data.cell
-    shape: dict[str, HyperParameter] = {"strategy": cell.strategy, "devices": cell.devices}
+def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:
+    recorded = report.run.recorded
+    shape: dict[str, HyperParameter] = {"strategy": data.strategy, "devices": data.devices}
     if recorded is None:
         return shape | {"variant": "traces", "batch_size": "unknown"}
     workload = recorded.config.workload
-    shape |= {"batch_size": cell.batch_size, "model": workload.model, "amp": workload.amp}
-    return shape | {"variant": cell.variant or "none"}
+    shape |= {"batch_size": data.cell.batch_size, "model": workload.model, "amp": workload.amp}
+    return shape | {"variant": data.variant or "none"}
 
 
 def _write_cell(
-    report: Report, data: CellData, folder: Path, session: dict[str, HyperParameter], metrics: dict[str, float]
+    report: Report, data: Job, folder: Path, session: dict[str, HyperParameter], metrics: dict[str, float]
 ) -> None:
     with EventLog(folder) as log:
         log.session(session, metrics)
@@ -183,13 +183,13 @@ def _write_cell(
         write_plugin_copies(one.path, folder, 0, one.rank or 0, _not_whole(data, 0, one.rank))
     if report.run.recorded is None:
         return
-    for number, repeat in report.run.folder.done_repeats(data.planned)[:1]:
+    for number, repeat in report.run.folder.done_repeats(data.cell)[:1]:
         for trace in sorted((repeat.path / "traces").glob("*.pt.trace.json.gz"), key=natural_order):
             node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
             write_plugin_copies(trace, folder, node, rank, _not_whole(data, number, rank))
 
 
-def _not_whole(data: CellData, repeat: int, rank: int | None) -> frozenset[int]:
+def _not_whole(data: Job, repeat: int, rank: int | None) -> frozenset[int]:
     """The steps of a trace that the report leaves out of its means; none where it has no others."""
     numbers = []
     for steps in (data.tables.steps, data.whole_windows):

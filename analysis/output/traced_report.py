@@ -28,7 +28,6 @@ from dpscope.analysis.output.traces import (
 )
 from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.report.rank_tables import without_cell
-from dpscope.analysis.runs.cell_data import CellData, traced_cell
 from dpscope.analysis.text.terminal import (
     Terminal,
     Trimmed,
@@ -41,9 +40,10 @@ from dpscope.analysis.text.terminal import (
 )
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.jobs import distinct_names
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
-from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs, require_one_job
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.profiling.records.finding import Finding, grouped, listed
@@ -63,23 +63,19 @@ _OF_MODELS = (
 class ReadJob:
     """A job's traces as every format shows them: `few` stands in place of the rows of each rank where there are many."""
 
-    analysis: TraceAnalysis
+    analysis: Job
     few: Folded | None = None
     report: "Report | None" = None  # if one was made of it
 
     @cached_property
-    def _cell(self) -> CellData:
-        return traced_cell([self.analysis])
-
-    @cached_property
     def verdict(self) -> Verdict:
         """That of its report, if it has one."""
-        return self.report.verdict if self.report is not None else traces_verdict(self._cell)
+        return self.report.verdict if self.report is not None else traces_verdict(self.analysis)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """Those of its report, one by one where that joins them: of the traces, and of the models where there is a report."""
-        own = (*self.analysis.findings, *waiting_findings(self._cell))
+        own = (*self.analysis.findings, *waiting_findings(self.analysis))
         codes = {one.code for one in own}
         return (*own, *(one for one in self.report.findings if one.code not in codes)) if self.report else own
 
@@ -98,7 +94,7 @@ def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> Job
         return analyze_jobs(paths, limits, progress=lambda done, of: report(f"{done} of {of} read"))
 
 
-def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], targets: Targets) -> "Report":
+def report_of_traces(analysis: Job, paths: Sequence[Path], targets: Targets) -> "Report":
     """The same report as a run's; what traces do not show is missing in it, with the reason."""
     from dpscope.analysis.costs.calibration_files import costs_at
     from dpscope.analysis.report.build import make_report
@@ -224,7 +220,11 @@ def job_tables(jobs: ReadJobs, with_ledger: bool = False) -> list[TextTable]:
         for table in (*([ledger_table(ledger)] if ledger else ()), *to_tables(job.analysis, job.few)):
             by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table
     return [
-        _joined(f"{title} ({listed(list(alike), _NAMED)})" if len(variants) > 1 else title, alike, len(jobs) > 1)
+        _joined(
+            f"{title} ({listed(list(alike), _NAMED)})" if len(variants) > 1 else title,
+            alike,
+            len(jobs) > 1,
+        )
         for title, variants in by_title.items()
         for alike in variants.values()
     ]
@@ -248,7 +248,7 @@ def job_csv(jobs: ReadJobs) -> str:
     """The steps as CSV; of several jobs with their column first. The collectives are in the JSON."""
     import pandas as pd
 
-    steps = pd.concat([job.analysis.steps_with_waits.assign(job=name) for name, job in jobs.items()], ignore_index=True)
+    steps = pd.concat([job.analysis.steps.assign(job=name) for name, job in jobs.items()], ignore_index=True)
     columns = [*(["job"] if len(jobs) > 1 else []), *STEP_FIELDS, *WAIT_FIELDS]
     return str(steps[columns].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 

@@ -26,11 +26,11 @@ from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.contention import Contentions
-from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED, with_exposed_waits
+from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
-from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, far_longer, whole_steps
+from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, far_longer
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -81,9 +81,7 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def trace_content(
-    analysis: TraceAnalysis, few: Folded | None = None, findings: Sequence[Finding] = ()
-) -> dict[str, list[Any]]:
+def trace_content(analysis: Job, few: Folded | None = None, findings: Sequence[Finding] = ()) -> dict[str, list[Any]]:
     """The lists steps, collectives, dp_phases, waits, contention, findings, as plain data; unknown is None.
 
     Of many ranks `few` stands in place of the rows of each.
@@ -93,15 +91,15 @@ def trace_content(
         rows = {"spreads": [asdict(one) for one in few.spreads]}
         rows |= {f"by_{by}": table.records() for by, table in few.folds.items()}
     else:
-        rows["steps"] = records(tables.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS))
+        rows["steps"] = records(tables.steps, (*STEP_FIELDS, *WAIT_FIELDS))
         rows["collectives"] = records(tables.collectives, COLLECTIVE_FIELDS)
         rows["dp_phases"] = records(tables.dp_phases, dp_phases.COLUMNS)
-        rows["waits"] = records(tables.waits_caused, PAIR_COLUMNS)
+        rows["waits"] = records(analysis.waits_caused, PAIR_COLUMNS)
     contention = contention_records(analysis.contentions, _hidden_us(analysis), analysis.on_device)
     return {**rows, "contention": contention, "findings": msgspec.to_builtins(list(findings))}
 
 
-def _hidden_us(analysis: TraceAnalysis) -> float | None:
+def _hidden_us(analysis: Job) -> float | None:
     return analysis.ledger.hidden_us if analysis.ledger is not None else None
 
 
@@ -146,15 +144,13 @@ def contention_records(found: Contentions, hidden_us: float | None, on_device: b
     return rows
 
 
-def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTable]:
+def to_tables(analysis: Job, few: Folded | None = None) -> list[TextTable]:
     """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait, DataParallel's phases, for reading."""
     found, tables = analysis.tables, [_step_table(analysis)] if few is None else spread_tables(few)
     if len(found.collectives):
-        tables.append(_collective_table(found.collectives, found.whole_collectives, by_group=few is None))
-        if few is None and len(found.waits_caused):
-            steps = whole_steps(found.steps_with_waits)
-            waits = with_exposed_waits(found.waits_caused, found.exposed_parts, steps)
-            tables.append(without_cell(wait_table({"": waits})))
+        tables.append(_collective_table(found.collectives, analysis.step_collectives, by_group=few is None))
+        if few is None and len(analysis.waits_caused):
+            tables.append(without_cell(wait_table({"": analysis.mean_waits})))
     tables.append(without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))])))
     if len(found.dp_phases) and few is None:
         tables.append(without_cell(phase_table({"": found.dp_phases})))
@@ -164,8 +160,8 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
 _STEP_COLUMNS = {"step": "step", **STEP_PARTS, "hidden": "hidden comm."}
 
 
-def _step_table(analysis: TraceAnalysis) -> TextTable:
-    steps = analysis.tables.steps_with_waits
+def _step_table(analysis: Job) -> TextTable:
+    steps = analysis.tables.steps
     headings = {f"{part}_us": heading for part, heading in _STEP_COLUMNS.items()}
     columns = {name: heading for name, heading in headings.items() if steps.known(name).any()}
     partial, far, notes = steps.truths("partial_window"), far_longer(steps), []
@@ -262,8 +258,8 @@ _SHOWN = 10  # rows of a fold; the JSON has them all
 
 
 def placed(
-    analysis: TraceAnalysis, switches: Mapping[str, str] = MappingProxyType({}), numbers: Anonymizer | None = None
-) -> tuple[TraceAnalysis, Table]:
+    analysis: Job, switches: Mapping[str, str] = MappingProxyType({}), numbers: Anonymizer | None = None
+) -> tuple[Job, Table]:
     """The analysis with findings about its hosts, and where its ranks run; with `numbers` for the hosts' names in all of it."""
     places = rank_places(analysis.summaries, switches)
     if numbers is not None:
@@ -271,11 +267,15 @@ def placed(
     return with_host_findings(analysis, places), places
 
 
-def fold_ranks(analysis: TraceAnalysis, places: Table) -> Folded:
+def fold_ranks(analysis: Job, places: Table) -> Folded:
     """What stands in place of each rank's rows: its JSON is `spreads`, and `by_host`, `by_local_rank`, `by_switch`."""
     means = rank_means(analysis)
     folds = {by: fold(analysis, means, places, by) for by in FOLDS}
-    return Folded(places, spreads(means), {by: table for by, table in folds.items() if len(table)})
+    return Folded(
+        places,
+        spreads(means),
+        {by: table for by, table in folds.items() if len(table)},
+    )
 
 
 def spread_tables(found: Folded) -> list[TextTable]:
@@ -317,7 +317,7 @@ def _fold_table(by: str, table: Table) -> TextTable:
     return table_of(f"Waiting by {name}", fields, table.records()[:_SHOWN], notes, times=table["wait_us"].tolist())
 
 
-def _hidden(analysis: TraceAnalysis, places: Table, without_names: Callable[[str], str]) -> tuple[TraceAnalysis, Table]:
+def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -> tuple[Job, Table]:
     """Hosts by number, also in the names of files and in findings."""
 
     def numbered(host: str | None) -> str | None:
@@ -333,8 +333,7 @@ def _hidden(analysis: TraceAnalysis, places: Table, without_names: Callable[[str
     hidden = replace(
         analysis,
         summaries=tuple(summaries),
-        timelines=tuple(replace(one, host=numbered(one.host)) for one in analysis.timelines),
-        file_findings=tuple(map(renamed, analysis.file_findings)),
-        job_findings=tuple(map(renamed, analysis.job_findings)),
+        timelines=tuple((repeat, replace(one, host=numbered(one.host))) for repeat, one in analysis.timelines),
+        findings=tuple(map(renamed, analysis.findings)),
     )
     return hidden, places.assign(host=[numbered(host) for host in places.words("host").tolist()])

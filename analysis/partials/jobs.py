@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow
 
 from dpscope.analysis.partials.found import SUFFIX, partials_among
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.jobs import find_jobs
 from dpscope.analysis.traces.ranks.partial import Partial, join_partials, read_partial, read_timelines
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import (
     JobAnalyses,
     Paths,
-    TraceAnalysis,
     analyze_job,
     as_paths,
     not_read,
@@ -23,7 +23,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
 from dpscope.profiling.store.errors import DpscopeError
 
 
-def analyze_partials(paths: Paths) -> TraceAnalysis:
+def analyze_partials(paths: Paths) -> Job:
     """The result of `analyze_traces` for the traces in these partials, regardless of their number, order and joining.
 
     Raises DpscopeError if there are no partials, if one cannot be read, or if they belong to different jobs.
@@ -37,7 +37,7 @@ def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
     return dict(_each_job(paths))
 
 
-def _each_job(paths: Paths, one_alone: str = "") -> Iterator[tuple[str, TraceAnalysis]]:
+def _each_job(paths: Paths, one_alone: str = "") -> Iterator[tuple[str, Job]]:
     """Each job's name and analysis; `one_alone` names what is made of one job and refused for several."""
     whole, places = _read(paths)
     kept = whole.each_once()

@@ -129,7 +129,7 @@ def make_report(
 
 def _what_if(run: RunData, costs: Costs) -> "RunAnswer | None":
     """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
-    if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
+    if run.recorded is None or not any(data.traits.reducer and data.devices > 1 for data in run.measured):
         return None
     from dpscope.analysis.what_if.answer import chapter_of
 
@@ -210,9 +210,9 @@ def report_tables(
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "contention": contention_table([(cell, one, of.hidden_us) for cell, one, of in contended if one and of]),
-        "dp_phases": phase_table({data.cell.name: data.tables.dp_phases for data in known}),
+        "dp_phases": phase_table({data.name: data.tables.dp_phases for data in known}),
         "ranks": rank_table(known),
-        "waits": wait_table({data.cell.name: data.mean_waits for data in known}, " (means over repeats)"),
+        "waits": wait_table({data.name: data.mean_waits for data in known}, " (means over repeats)"),
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),
         "predictions": _with_sources(views.get("predictions"), comparison, run),
@@ -290,9 +290,9 @@ def projection_table(run: RunData) -> TextTable | None:
     It is of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
     without a multi-device cell.
     """
-    several = [one for one in run.measured if one.cell.devices > 1]
-    moving = [one for one in several if one.cell.traits.reducer or one.cell.traits.peer_copies]
-    known = [(data.cell, sizes) for data in moving if (sizes := model_sizes(data)) is not None]
+    several = [one for one in run.measured if one.devices > 1]
+    moving = [one for one in several if one.traits.reducer or one.traits.peer_copies]
+    known = [(data, sizes) for data in moving if (sizes := model_sizes(data)) is not None]
     if not known:
         return None
     cell, sizes = max(known, key=lambda one: (one[0].traits.reducer, one[0].devices))

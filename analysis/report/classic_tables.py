@@ -15,13 +15,12 @@ from functools import partial
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.times import epoch_seconds
 from dpscope.analysis.findings.run_findings import TRACER_COST
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import grouped
-from dpscope.profiling.records.run import Cell
 
 _PUBLISHED = "Published values of the same cells (other hardware)"
 _OTHER = "published: on other hardware and software, by the authors' methods, so a difference allows no verdict"
@@ -49,11 +48,11 @@ class StudyQuantity:
     """A quantity of a cell: `digits` decimals, more where fewer than three digits remain; why it is missing is in `column`."""
 
     heading: str
-    value: Callable[[CellData], float | None]
+    value: Callable[[Job], float | None]
     column: str
     digits: int = 2
 
-    def shown(self, data: CellData) -> str:
+    def shown(self, data: Job) -> str:
         """The value as text."""
         value = self.value(data)
         if value is None:
@@ -114,7 +113,7 @@ class _Tables:
 
     def __init__(self, run: RunData, comparison: Comparison, by_devices: bool) -> None:
         self._run, self._rows, self._by_devices = run, comparison.rows, by_devices
-        timed = {data.cell.name: epoch_seconds(data) for data in run.measured}
+        timed = {data.name: epoch_seconds(data) for data in run.measured}
         self._seconds = {name: seconds for name, (seconds, _) in timed.items()}
         self._whole = bool(timed) and all(whole for _, whole in timed.values())
         known, calibrated = (comparison.has(f"{level}_gb_per_s") for level in ("link", "calibrated"))
@@ -124,14 +123,14 @@ class _Tables:
         self.loading = () if data == "synthetic" else ("with loading", "without loading")
         of_column, of_step = self._of_column, self._of_step
 
-        def epoch(data: CellData) -> float | None:
-            return self._seconds[data.cell.name]
+        def epoch(data: Job) -> float | None:
+            return self._seconds[data.name]
 
         weak, strong = partial(self._speedup, "batch_size"), partial(self._speedup, "global_batch_size")
 
-        def per_device(speedup: Callable[[CellData], float | None], data: CellData) -> float | None:
+        def per_device(speedup: Callable[[Job], float | None], data: Job) -> float | None:
             """In percent."""
-            return None if (known := speedup(data)) is None else 100.0 * known / data.cell.devices
+            return None if (known := speedup(data)) is None else 100.0 * known / data.devices
 
         self._quantities = {
             "epoch": StudyQuantity("epoch [s]", epoch, "step_us"),
@@ -161,21 +160,21 @@ class _Tables:
             "of link": of_column("", "communication_of_link", 1, 100.0),
             "busbw of rate": of_column(f"busbw / {rate} [%]", f"transfer_of_{level}", 1, 100.0),
             "of rate": of_column(f"all communication / {rate} [%]", f"communication_of_{level}", 1, 100.0),
-            "devices": StudyQuantity("devices", lambda data: data.cell.devices, "devices", 0),
+            "devices": StudyQuantity("devices", lambda data: data.devices, "devices", 0),
             "accuracy": of_column("test accuracy [%]", "test_accuracy_percent", 2),
             "with loading": StudyQuantity("with loading [s]", epoch, "step_us"),
             "without loading": of_step("without [s]", "step_without_wait_us"),
         }
 
-    def _speedup(self, equal: str, data: CellData) -> float | None:
+    def _speedup(self, equal: str, data: Job) -> float | None:
         """Of epochs, over the single device whose batch is the cell's `batch_size` or `global_batch_size`."""
         single = single_device_baselines(self._run, data.cell).get(getattr(data.cell, equal))
-        base, seconds = self._seconds[single.cell.name] if single is not None else None, self._seconds[data.cell.name]
+        base, seconds = self._seconds[single.cell.name] if single is not None else None, self._seconds[data.name]
         return base / seconds if base is not None and seconds else None
 
     def _of_column(self, heading: str, column: str, digits: int = 1, factor: float = 1.0) -> StudyQuantity:
-        def value(data: CellData) -> float | None:
-            known = self._rows[data.cell.name].number(column)
+        def value(data: Job) -> float | None:
+            known = self._rows[data.name].number(column)
             return known * factor if known is not None else None
 
         return StudyQuantity(heading, value, column, digits)
@@ -183,8 +182,8 @@ class _Tables:
     def _of_step(self, heading: str, column: str) -> StudyQuantity:
         """A time per step as seconds per epoch."""
 
-        def value(data: CellData) -> float | None:
-            row = self._rows[data.cell.name]
+        def value(data: Job) -> float | None:
+            row = self._rows[data.name]
             per_step, steps = row.number(column), row.steps_per_epoch
             return per_step * steps / 1e6 if per_step is not None and steps is not None else None
 
@@ -230,16 +229,16 @@ class _Tables:
         """A row per cell; columns without values on several devices are omitted."""
         names = ("devices", "epoch", "weak", "weak efficiency", "strong", "strong efficiency", "accuracy")
         quantities, cells = [self._quantities[name] for name in names], self._run.measured
-        several = [data for data in cells if data.cell.devices > 1] or cells
+        several = [data for data in cells if data.devices > 1] or cells
         kept = [one for one in quantities if any(one.value(data) is not None for data in several)]
-        rows = tuple((data.cell.name, *(one.shown(data) for one in kept)) for data in cells)
+        rows = tuple((data.name, *(one.shown(data) for one in kept)) for data in cells)
         notes = (*self.epoch_notes(), *self._trained_notes())
         table = TextTable("Results", ("cell", *(one.heading for one in kept)), rows, notes)
         return table, list(self._why(one for one in quantities if one not in kept))
 
     def _trained_notes(self) -> Iterator[str]:
         """The global batch with which a cell was trained, if it differs from the cell's."""
-        trained = ((self._rows[data.cell.name].trained_global_batch_size, data.cell) for data in self._run.measured)
+        trained = ((self._rows[data.name].trained_global_batch_size, data.cell) for data in self._run.measured)
         differing = ((batch, cell.name) for batch, cell in trained if batch not in (None, cell.global_batch_size))
         for batch, cells in grouped(differing).items():
             yield (
@@ -257,7 +256,7 @@ class _Tables:
         if not quantities:
             return nothing, [self._loads_nothing]
 
-        def batch(data: CellData) -> int:
+        def batch(data: Job) -> int:
             return data.cell.global_batch_size if by_global else data.cell.batch_size
 
         several = [one for one in self._run.measured if one.cell.devices > 1 and quantities[-1].value(one) is not None]
@@ -265,7 +264,7 @@ class _Tables:
             return nothing, [_NO_SHARED_BATCH]
         drawn = set(map(batch, several if by_global else self._run.measured))
         shown_cells = [data for data in self._run.measured if batch(data) in drawn]
-        by_key = {(_row_label(data), data.cell.devices, batch(data)): data for data in shown_cells}
+        by_key = {(_row_label(data), data.devices, batch(data)): data for data in shown_cells}
         batches = sorted({key[2] for key in by_key})
         rows, shown = [], set()
         for strategy, devices in sorted(dict.fromkeys(key[:2] for key in by_key), key=lambda key: key[1]):
@@ -277,17 +276,17 @@ class _Tables:
                     shown.add(one.heading)
         missing = list(self._why(one for one in quantities if one.heading not in shown))
         present = {(row[0], row[1]) for row in rows}
-        absent = {data.cell.strategy: data for key, data in by_key.items() if (key[0], str(key[1])) not in present}
+        absent = {data.strategy: data for key, data in by_key.items() if (key[0], str(key[1])) not in present}
         for strategy, data in absent.items():
-            reason = self._rows[data.cell.name].reasons.get(quantities[-2].column)
-            missing += [f"no {strategy}: {reason}"] if rows and data.cell.devices > 1 and reason else []
+            reason = self._rows[data.name].reasons.get(quantities[-2].column)
+            missing += [f"no {strategy}: {reason}"] if rows and data.devices > 1 and reason else []
         headings = ("strategy", "devices", "quantity", *(f"{letter}={size}" for size in batches))
         table = TextTable(title, headings, tuple(rows), (*notes, f"{letter}: {what}"))
         return _turned(table, letter, batches) if self._by_devices and rows else table, missing
 
     def _why(self, missing: Iterable[StudyQuantity]) -> Iterator[str]:
         """A line per reason with the quantities that are missing because of it."""
-        cells = [data.cell for data in self._run.measured if data.cell.devices > 1]
+        cells = [data.cell for data in self._run.measured if data.devices > 1]
         cells.sort(key=lambda cell: cell.traits.host_copies)  # last, since dp-host never has a link
 
         def reason(column: str) -> str:
@@ -303,7 +302,7 @@ class _Tables:
         rows = []
         for data in self._run.measured:
             cell = data.cell
-            if not isinstance(cell, Cell) or cell.variant or cell.nodes > 1:
+            if cell.variant or cell.nodes > 1:
                 continue
             for one in self._run.manifest.published:
                 if (one.strategy, one.devices, one.batch_size) != (cell.strategy, cell.devices, cell.batch_size):
@@ -337,10 +336,10 @@ def _turned(table: TextTable, letter: str, batches: Sequence[int]) -> TextTable:
     return replace(table, headings=("strategy", "devices", letter, *quantities), rows=tuple(rows))
 
 
-def _row_label(data: CellData) -> str:
+def _row_label(data: Job) -> str:
     """A strategy with its variant and, if there are several, its number of nodes."""
     nodes = f", {data.nodes} nodes" if data.nodes > 1 else ""
-    return f"{data.cell.strategy} {data.cell.variant}".strip() + nodes
+    return f"{data.strategy} {data.variant}".strip() + nodes
 
 
 def _with_unit(value: float | None, unit: str) -> str:

@@ -157,7 +157,7 @@ def first_tables(comparison: Comparison) -> dict[str, TextTable]:
 
 def summarised(comparison: Comparison) -> list[CellRow]:
     """The rows of a comparison that the first tables show."""
-    return [row for row in comparison.rows.values() if comparison.of_traces or row.step_us is not None]
+    return [row for row in comparison.rows.values() if row.step_us is not None or not comparison.timed]
 
 
 def first_cells(comparison: Comparison, answered: Collection[str]) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def _one_device(comparison: Comparison, rows: Sequence[CellRow], cases: Sequence
 
 def first_views(comparison: Comparison) -> list[View]:
     """The views of `first_tables`; foreign traces lack columns that only a run measures, and without a link the second view."""
-    if not comparison.of_traces:
+    if comparison.timed:
         return [_with_known_rate(STEP, comparison), SHORTCUTS]
     views = [_without(view, _UNTRACED) for view in (STEP, SHORTCUTS)]
     return views if comparison.has("ring_us") else views[:1]
@@ -231,7 +231,7 @@ def _ring_notes(comparison: Comparison) -> Iterator[str]:
 
 def _peak_notes(comparison: Comparison) -> Iterator[str]:
     """Which step the rates are of, and why a rate is not compared with a peak."""
-    if comparison.of_traces:
+    if not comparison.timed:
         yield "of the traced step: its untraced time is not known"
     counted = (row for row in comparison.rows.values() if row.flops_per_step is not None)
     without = (row for row in counted if row.mfu is None and row.cpu_peak_share is None)
@@ -257,12 +257,12 @@ def shown_views(comparison: Comparison) -> list[View]:
     for view in (_with_known_rate(one, comparison) for one in _VIEWS):
         empty = {name for name in view.names if not comparison.has(name)}
         optional = {name for name in view.names if BY_NAME[name].group.name in _OPTIONAL}
-        if (comparison.of_traces and view.name in _OF_RUNS) or (optional and optional <= empty):
+        if (view.name in _OF_RUNS and not comparison.timed) or (optional and optional <= empty):
             continue
-        if not (comparison.of_traces or view.name == "memory"):
+        if comparison.timed and view.name != "memory":
             empty = {name for name in empty if BY_NAME[name].group.name in _BY_COLUMN}
         kept = _without(view, empty)
-        if len(kept.names) > 1 or not comparison.of_traces:  # more than the cell's name
+        if len(kept.names) > 1 or comparison.timed:  # more than the cell's name
             dropped = tuple(name for name in view.names if name in empty)
             views.append(replace(kept, empty=dropped) if view.name == "memory" else kept)
     return views

@@ -11,10 +11,10 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.runs.cell_data import STEP_KEYS, CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes, show_time, text
+from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
 from dpscope.profiling.records.finding import counted
 
 _STATISTICS = (
@@ -61,8 +61,8 @@ def formula_table(run: RunData, comparison: Comparison) -> TextTable:
     lines = [
         line
         for data in run.measured
-        if data.cell.devices > 1 and data.communication_known
-        for line in _lines(data, comparison.rows[data.cell.name], comparison)
+        if data.devices > 1 and data.communication_known
+        for line in _lines(data, comparison.rows[data.name], comparison)
     ]
     calibrated = [one for one in comparison.predictions if one.predicted_slowest_us is not None]
     notes = (
@@ -84,16 +84,16 @@ def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterato
         yield "measured NA: ranks do not wait for each other in rooted collectives, which have no transfer to compare with"
 
 
-def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[FormulaLine]:
-    line, costs = partial(FormulaLine, data.cell.name), comparison.collective_costs
+def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaLine]:
+    line, costs = partial(FormulaLine, data.name), comparison.collective_costs
     source, ring_source = (
         "calibration" if name == "calibration" else "link's specification"
         for name in (row.text("prediction_source"), row.text("ring_source"))
     )
     if (ring := row.ring_us) is not None:
-        name = _SHARDED_RINGS if data.cell.traits.sharded else f"{_RING} of all gradients" if data.ranks else _RING
+        name = _SHARDED_RINGS if data.traits.sharded else f"{_RING} of all gradients" if data.ranks else _RING
         yield line(name, _ring(data, row), ring_source, ring, minus(ring, row.ring_error_us))
-    predicted = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
+    predicted = [one for one in comparison.predictions if one.cell == data.name and one.predicted_us is not None]
     for one in predicted[:MOST_COLLECTIVES]:
         assert one.predicted_us is not None
         assert one.expected_us is not None
@@ -104,7 +104,7 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[For
                 f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"
             )
         yield line(what, formula, source, one.expected_us, one.measured_us)
-    if data.cell.traits.peer_copies and row.predicted_transfer_us is not None:
+    if data.traits.peer_copies and row.predicted_transfer_us is not None:
         what, formula = "DataParallel, all transfers of a step", _data_parallel(data, predicted, costs)
         yield line(what, formula, source, row.predicted_transfer_us, row.communication_us)
     elif (exposed := row.predicted_exposed_us) is not None:
@@ -112,7 +112,7 @@ def _lines(data: CellData, row: CellRow, comparison: Comparison) -> Iterator[For
         yield line(what, _schedule(data, costs), source, exposed, row.exposed_us)
 
 
-def _ring(data: CellData, row: CellRow) -> str:
+def _ring(data: Job, row: CellRow) -> str:
     loads = ring_loads(data)
     rings = []
     for load, rate in zip(loads, row.ring_rates, strict=True):
@@ -122,22 +122,22 @@ def _ring(data: CellData, row: CellRow) -> str:
     return "; plus ".join(rings)
 
 
-def _data_parallel(data: CellData, predicted: list[model.CollectivePrediction], costs: Costs) -> str:
+def _data_parallel(data: Job, predicted: list[model.CollectivePrediction], costs: Costs) -> str:
     if model.by_nccl(data):
         counts = {
             kind: round(sum(one.per_step for one in predicted if one.kind == kind)) for kind in ("broadcast", "reduce")
         }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
         return f"the sum of its chunks without overlap: {chunks}"
-    sizes, link, parts = model.model_sizes(data), costs.link(model.cell_place(data)), data.cell.options.accumulate
+    sizes, link, parts = model.model_sizes(data), costs.link(model.cell_place(data)), data.options.accumulate
     assert sizes is not None  # else there is no prediction
     assert link is not None
     moved = show_bytes(2 * sizes.parameter_bytes + sizes.buffer_bytes)
-    formula = f"(N−1)(2S + S_buffers)/B = ({data.cell.devices}−1) × {moved} / {link.gb_per_s:.4g} GB/s"
+    formula = f"(N−1)(2S + S_buffers)/B = ({data.devices}−1) × {moved} / {link.gb_per_s:.4g} GB/s"
     return formula + (f" × {parts} micro-batches" if parts > 1 else "")
 
 
-def _schedule(data: CellData, costs: Costs) -> str:
+def _schedule(data: Job, costs: Costs) -> str:
     """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
     first = data.whole_windows.take(np.arange(1))  # the first rank's first whole step
     step = data.tables.collectives.within(first, STEP_KEYS)

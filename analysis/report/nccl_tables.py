@@ -62,9 +62,9 @@ def run_chapter(run: RunData, calibration: Calibration | None, logs: Sequence[Pa
     """
     if not logs:
         return calibration_chapter(calibration) if calibration is not None else NcclChapter()
-    cells = [data for data in run.measured if data.cell.devices > 1]
-    log, ranks = job_log(logs, sorted({data.cell.devices for data in cells}))
-    of_job = [data for data in cells if data.cell.devices == ranks]
+    cells = [data for data in run.measured if data.devices > 1]
+    log, ranks = job_log(logs, sorted({data.devices for data in cells}))
+    of_job = [data for data in cells if data.devices == ranks]
     nodes = max(len(log.hosts), *(data.nodes for data in of_job))
     measured = _measured_times(ranks, [data.tables.collectives for data in of_job])
     return _chapter([job_choices(log, ranks, nodes, measured)])

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
 from dpscope.analysis.traces.data_parallel.phases import phase_means
 from dpscope.analysis.traces.ranks.contention import Contentions
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.finding import counted
 
@@ -60,8 +60,7 @@ def phase_table(by_cell: Mapping[str, Table]) -> TextTable:
 
 
 def _over_repeats(phases: Table) -> Table:
-    parts = map(phases.take, phases.group("repeat").rows()) if "repeat" in phases else [phases]  # of traces: one repeat
-    repeats = [phase_means(part) for part in parts]
+    repeats = [phase_means(phases.take(rows)) for rows in phases.group("repeat").rows()]
     names = list(dict.fromkeys(name for one in repeats for name in one.names))
     together = joined(
         [
@@ -122,14 +121,14 @@ def _first_records(tables: Mapping[str, Table], most: int) -> tuple[list[dict[st
     return rows, sum(map(len, tables.values())) - len(rows)
 
 
-def rank_table(cells: Sequence[CellData]) -> TextTable:
+def rank_table(cells: Sequence[Job]) -> TextTable:
     """Means of whole traced steps by rank and device, for cells with several; the parts of a row add up to its step."""
     means = {}
     for data in cells:
         windows = data.whole_windows
         if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
             columns = {str(one.get): ranks.means(windows[str(one.get)]) for one in _RANKS if one.unit == "time"}
-            means[data.cell.name] = windows.take(ranks.first).select(("rank", "device")).assign(**columns)
+            means[data.name] = windows.take(ranks.first).select(("rank", "device")).assign(**columns)
     rows, left = _first_records(means, _MOST_RANKS)
     notes = [f"and {counted(left, 'rank')} more: analyze --format json shows all"] if left else []
     times = [value for table in means.values() for value in table["step_us"].tolist()]

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
@@ -64,14 +64,15 @@ class TimelineView:
 
 def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
     """A view for each cell with a timeline, in as much detail as the page has room for."""
-    devices = max(1, sum(len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]))
+    devices = max(
+        1,
+        sum(len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]),
+    )
     views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices) for data in run.measured)
     return tuple(view for view in views if view is not None)
 
 
-def timeline_view(
-    data: CellData, most_spans: int = MOST_SPANS, most_named: int = MOST_DRAWN_NAMES
-) -> TimelineView | None:
+def timeline_view(data: Job, most_spans: int = MOST_SPANS, most_named: int = MOST_DRAWN_NAMES) -> TimelineView | None:
     """The step of the cell's first traced repeat; None if no rank's trace has a whole step.
 
     Per device at most `most_spans` spans of a kind are kept (with the largest gaps between them), and the `most_named` longest
@@ -95,9 +96,9 @@ def timeline_view(
     places = {clock.rank: clock.place_us for clock in clocks}
     zero_us = min(one.start_us + places[rank] for rank, one in ranks.items())
     length_us = max(one.end_us + places[rank] for rank, one in ranks.items()) - zero_us
-    copies_on_host = traits_of(data.cell.strategy).host_copies
+    copies_on_host = traits_of(data.strategy).host_copies
     return TimelineView(
-        cell=data.cell.name,
+        cell=data.name,
         length_us=length_us,
         lanes=tuple(
             _placed(lane, places[rank] - zero_us, _SHORTEST_SHARE * length_us)
@@ -127,12 +128,12 @@ def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
 
 
 def _notes(
-    data: CellData, repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]
+    data: Job, repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]
 ) -> Iterator[str]:
     which = "the only one" if step is None else f"number {step}"
     slowed = "see tracer cost among the checks" if len(data.tables.samples) else "by how much is not known"
     yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, {slowed}"
-    if (count := max(data.cell.processes, len(ranks))) > MOST_RANKS:
+    if (count := max(data.processes, len(ranks))) > MOST_RANKS:
         yield f"{min(len(ranks), MOST_RANKS)} of {counted(count, 'rank')} are drawn"
     if len(ranks) > 1:
         yield _clock_note(clocks)

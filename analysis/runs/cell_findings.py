@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples, median_slope
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted
@@ -100,17 +100,17 @@ def input_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Finding]
 _EVEN = 1.1  # largest over smallest batch of the ranks of a script, up to which they count as equal
 
 
-def batch_finding(data: CellData) -> Iterator[Finding]:
+def batch_finding(data: Job) -> Iterator[Finding]:
     """A warning if the ranks of a script train on different numbers of samples."""
     samples = data.samples_by_rank
     if samples and max(samples.values()) > _EVEN * min(samples.values()):
         listed = ", ".join(f"rank {rank}: {count:.0f}" for rank, count in sorted(samples.items())[:_MOST_LISTED])
         more = ", ..." if len(samples) > _MOST_LISTED else ""
         total = f"{data.global_batch_size} samples a step in all"
-        yield AttachCode.BATCHES_DIFFER.finding(f"{data.cell.name}: {total} ({listed}{more})")
+        yield AttachCode.BATCHES_DIFFER.finding(f"{data.name}: {total} ({listed}{more})")
 
 
-def more_samples(data: CellData, rank: int) -> str | None:
+def more_samples(data: Job, rank: int) -> str | None:
     """That a rank trains on more samples than the others on average, which makes it late; None if it does not."""
     others = [count for other, count in data.samples_by_rank.items() if other != rank]
     own = data.samples_by_rank.get(rank)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import Unit, show_share
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -78,8 +78,8 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
     The intervals know the spread between repeats from all of these cells in both runs, each quantity from its own.
     Raises NotComparableError when the runs have no measured cell in common.
     """
-    other = {data.cell.name: data for data in after.measured}
-    pairs = [(data, other[data.cell.name]) for data in before.measured if data.cell.name in other]
+    other = {data.name: data for data in after.measured}
+    pairs = [(data, other[data.name]) for data in before.measured if data.name in other]
     if not pairs:
         raise NotComparableError(
             f"{before.path} and {after.path} have no measured cell in common: compare runs of the same "
@@ -109,7 +109,7 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
         before_us, after_us = (_value_us(one, quantity) for one in pair)
         if before_us and after_us and ratio.value:  # a mean over windows weights ranks that lack some of them less
             ratio = ratio.times(after_us / before_us / ratio.value)
-        changes.append(Change(pair[0].cell.name, quantity, before_us, after_us, ratio, noises))
+        changes.append(Change(pair[0].name, quantity, before_us, after_us, ratio, noises))
     return changes
 
 
@@ -117,7 +117,7 @@ def _centre(quantity: str) -> stats.Centre:
     return np.median if quantity == STEP else np.mean
 
 
-def _value_us(data: CellData, quantity: str) -> float | None:
+def _value_us(data: Job, quantity: str) -> float | None:
     """As `analyze` shows it: the median of the untraced steps, else the ledger's mean over windows."""
     if quantity == STEP:
         return stats.pooled_median(data.step_samples())
@@ -125,11 +125,11 @@ def _value_us(data: CellData, quantity: str) -> float | None:
     return value
 
 
-def _samples(data: CellData, quantity: str) -> list[stats.Samples]:
+def _samples(data: Job, quantity: str) -> list[stats.Samples]:
     """One array per repeat: untraced steps, or a part's mean over ranks for every whole traced step."""
     if quantity == STEP:
         return data.step_samples()
-    windows, known = data.critical_windows, data.cell.devices == 1 or data.communication_known
+    windows, known = data.critical_windows, data.devices == 1 or data.communication_known
     if not len(windows) or (quantity == TRACED_STEP and data.ranks):
         return []
     if not known and quantity not in (TRACED_STEP, "compute"):
@@ -216,8 +216,8 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
 
 def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
     """A warning about cells that were measured before and are not now: they cannot be judged."""
-    measured = {data.cell.name for data in after.measured}
-    if lost := [data.cell.name for data in before.measured if data.cell.name not in measured]:
+    measured = {data.name for data in after.measured}
+    if lost := [data.name for data in before.measured if data.name not in measured]:
         yield RunCode.CELLS_LOST.finding(f"{', '.join(lost)} cannot be judged: not measured in {after.path}")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.job import CounterCheck
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.attach_codes import AttachCode
@@ -20,23 +21,6 @@ SPAN_TOLERANCE = 0.10
 # DDP and the trace read the clock at two moments; between them a thread may wait for a core. Where the kernel counted no waits:
 CPU_SLACK_US = 2000.0
 DEVICE_SLACK_US = 50.0
-
-
-@dataclass(frozen=True)
-class CounterCheck:
-    """One rank's comparison over `steps` steps: `span_ratio` is trace span / DDP's span, their median.
-
-    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within SPAN_TOLERANCE and the time
-    that the rank's threads waited for a core. `not_comparable`: why the spans cannot be compared.
-    """
-
-    rank: int
-    steps: int
-    span_ratio: float | None
-    buckets_equal: bool
-    spans_agree: bool
-    union_within_span: bool
-    not_comparable: str | None = None
 
 
 def check_counters(
@@ -64,7 +48,12 @@ def check_counters(
     sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
     own = own.take(own["bytes"] != map_bytes) if map_bytes else own
     if buckets_alone:
-        own = own.take(np.isin(own["bytes"], [size for sizes in sizes_of.values() for size in sizes]))
+        own = own.take(
+            np.isin(
+                own["bytes"],
+                [size for sizes in sizes_of.values() for size in sizes],
+            )
+        )
     slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US
     ratios, agree, within, waits_us, buckets_equal, unclear = [], [], [], [], True, 0
     for counter in counters:
@@ -116,7 +105,12 @@ def _described(
     step = step.take(np.argsort(step["start_us"], kind="stable"))
     times = len(step) // buckets if counter.iterations > 1 else 1
     if times == 1 and counter.iterations > 1:  # several forward passes and one backward pass: that of the step before
-        return _described(msgspec.structs.replace(counter, step=counter.step - 1, iterations=1), own, ends_us, buckets)
+        return _described(
+            msgspec.structs.replace(counter, step=counter.step - 1, iterations=1),
+            own,
+            ends_us,
+            buckets,
+        )
     if times != counter.iterations:
         return None
     parts = np.array_split(np.arange(len(step)), times)
@@ -162,7 +156,10 @@ def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[C
                     yield cell_error(cell, code, text, again)
     counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
     if cell.traits.reducer and cell.devices > 1 and len(checks) < len(counting):
-        yield _not_compared(cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none")
+        yield _not_compared(
+            cell,
+            f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none",
+        )
 
 
 def _not_compared(cell: Cell, why: str) -> Finding:

@@ -9,17 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from dpscope.analysis.runs.cell_data import (
-    NO_TABLES,
-    CellData,
-    RunSpreads,
-    run_spreads,
-    step_spread,
-    tables_of,
-    traced_cell,
-)
 from dpscope.analysis.runs.cell_findings import (
     batch_finding,
     compilation_findings,
@@ -27,8 +16,8 @@ from dpscope.analysis.runs.cell_findings import (
     input_findings,
     spread_findings,
 )
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
-from dpscope.analysis.runs.traced_job import traced_job
+from dpscope.analysis.runs.counter_check import check_counters, counter_findings
+from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
 from dpscope.analysis.runs.traffic_check import (
     UNKNOWN_COMMUNICATION,
     cell_error,
@@ -40,56 +29,20 @@ from dpscope.analysis.runs.traffic_check import (
 )
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
+from dpscope.analysis.traces.ranks.job import NO_TABLES, CounterCheck, Job, Tables, as_repeats, join_tables, planned_job
 from dpscope.analysis.traces.ranks.ledger import step_count
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
-from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_kept
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, job_tables, read_kept
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
-
-
-@dataclass(frozen=True)
-class LoadedRepeat:
-    """A repeat that was measured. One that did not end well, or lost files since, has neither ranks nor samples."""
-
-    index: int
-    folder: RepeatFolder
-    result: CellResult | None = None  # None if its file is damaged
-    ranks: tuple[RankResult, ...] = ()  # of each process, in the order of ranks
-    samples: Table = NO_TABLES.samples  # RepeatFolder.samples, with the repeat
-    missing_parts: str | None = None  # what a finished repeat lacks: sums over the remaining ranks would be wrong
-
-
-def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
-    """The repeats of a cell that have a result, in order, one after another: no two of them are in memory at once."""
-    for index, folder in run.repeats(cell):
-        try:
-            result = folder.result()
-        except DpscopeError as error:
-            yield LoadedRepeat(index, folder, missing_parts=str(error))
-            continue
-        if result is None:
-            continue
-        one, missing = LoadedRepeat(index, folder, result), None
-        if result.status == "ok":
-            try:
-                ranks = tuple(folder.ranks())
-                if (found := len({rank.rank for rank in ranks})) != cell.processes:
-                    missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
-                else:
-                    samples = Table.of(**folder.samples(ranks)).assign(repeat=index)
-                    one = replace(one, ranks=ranks, samples=samples)
-            except (OSError, ValueError, DpscopeError) as error:
-                missing = " ".join(str(error).split())
-        yield replace(one, missing_parts=missing)
-
 
 Progress = Callable[[str], None]
 
@@ -117,7 +70,7 @@ class RunData:
 
     path: Path  # the run folder; of traces their common name
     recorded: Manifest | None
-    cells: dict[str, CellData]
+    cells: dict[str, Job]
     training: TrainingData | None = None
     traces: tuple[TraceFile, ...] = ()
     untrained: str = ""  # why trainings that were begun in the same folder are not shown
@@ -142,7 +95,7 @@ class RunData:
         return "cuda" if any(cell.on_device for cell in self.cells.values()) else "cpu"
 
     @property
-    def measured(self) -> list[CellData]:
+    def measured(self) -> list[Job]:
         return [cell for cell in self.cells.values() if cell.measured]
 
     @cached_property
@@ -180,93 +133,127 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     return run
 
 
-def load_cell(folder: RunFolder, planned: PlannedCell, cores: int | None = None) -> CellData:
+def load_cell(folder: RunFolder, planned: PlannedCell, cores: int | None = None) -> Job:
     """One cell with all its repeats; `cores` as in its data."""
-    cell = planned.cell
-    results, samples, ranks, checks = [], [], [], []
-    read, findings, communication_known = list[tuple[int, TraceAnalysis]](), list[Finding](), True
-    for loaded in load_repeats(folder, cell):
-        results += [] if loaded.result is None else [loaded.result]
-        repeat, done = loaded.index, loaded.folder
-        if loaded.missing_parts:
-            findings.append(incomplete_repeat(cell, repeat, loaded.missing_parts))
-        if not loaded.ranks:
-            continue
-        ranks += [(repeat, rank) for rank in loaded.ranks]
-        findings += [finding for rank in loaded.ranks for finding in rank.findings]
+    job, tables = replace(planned_job(planned.cell, planned.skip_reason), cores=cores), list[Tables]()
+    for repeat, done in folder.repeats(planned.cell):
+        job = _with_repeat(job, repeat, done, tables)
+    job = replace(job, tables=join_tables(tables))
+    found = (*job.findings, *_findings_over_repeats(job))
+    return replace(job, findings=tuple(dict.fromkeys(found)))
+
+
+def _with_repeat(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
+    """The job with what one of its repeats recorded, whose tables are added to `tables`."""
+    job = with_samples(job, repeat, done, tables)
+    ranks = [rank for number, rank in job.ranks if number == repeat]
+    if not ranks:
+        return job
+    limited = power_cap_findings([state for rank in ranks for state in rank.device_states_after])
+    job = job.with_findings(
+        *(finding for rank in ranks for finding in rank.findings),
         # Of GPUs at their power limit those that are slower than the others' of all ranks: a rank knows its own alone.
-        limited = power_cap_findings([state for rank in loaded.ranks for state in rank.device_states_after])
-        findings += [finding for finding in limited if finding.severity != "info"]
-        samples.append(loaded.samples)
-        first = loaded.ranks[0]
-        try:
-            analysis = _analyze_repeat(done)
-        except DpscopeError as error:
-            findings.append(no_trace(cell, f"{done.path.name}: {error}", first))
-            communication_known = False
-            continue
-        findings += analysis.file_findings  # those of the job are made once for the cell
-        counts = [summary.range_counts for summary in analysis.summaries]
-        tables = analysis.tables.steps, analysis.tables.collectives, counts, analysis.tables.copies
-        traffic = check_traffic(cell, first.model, *tables, first.attached, first.units)
-        findings += traffic
-        shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
-        communication_known &= shown and analysis.communication_known
-        read.append((repeat, analysis))
-        try:
-            checks += _counter_checks(cell, done, loaded.ranks)
-        except DpscopeError as error:
-            findings.append(cell_error(cell, RunCode.COUNTERS_NOT_COMPARED, f"{done.path.name}: {error}"))
-    timelines = (tuple((repeat, one) for one in analysis.timelines) for repeat, analysis in read)
-    data = CellData(
-        cell=cell,
-        skip_reason=planned.skip_reason,
-        results=tuple(results),
-        ranks=tuple(ranks),
-        tables=tables_of(read, samples),
-        timelines=next((own for own in timelines if own), ()),
-        counter_checks=tuple(checks),
-        cores=cores,
-        communication_known=communication_known,
+        *(finding for finding in limited if finding.severity != "info"),
     )
-    return replace(data, findings=tuple(dict.fromkeys((*findings, *_findings_over_repeats(cell, data)))))
+    try:
+        job = _with_traces(job, repeat, done, tables)
+    except DpscopeError as error:
+        lost = no_trace(
+            job.cell,
+            f"{done.path.name}: {error}",
+            ranks[0],
+        )
+        return replace(job.with_findings(lost), communication_known=False)
+    try:
+        checks = _counter_checks(job.cell, done, ranks)
+    except DpscopeError as error:
+        return job.with_findings(
+            cell_error(
+                job.cell,
+                RunCode.COUNTERS_NOT_COMPARED,
+                f"{done.path.name}: {error}",
+            )
+        )
+    return replace(job, counter_checks=(*job.counter_checks, *checks))
 
 
-def _analyze_repeat(done: RepeatFolder) -> TraceAnalysis:
-    """The traces of a repeat; raises DpscopeError where they were deleted or cannot be read."""
-    if not (traces := done.traces()):
+def with_samples(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
+    """The job with a repeat's result, and its ranks and samples if it ended well and still has them all."""
+    try:
+        result = done.result()
+        if result is None:
+            return job
+        job = replace(job, results=(*job.results, result))
+        if result.status != "ok":
+            return job
+        ranks = done.ranks()
+        found = len({rank.rank for rank in ranks})
+        if found != job.processes:
+            raise DpscopeError(f"it holds results of {found} of {counted(job.processes, 'rank')}")
+        samples = Table.of(**done.samples(ranks)).assign(repeat=repeat)
+    except (OSError, ValueError, DpscopeError) as error:
+        missing = " ".join(str(error).split())
+        return job.with_findings(incomplete_repeat(job.cell, repeat, missing))
+    tables.append(replace(NO_TABLES, samples=samples))
+    return replace(
+        job,
+        ranks=(*job.ranks, *((repeat, rank) for rank in ranks)),
+    )
+
+
+def _with_traces(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
+    """The job with the traces of a repeat. Raises DpscopeError where they were deleted or cannot be read."""
+    if not (files := done.traces()):
         raise DpscopeError("there is no trace")
-    return analyze_kept(traces)
+    read = read_kept(files)
+    own, matching = job_tables(read, repeat)
+    first = next(rank for number, rank in job.ranks if number == repeat)
+    counts = [summary.range_counts for summary in read.summaries]
+    traffic = check_traffic(
+        job.cell, first.model, own.steps, own.collectives, counts, own.copies, first.attached, first.units
+    )
+    tables.append(own)
+    known = all(one.communication_shown for one in read.summaries)
+    shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
+    return replace(
+        job.with_findings(*read.findings, *matching, *traffic),
+        summaries=(*job.summaries, *read.summaries),
+        timelines=job.timelines or tuple((repeat, one) for one in read.timelines if one is not None),
+        communication_known=job.communication_known and known and shown,
+    )
 
 
-def _findings_over_repeats(cell: Cell, data: CellData) -> Iterator[Finding]:
-    ranks = [rank for _, rank in data.ranks]
-    yield from input_findings(cell, [rank for number, rank in data.ranks if number == data.ranks[0][0]])
-    yield from batch_finding(data)
-    yield from counter_findings(cell, ranks, data.counter_checks)
-    if data.communication_known:
-        yield from engine_findings(cell, ranks, data.whole_windows, data.tables.collectives)
+def _findings_over_repeats(job: Job) -> Iterator[Finding]:
+    cell, ranks = job.cell, [rank for _, rank in job.ranks]
+    yield from input_findings(
+        cell,
+        [rank for number, rank in job.ranks if number == job.ranks[0][0]],
+    )
+    yield from batch_finding(job)
+    yield from counter_findings(cell, ranks, job.counter_checks)
+    if job.communication_known:
+        yield from engine_findings(cell, ranks, job.whole_windows, job.tables.collectives)
     yield from compilation_findings(cell, ranks)
-    if data.no_scaling:  # what such a cell lacks is cores: the plan's finding states it, once
+    if job.no_scaling:  # what such a cell lacks is cores: the plan's finding states it, once
         return
-    yield from spread_findings(cell.name, data.step_samples())
-    waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
-    known = bool(waits_us) and not any(map(math.isnan, waits_us))  # else the wait for the loader was not recorded
-    if data.cycle == 1:
-        yield from far_longer_steps(lambda: data.tables.steps, data.tables.steps, cell.name)
-    wait_us = statistics.fmean(waits_us) if known else None
-    yield from idle_findings(data.tables.steps, cell.name, wait_us, data.communication_known)
+    yield from spread_findings(job.name, job.step_samples())
+    waits_us = [wait_us for waits in job.step_samples("data_wait_us", "traced") for wait_us in waits]
+    recorded = bool(waits_us) and not any(map(math.isnan, waits_us))
+    if job.cycle == 1:
+        yield from far_longer_steps(job.tables.steps, job.name)
+    wait_us = statistics.fmean(waits_us) if recorded else None
+    yield from idle_findings(job.tables.steps, job.name, wait_us, job.communication_known)
 
 
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
     if not (traces := done.counters_traces()):
         return []
-    analysis = analyze_kept(traces)
-    reduction_ends_us = {one.rank: one.reduction_ends_us for one in analysis.summaries}
+    read = read_kept(traces)
+    reduction_ends_us = {one.rank: one.reduction_ends_us for one in read.summaries}
     return [
         check_counters(
             done.counters(rank.node, rank.rank),
-            analysis.tables.collectives,
+            read.collectives,
             rank.rank,
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",
@@ -279,18 +266,17 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
     ]
 
 
-def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
+def traced_run(analysis: Job, paths: Sequence[Path]) -> RunData:
     """The result of `analyze_traces` for `paths` as a run with one cell, the job; its name contains the ranks that were read."""
     return traced_repeats({"": analysis}, paths)
 
 
 def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
     """As `traced_run`, of several jobs alike: each is a repeat of the one cell. Raises DpscopeError where they are not."""
-    cells = {name: traced_job(analysis) for name, analysis in jobs.items()}
     common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
-    (first, job), *others = cells.items()
+    (first, job), *others = jobs.items()
     for name, other in others:
-        if other != job:
+        if (other.name, other.strategy, other.devices) != (job.name, job.strategy, job.devices):
             raise DpscopeError(
                 f"{common} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
                 f"({other.strategy}); name folders of the same job traced several times"
@@ -298,9 +284,17 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
     ranks: dict[tuple[int, Path], int | None] = {}  # a file of several ranks is listed with the first of them
     for repeat, analysis in enumerate(jobs.values()):
         for one in analysis.summaries:
-            ranks.setdefault((repeat, Path(one.source.removesuffix(f" (rank {one.rank})"))), one.rank)
+            ranks.setdefault(
+                (repeat, Path(one.source.removesuffix(f" (rank {one.rank})"))),
+                one.rank,
+            )
     files = tuple(TraceFile(path, rank) for (_, path), rank in ranks.items())
-    return RunData(common, None, {job.name: traced_cell([*jobs.values()])}, traces=files)
+    return RunData(
+        common,
+        None,
+        {job.name: as_repeats([*jobs.values()])},
+        traces=files,
+    )
 
 
 def traces_text(run: RunData) -> str:
@@ -312,7 +306,7 @@ def traces_text(run: RunData) -> str:
     kind = "whole" if whole else "partial"
     first = "" if whole or not steps else " (their start was not recorded: they are timed from their first event)"
     return (
-        f"{counted(len(run.traces), 'trace file')} of {counted(data.cell.processes, 'process')}, "
+        f"{counted(len(run.traces), 'trace file')} of {counted(data.processes, 'process')}, "
         f"{counted(steps, f'{kind} step')} of each{first}; not made by dpscope run: model, batch and machine are not recorded."
     )
 
@@ -333,17 +327,23 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     """
     cells = []
     for planned in folder.manifest().plan:
-        done = [repeat for repeat in load_repeats(folder, planned.cell) if len(repeat.samples)]
-        if done:
-            tables = tables_of([], [repeat.samples for repeat in done])
-            results = tuple(repeat.result for repeat in done if repeat.result is not None)
-            cells.append(CellData(planned.cell, None, results, tables=tables))
+        job, tables = planned_job(planned.cell), list[Tables]()
+        for repeat, done in folder.repeats(planned.cell):
+            job = with_samples(job, repeat, done, tables)
+        if job.ranks:
+            cells.append(replace(job, tables=join_tables(tables)))
     pool = step_spread(cells)
     return {
-        data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))
+        data.name: RepeatCost(noise, _repeat_s(data))
         for data in cells
         if (noise := centre_noise(data.step_samples(), pool)) is not None
     }
+
+
+def _repeat_s(job: Job) -> float:
+    """The mean time of its measured repeats, seconds."""
+    done = {repeat for repeat, _ in job.ranks}
+    return statistics.fmean(result.duration_s for result in job.results if result.repeat in done)
 
 
 def repeats_text(run: RunData) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dpscope.analysis.runs.cell_data import AnyCell, CellData, knows_batch
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, difference_estimate, missing_evidence, ratio_estimate, verdict
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.run_codes import RunCode
@@ -40,13 +40,13 @@ def variant_savings(run: RunData) -> list[VariantSaving]:
     spread, found = run.spreads.step, []
     conclusive = [data for data in run.measured if not data.no_scaling]
     for without, having in itertools.product(conclusive, conclusive):
-        if having.nodes != without.nodes or (option := _only_option(having.planned, without.planned)) is None:
+        if having.nodes != without.nodes or (option := _only_option(having.cell, without.cell)) is None:
             continue
         share = ratio_estimate(having.step_samples(), without.step_samples(), spread)
         value, low, high = (None if end is None else 1 - end for end in (share.value, share.high, share.low))
         saved_us = difference_estimate(without.step_samples(), having.step_samples(), spread)
         what, saved_share = _in_words(option, having.cell.options), Estimate(value, low, high, share.count)
-        found.append(VariantSaving(option, what, without.cell.name, having.cell.name, saved_us, saved_share))
+        found.append(VariantSaving(option, what, without.name, having.name, saved_us, saved_share))
     return found
 
 
@@ -113,16 +113,16 @@ def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
     return message, "time more repeats (--repeats) if a small difference matters"
 
 
-def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:
+def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
     """The measured single-device cells that a cell is compared with, by batch size: the same options.
 
     Accumulation may differ if the micro-batches are of one size: a script that keeps its global batch divides accumulation by
     the number of devices. Of two at one batch the one with the same accumulation is taken.
     """
-    if not knows_batch(cell):
+    if cell is None:
         return {}
     options = shared_options(cell.options)
-    singles = [data for data in run.measured if data.cell.traits.baseline]
+    singles = [data for data in run.measured if data.traits.baseline]
     same = [data for data in singles if shared_options(data.cell.options) == options]
     alike = [
         data
@@ -146,7 +146,7 @@ def shared_options(options: CellOptions) -> CellOptions:
     return CellOptions(accumulate=options.accumulate, amp=options.amp, compile=options.compile)
 
 
-def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:
+def strategy_pairs(run: RunData) -> list[tuple[Job, Job]]:
     """Measured DP and DDP cells to be compared: equal devices, batch and micro-batches.
 
     DDP's are the one by default and the one without overlap, DP's fair opponent, since DP overlaps nothing; other variants
@@ -155,9 +155,9 @@ def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:
     return [
         (dp, ddp)
         for dp in run.measured
-        if dp.cell.traits.threaded
+        if dp.traits.threaded
         for ddp in run.measured
-        if ddp.cell.traits.plain_reducer
-        and (ddp.cell.devices, ddp.nodes, ddp.cell.batch_size) == (dp.cell.devices, 1, dp.cell.batch_size)
+        if ddp.traits.plain_reducer
+        and (ddp.devices, ddp.nodes, ddp.cell.batch_size) == (dp.devices, 1, dp.cell.batch_size)
         and msgspec.structs.replace(ddp.cell.options, overlap="on") == dp.cell.options
     ]

@@ -69,7 +69,7 @@ class RunAnswer:
         alone_us = base.single_us.get(base.batch_size or 0)
         if alone_us is None:
             return []
-        variant = cell.planned.variant if cell is not None else ""
+        variant = cell.variant if cell is not None else ""
         alike = [one for one in self.own.cells if one.variant == variant]
         steps_us = {
             one.prediction.devices: one.measured_us for one in alike if one.prediction.batch_size == base.batch_size

@@ -11,11 +11,11 @@ import numpy as np
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.costs.costs import Costs, machine_costs
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.traces.ranks.contention import with_contention
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import (
     Paths,
@@ -70,7 +70,7 @@ class Question:
     base: Base
     costs: Costs
     run: RunData | None = None
-    cell: CellData | None = None
+    cell: Job | None = None
     cut_short: tuple[str, ...] = ()
 
 
@@ -175,7 +175,7 @@ def base_of_traces(
     return Question(base, costs, cut_short=tuple(analysis.cut_short))
 
 
-def _chosen(run: RunData, name: str | None) -> CellData:
+def _chosen(run: RunData, name: str | None) -> Job:
     """The named cell of a run, else its traced DDP cell on the most devices, without options where there is one."""
     several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and not one.no_scaling]
     usable = [one for one in several if len(one.tables.steps)]
@@ -190,7 +190,7 @@ def _chosen(run: RunData, name: str | None) -> CellData:
     return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
 
 
-def _named(run: RunData, name: str, usable: Sequence[CellData]) -> CellData:
+def _named(run: RunData, name: str, usable: Sequence[Job]) -> Job:
     cell = run.cells.get(name)
     if cell is None or not cell.measured:
         measured = [one.cell.name for one in run.measured]
@@ -212,11 +212,11 @@ def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
     return replace(jobs[0], profiles=tuple(profiles), kinds=frozenset().union(*(job.kinds for job in jobs)))
 
 
-def devices_per_node(data: CellData) -> int:
-    return -(-data.cell.devices // len({rank.node for _, rank in data.ranks}))
+def devices_per_node(data: Job) -> int:
+    return -(-data.devices // len({rank.node for _, rank in data.ranks}))
 
 
-def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
+def single_steps_us(run: RunData, data: Job) -> dict[int, float]:
     """t_1 by batch per device, of the single-device cells that compute as the base does: its precision, compiled or not.
 
     Where there are some, those with as many micro-batches as the base; else those with one.

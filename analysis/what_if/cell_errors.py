@@ -7,8 +7,8 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.band import ASSUMED_ERROR, NINE_OF_TEN
 from dpscope.analysis.what_if.bases import Question, devices_per_node
 from dpscope.analysis.what_if.predict import predict
@@ -92,7 +92,7 @@ def _unvaried(options: CellOptions) -> CellOptions:
     return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
 
 
-def _cell_error(question: Question, data: CellData) -> CellError:
+def _cell_error(question: Question, data: Job) -> CellError:
     base, cell = question.base, data.cell
     scenario = Scenario(
         devices=cell.devices,

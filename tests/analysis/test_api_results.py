@@ -24,7 +24,6 @@ from dpscope.analysis import (
 )
 from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.findings.answers import traces_verdict
-from dpscope.analysis.runs.cell_data import traced_cell
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 V100, RANK_0 = DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -70,7 +69,7 @@ def test_the_repr_of_a_result_fits_a_screen(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_verdict_is_on_what_is_returned() -> None:
     analysis = analyze_traces(V100)
-    assert analysis.verdict == traces_verdict(traced_cell([analysis]))
+    assert analysis.verdict == traces_verdict(analysis)
     assert "5.66 ms waiting for late ranks" in analysis.verdict.cost.text
     (job,) = analyze_jobs(V100).values()
     assert job.verdict.record() == analysis.verdict.record()

@@ -10,7 +10,7 @@ import sys
 import pytest
 from torch.distributed._composable.replicate import replicate
 
-from tests.end_to_end.strategy_job import Job, run_job
+from tests.end_to_end.strategy_job import Found, run_job
 
 # Double precision: Linear(6, 420), two Linear(420, 420) and Linear(420, 3).
 FIRST, WIDE, LAST = 6 * 420 + 420, 420 * 420 + 420, 3 * 420 + 3
@@ -28,12 +28,12 @@ NAMES = [f"{layer}.{name}" for layer in ("0", "1.0", "2.0", "3") for name in ("w
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """One torchrun job of two processes: what it found, and its traces."""
     return run_job("compiled_strategies", 2, tmp_path_factory.mktemp("compiled"), EXPECTED)
 
 
-def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(job: Job) -> None:
+def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(job: Found) -> None:
     found = job[0]
     counts = {name: (one["graphs"], one["parts"], one["late"]) for name, one in found.items()}
     assert counts == {
@@ -49,7 +49,7 @@ def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(jo
 
 
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_compiled_steps_move_the_bytes_of_a_pocket_calculation_and_have_phases(job: Job, strategy: str) -> None:
+def test_compiled_steps_move_the_bytes_of_a_pocket_calculation_and_have_phases(job: Found, strategy: str) -> None:
     analysis = job[1][strategy]
     moved = analysis.collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
     assert moved.index.get_level_values("rank").nunique() == 2

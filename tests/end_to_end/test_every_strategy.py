@@ -15,7 +15,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.strategies import shard_groups, traits_of
 from dpscope.profiling.store.folders import RunFolder
-from tests.end_to_end.strategy_job import Job, run_job
+from tests.end_to_end.strategy_job import Found, run_job
 from tests.helpers.generated_checks import parallelism
 from tests.helpers.paths import ROOT
 from tests.helpers.ranks import run_ranks
@@ -42,12 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(folder: Path) -> Job:
+def job(folder: Path) -> Found:
     """One job of four processes: what it found, and its traces."""
     return run_job("every_strategy", 4, folder, EXPECTED)
 
 
-def test_collectives_of_hsdp_are_matched_in_their_groups(job: Job) -> None:
+def test_collectives_of_hsdp_are_matched_in_their_groups(job: Found) -> None:
     collectives = job[1]["hsdp"].collectives
     assert collectives["transfer_us"].notna().all()
     ran = {(kind, ranks) for kind, ranks in zip(collectives["kind"], collectives["group_ranks"], strict=True)}
@@ -57,7 +57,7 @@ def test_collectives_of_hsdp_are_matched_in_their_groups(job: Job) -> None:
 
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_it_moves_computed_bytes_trains_as_one_device_does_and_goes_on_from_whole_state(
-    job: Job, strategy: str
+    job: Found, strategy: str
 ) -> None:
     found, (_, shards) = job[0][strategy], shard_groups(strategy, 4)
     assert found["apart"] < 1e-14
@@ -135,7 +135,7 @@ def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
     assert any("FSDP" in one.message for one in report.findings if one.code == "strategy_cost")
     reasons = {one.name: one.text for one in overlap_reasons(report.run.cells["ddp-d2-b2-accumulate-2"])}
     assert "one bucket of 1.07 kB" in reasons["one_bucket"]
-    ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].planned, 0).ranks()
+    ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].cell, 0).ranks()
     assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]
     # From all-gathers and reduce-scatters that the run timed.
     name, row = "fsdp-d2-b2-accumulate-2", fsdp

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from dpscope.analysis.findings.no_overlap import OverlapReason, no_overlap_finding, overlap_reasons
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import traced_run
+from dpscope.analysis.traces.ranks.job import Job
 from tests.end_to_end.strategy_job import run_job
 from tests.user_models.planted_overlap import (
     BUFFER_ELEMENTS,
@@ -41,7 +41,7 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellData]:
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     """One torchrun job of two processes, which train each case for some steps: the traces of each as a cell."""
     assert set(PLANTED) == set(CASES)
     folder = tmp_path_factory.mktemp("overlap")
@@ -52,26 +52,26 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellData]:
     return found
 
 
-def reasons(data: CellData) -> dict[str, OverlapReason]:
+def reasons(data: Job) -> dict[str, OverlapReason]:
     return {reason.name: reason for reason in overlap_reasons(data)}
 
 
 @pytest.mark.parametrize("case", PLANTED)
-def test_the_planted_cause_is_named_and_no_other(cells: dict[str, CellData], case: str) -> None:
+def test_the_planted_cause_is_named_and_no_other(cells: dict[str, Job], case: str) -> None:
     named = set(reasons(cells[case]))
     assert PLANTED[case] <= named
     assert named - BY_CHANCE - PLANTED[case] - ALSO.get(case, set()) == {"gloo"}
 
 
 @pytest.mark.parametrize("case", ["one_bucket", "one_bucket_and_a_metric", "by_hand", "compiled_whole"])
-def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, CellData], case: str) -> None:
+def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, Job], case: str) -> None:
     (finding,) = no_overlap_finding(cells[case])
     assert finding.severity == "warning"  # also on a CPU: it lies in the script
     (cause,) = PLANTED[case]
     assert reasons(cells[case])[cause].text in finding.message
 
 
-def test_each_cause_has_its_number(cells: dict[str, CellData]) -> None:
+def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
     texts = {case: {name: one.text for name, one in reasons(cells[case]).items()} for case in PLANTED}
     whole = LAYERS * LAYER_BYTES
     nearly_all = r"(9\d|100)%"
@@ -95,10 +95,10 @@ def test_each_cause_has_its_number(cells: dict[str, CellData]) -> None:
     assert (broadcasts.loc[broadcasts["kind"] == "broadcast", "bytes"] == 4 * BUFFER_ELEMENTS).all()
 
 
-def test_the_wait_for_a_late_rank_is_its_lateness(cells: dict[str, CellData]) -> None:
+def test_the_wait_for_a_late_rank_is_its_lateness(cells: dict[str, Job]) -> None:
     """Rank 1 sleeps before each backward pass: rank 0 waits that much longer in a step's first all-reduce."""
 
-    def wait_us(data: CellData) -> float:
+    def wait_us(data: Job) -> float:
         table = data.collectives
         own = table[(table["rank"] == 0) & (table["kind"] == "all_reduce") & table["step"].notna()]
         first = own.sort_values("start_us").groupby("step")["wait_us"].first()
@@ -109,7 +109,7 @@ def test_the_wait_for_a_late_rank_is_its_lateness(cells: dict[str, CellData]) ->
 
 
 def test_a_static_graph_does_not_delay_buckets_and_parts_of_a_graph_give_theirs_early(
-    cells: dict[str, CellData],
+    cells: dict[str, Job],
 ) -> None:
     """torch delays the all-reduces of a static graph in its first step alone (`_DDPSink`), before anything is traced."""
     for case in ("even", "static_graph", "compiled_in_parts"):

@@ -10,7 +10,8 @@ import pytest
 
 from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.traced_report import report_of_traces
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers import paced_ddp
 from tests.helpers.hosts import several_hosts, why_no_hosts
@@ -36,11 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def analysis(folder: Path) -> TraceAnalysis:
+def analysis(folder: Path) -> Job:
     return analyze_traces(sorted(folder.glob("*.json")))
 
 
-def test_the_link_s_rate_is_read_from_collectives_that_share_it(folder: Path, analysis: TraceAnalysis) -> None:
+def test_the_link_s_rate_is_read_from_collectives_that_share_it(folder: Path, analysis: Job) -> None:
     """TCP leaves some 1.5% of 0.025 GB/s to headers; two collectives in flight at once do not halve it."""
     report = report_of_traces(analysis, sorted(folder.glob("*.json")), Targets(parse_link("200Mb/s")))
     (row,) = report.comparison.table.to_dict("records")
@@ -51,7 +52,7 @@ def test_the_link_s_rate_is_read_from_collectives_that_share_it(folder: Path, an
     assert (analysis.collectives.loc[analysis.collectives["kind"] == "all_reduce", "concurrent"] > 0).any()
 
 
-def test_buckets_are_ready_when_their_gradients_are(folder: Path, analysis: TraceAnalysis) -> None:
+def test_buckets_are_ready_when_their_gradients_are(folder: Path, analysis: Job) -> None:
     """Gaps between buckets equal those the job recorded itself; queued ones start hundreds of milliseconds later."""
     table = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
     compared, queued = 0, 0

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.traffic_check import check_traffic
 from dpscope.analysis.runs.variant_savings import (
@@ -20,7 +19,8 @@ from dpscope.analysis.runs.variant_savings import (
     variant_savings,
 )
 from dpscope.analysis.stats.samples import Estimate
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records import range_names as phases
@@ -28,7 +28,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.run_cells import traced_table, with_tables
+from tests.helpers.run_cells import in_cell, traced_table, with_tables
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
@@ -73,13 +73,13 @@ def compressed(runs: dict[str, RunData]) -> RunData:
     return runs["compressed"]
 
 
-def bytes_per_step(data: CellData, kind: str) -> list[list[int]]:
+def bytes_per_step(data: Job, kind: str) -> list[list[int]]:
     """Sorted sizes of one kind of collective for every rank and traced step."""
     own = data.collectives[data.collectives["step"].notna() & (data.collectives["kind"] == kind)]
     return [sorted(int(size) for size in group) for _, group in own.groupby(["rank", "step"])["bytes"]]
 
 
-def assert_moved(data: CellData, reduced: list[int], broadcast: list[int]) -> None:
+def assert_moved(data: Job, reduced: list[int], broadcast: list[int]) -> None:
     # Not the spans of DDP's counters: on a busy host threads may wait for longer than these all-reduces take.
     wrong = ("trace_incomplete", "variant_not_kept", "bucket_mismatch")
     assert [finding.message for finding in data.findings if finding.code in wrong] == []
@@ -89,12 +89,12 @@ def assert_moved(data: CellData, reduced: list[int], broadcast: list[int]) -> No
     assert all(check.steps > 0 and check.buckets_equal for check in data.counter_checks)
 
 
-def traces_of(run: RunData, name: str) -> TraceAnalysis:
-    return analyze_traces(run.folder.repeat(run.cells[name].planned, 0).traces())
+def traces_of(run: RunData, name: str) -> Job:
+    return analyze_traces(run.folder.repeat(run.cells[name].cell, 0).traces())
 
 
 def events_named(run: RunData, name: str, event: str) -> int:
-    (path, _) = run.folder.repeat(run.cells[name].planned, 0).traces()
+    (path, _) = run.folder.repeat(run.cells[name].cell, 0).traces()
     found: int = gzip.decompress(path.read_bytes()).count(event.encode())
     return found
 
@@ -131,7 +131,7 @@ def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
     """The findings on a cell's trace, read as that of a cell with other options."""
     data, analysis = run.cells[name], traces_of(run, name)
     tables = analysis.tables
-    cell = Cell(strategy=data.planned.strategy, devices=2, batch_size=8, options=options)
+    cell = Cell(strategy=data.cell.strategy, devices=2, batch_size=8, options=options)
     sizes, ranges = data.ranks[0][1].model, [summary.range_counts for summary in analysis.summaries]
     return check_traffic(cell, sizes, tables.steps, tables.collectives, ranges, tables.copies)
 
@@ -206,7 +206,7 @@ def test_what_every_other_option_saves(buckets: RunData) -> None:
         (CellOptions(broadcast_buffers="off"), "leaving buffers unsent saves 30.0 ms"),
         (CellOptions(accumulate=4), "cutting the batch into 4 saves 30.0 ms"),
     ):
-        having = replace(without, cell=msgspec.structs.replace(plain.planned, variant="", options=options))
+        having = in_cell(without, msgspec.structs.replace(plain.cell, variant="", options=options))
         run = replace(buckets, cells={one.cell.name: one for one in (plain, having)})
         (finding,) = variant_findings(run)
         assert (finding.code, finding.severity) == ("variant_saves", "info")
@@ -228,7 +228,7 @@ def test_which_cells_are_compared(buckets: RunData, monkeypatch: pytest.MonkeyPa
     others = [{"overlap": "off"}, {"comm_hook": "fp16"}, {"overlap": "off", "accumulate": 2}, {"bucket_mb": 5}]
     cells += [msgspec.structs.replace(base, options=CellOptions(**options)) for options in others]  # type: ignore[arg-type]
     some = buckets.cells["ddp-d2-b8"]
-    run = replace(buckets, cells={cell.name: replace(some, cell=cell) for cell in cells})
+    run = replace(buckets, cells={cell.name: in_cell(some, cell) for cell in cells})
     assert [(dp.cell.name, ddp.cell.name) for dp, ddp in strategy_pairs(run)] == [
         ("dp-host-d2-b8", "ddp-d2-b8"),
         ("dp-host-d2-b8", "ddp-d2-b8-overlap-off"),

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import ExpectedStep, GeneratedTrace, write_trace
 
 TIMES = (
@@ -17,13 +18,13 @@ TIMES = (
 RECORDED = ("group", "sequence", "bytes", "group_size", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 
-def analyzed(tmp_path: Path, *ranks: GeneratedTrace) -> TraceAnalysis:
+def analyzed(tmp_path: Path, *ranks: GeneratedTrace) -> Job:
     for rank, generated in enumerate(ranks):
         write_trace(generated.trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
     return analyze_traces([tmp_path])
 
 
-def check_job(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> None:
+def check_job(analysis: Job, ranks: list[GeneratedTrace]) -> None:
     """Every expected step and collective of each rank."""
     for rank, generated in enumerate(ranks):
         check_steps(analysis.steps, rank, generated)
@@ -51,7 +52,7 @@ def check_step(record: Mapping[Hashable, Any], expected: ExpectedStep) -> None:
         assert record[f"{name}_us"] == pytest.approx(value, abs=1e-3), (name, record)
 
 
-def check_collectives(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> None:
+def check_collectives(analysis: Job, ranks: list[GeneratedTrace]) -> None:
     """Every expected collective is there, with every number it states."""
     table = analysis.collectives
     in_steps = table[table["step"].notna()]
@@ -74,7 +75,7 @@ def check_collectives(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> N
                     assert record[name] == value, (name, record, one)
 
 
-def parallelism(analysis: TraceAnalysis) -> str:
+def parallelism(analysis: Job) -> str:
     (finding,) = [one for one in analysis.findings if one.code == "parallelism"]
     assert finding.severity == "info"
     return finding.message

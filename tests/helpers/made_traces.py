@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 
 Event = dict[str, Any]
 
@@ -74,9 +75,7 @@ def write(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2,
     return path
 
 
-def analyzed_events(
-    folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any
-) -> TraceAnalysis:
+def analyzed_events(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any) -> Job:
     """The analysis of a folder to which the trace of this rank is added."""
     write(folder, events, rank, world_size, **header)
     return analyze_traces([folder])

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.made_traces import ALL_REDUCE, Event, launch, on_device, step, write
 
 MS = 1e3
@@ -16,7 +17,7 @@ def paced(
     computes_ms: Sequence[Sequence[float]],
     transfers_ms: Sequence[float] | float = 10.0,
     clocks_us: Sequence[float] = (),
-) -> TraceAnalysis:
+) -> Job:
     """The job in which a rank computes `computes_ms[step][rank]`; its first step is repeated before it, in a partial window.
 
     Each step ends with an all-reduce of 100 MB, which moves data for `transfers_ms` once the last rank has arrived, and the

@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.runs.cell_data import NO_TABLES, CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, planned_job
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
@@ -38,12 +38,12 @@ def rank_result(rank: int, world_size: int) -> RankResult:
 
 
 def traced_table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
-    """The table `name` of CellTables with these rows: what they do not state is missing, their `repeat` 0."""
+    """The table `name` of Tables with these rows: what they do not state is missing, their `repeat` 0."""
     return Table.from_records(({"repeat": 0, **row} for row in rows), getattr(NO_TABLES, name).names)
 
 
-def with_tables(data: CellData, **tables: Table) -> CellData:
-    """With these of its CellTables."""
+def with_tables(data: Job, **tables: Table) -> Job:
+    """With these of its Tables."""
     return replace(data, tables=replace(data.tables, **tables))
 
 
@@ -102,14 +102,14 @@ def all_reduces(cell: Cell, steps: int, buckets: Sequence[tuple[float, float, fl
 
 def cell_data(
     cell: Cell, repeats: Sequence[Sequence[float]], steps: Table, collectives: Table = NO_TABLES.collectives
-) -> CellData:
+) -> Job:
     processes = cell.devices if cell.strategy == "ddp" else 1
     ranks = ((repeat, rank_result(rank, processes)) for repeat in range(len(repeats)) for rank in range(processes))
     tables = replace(NO_TABLES, samples=samples(repeats), steps=steps, collectives=collectives)
-    return CellData(cell, None, ranks=tuple(ranks), tables=tables)
+    return replace(planned_job(cell), ranks=tuple(ranks), tables=tables)
 
 
-def timed_cell(cell: Cell, *levels_us: float, count: int = 8) -> CellData:
+def timed_cell(cell: Cell, *levels_us: float, count: int = 8) -> Job:
     """A repeat of `count` equal steps for each level; traced steps of 2 us, half of them compute."""
     traced = windows(cell, 2, len(levels_us), step_us=2.0, compute_us=1.0, idle_us=1.0)
     return cell_data(cell, [[level] * count for level in levels_us], traced)
@@ -155,18 +155,24 @@ def fitted(*points: Sequence[CalibrationPoint], **changes: object) -> Calibratio
     return fit_calibration(msgspec.structs.replace(calibration({}), points=every, **changes))
 
 
-def with_ranks(data: CellData, **changes: object) -> CellData:
+def with_ranks(data: Job, **changes: object) -> Job:
     """With these fields of every rank's results."""
     return replace(data, ranks=tuple((repeat, msgspec.structs.replace(one, **changes)) for repeat, one in data.ranks))
 
 
-def run_of(*cells: CellData) -> RunData:
+def run_of(*cells: Job) -> RunData:
     """A run of these cells, in the example's folder and with its manifest."""
-    return RunData(EXAMPLE_RUN, RunFolder(EXAMPLE_RUN).manifest(), {data.cell.name: data for data in cells})
+    return RunData(EXAMPLE_RUN, RunFolder(EXAMPLE_RUN).manifest(), {data.name: data for data in cells})
 
 
-def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
+def in_cell(data: Job, cell: Cell) -> Job:
+    """What was measured as that of another cell."""
+    own = planned_job(cell)
+    return replace(data, plan=cell, name=own.name, strategy=own.strategy, devices=own.devices, processes=own.processes)
+
+
+def optioned(data: Job, times: float, **options: str | int | float) -> Job:
     """The cell under other options, each of its steps as many times as long."""
-    cell = msgspec.structs.replace(data.planned, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
+    cell = msgspec.structs.replace(data.cell, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
     samples = data.tables.samples
-    return with_tables(replace(data, cell=cell), samples=samples.assign(step_us=samples["step_us"] * times))
+    return with_tables(in_cell(data, cell), samples=samples.assign(step_us=samples["step_us"] * times))

@@ -10,7 +10,8 @@ import pytest
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.costs.formulas import bus_gb_per_s
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, ROOT
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def a100() -> TraceAnalysis:
+def a100() -> Job:
     return analyze_traces([A100])
 
 
@@ -29,7 +30,7 @@ def states(page: str, *sentences: str) -> Iterator[str]:
     return (sentence for sentence in sentences if sentence not in text)
 
 
-def test_exposed_communication_of_the_a100_trace(a100: TraceAnalysis) -> None:
+def test_exposed_communication_of_the_a100_trace(a100: Job) -> None:
     exposed = show_time(known(known(a100.ledger).exposed_us))
     assert (
         list(
@@ -42,7 +43,7 @@ def test_exposed_communication_of_the_a100_trace(a100: TraceAnalysis) -> None:
     )
 
 
-def test_contention_of_the_a100_trace(a100: TraceAnalysis) -> None:
+def test_contention_of_the_a100_trace(a100: Job) -> None:
     every = known(a100.contentions.every)
     low, high = known(every.ratio_interval)
     stated = (
@@ -52,7 +53,7 @@ def test_contention_of_the_a100_trace(a100: TraceAnalysis) -> None:
     assert list(states("measures.md", stated)) == []
 
 
-def test_the_worked_example_of_collectives(a100: TraceAnalysis) -> None:
+def test_the_worked_example_of_collectives(a100: Job) -> None:
     """Seven kernels of step 4, their sums, and those of the step."""
     names = {"all_reduce": "AllReduce", "broadcast": "Broadcast"}
     kernels = a100.collectives[a100.collectives["step"] == 4]

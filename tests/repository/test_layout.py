@@ -49,7 +49,7 @@ analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ran
   profiling/{machine,records,store}
 analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
   profiling/{machine,records}
-analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/reading profiling/{records,store}
+analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading} profiling/{records,store}
 analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records

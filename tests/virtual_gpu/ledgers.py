@@ -21,7 +21,7 @@ def assert_ledgers_are_true(truth: Truth, traces: Sequence[Path], whole_steps: i
     """Every part of every whole step of these traces of one job, and every exposed part by its kind."""
     analysis = analyze_traces(list(traces))
     true = pd.concat([true_steps(truth, trace) for trace in traces])
-    steps = analysis.steps_with_waits.astype({"device": int, "step": int})
+    steps = analysis.steps.astype({"device": int, "step": int})
     reported = steps[~steps["partial_window"].astype(bool)]
     assert len(reported) == true["device"].nunique() * whole_steps
     both = _joined(reported, true, _STEP)

@@ -80,7 +80,7 @@ def test_every_transfer_and_wait_is_true(ran: Ran) -> None:
 
 def test_lost_time_is_charged_to_the_late_rank(ran: Ran) -> None:
     """The sum of each rank's waits for the other one; the slow device is the second rank's."""
-    caused = analyze_traces(ran.traces).waits_caused.set_index(["late_rank", "waiting_rank"])["wait_us"]
+    caused = analyze_traces(ran.traces).waits.set_index(["late_rank", "waiting_rank"])["wait_us"]
     for waiting, trace in enumerate(ran.traces):
         true = traced(ran.truth.collectives.query("name.str.contains('AllReduce')"), trace)
         whole = true[true["step"] > true["step"].min()]  # no event marks the start of the first

@@ -15,13 +15,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.rank_rows import RankRows, from_lists, list_type, texts, to_lists
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankTables, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
-from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import MOST_COUNT
 from dpscope.profiling.store.errors import DpscopeError, unreadable
@@ -29,16 +27,6 @@ from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
 FORMAT_VERSION = 10  # increase it when a column is redefined; one that is added or removed shows in the schema
-COLUMNS = {
-    "steps": breakdown.COLUMNS,
-    "collectives": collectives.COLUMNS,
-    "dp_phases": dp_phases.COLUMNS,
-    "exposed": breakdown.EXPOSED_COLUMNS,
-    "copies": dp_phases.COPY_COLUMNS,
-    "kernels": kernel_times.COLUMNS,
-}
-"""Of a rank's tables."""
-
 _RECORD = "record"  # a `RankRecord` as msgpack
 _TIMELINE = "timeline"  # its bytes, none where a rank has none
 _LISTS = [(table, list_type(columns)) for table, columns in COLUMNS.items()]
@@ -136,7 +124,13 @@ def of_trace(ranks: Sequence[RankTables], origin: Origin | None, read_on: str | 
     for one in ranks:
         (summary,) = one.summaries
         known = origin or Origin(summary.source)
-        records.append(RankRecord(known, replace(summary, read_on=read_on), one.findings))
+        records.append(
+            RankRecord(
+                known,
+                replace(summary, read_on=read_on),
+                one.findings,
+            )
+        )
     timelines = [timeline_bytes(one.timelines[0]) for one in ranks]
     return Partial(records, tables, timelines)
 

@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phase_table, peer_copies
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline, timeline_bytes, timeline_of
@@ -15,12 +16,12 @@ from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
 from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
-from dpscope.analysis.traces.steps.kernel_times import kernel_times
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import Count, Stamp
 
@@ -94,25 +95,30 @@ class TraceSummary(TraceIdentity):
     device_name: str | None = None  # of the first device that the trace lists
 
 
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "steps": breakdown.COLUMNS,
+    "collectives": collectives.COLUMNS,
+    "dp_phases": phases.COLUMNS,
+    "exposed": breakdown.EXPOSED_COLUMNS,
+    "copies": phases.COPY_COLUMNS,
+    "kernels": kernel_times.COLUMNS,
+}
+"""The tables of a rank and their columns, as its trace gives them and as files keep them."""
+
+
 @dataclass(frozen=True)
-class Tables:
-    """Keyed by (rank, device, step), in the order of ranks; unknown values are missing."""
+class RankTables:
+    """What the trace of one rank shows, or those of several ranks, their rows one below the other in the order of `summaries`.
+
+    Tables are keyed by (rank, device, step); unknown values are missing.
+    """
 
     steps: Table  # step_tables
-    collectives: Table  # collective_table of a rank, match_tables of a job
+    collectives: Table  # collective_table
     dp_phases: Table  # dp_phase_table; empty for a job that is none of `nn.DataParallel`
     exposed: Table  # step_tables
     copies: Table  # peer_copies
     kernels: Table  # kernel_times
-
-
-TABLES = tuple(one.name for one in fields(Tables))
-
-
-@dataclass(frozen=True)
-class RankTables(Tables):
-    """What the trace of one rank shows, or those of several ranks, their rows one below the other in the order of `summaries`."""
-
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
     collective_owner: IntColumn  # the summary that each collective is of
@@ -130,7 +136,7 @@ def join_ranks(ranks: Sequence[RankTables]) -> RankTables:
     order = rank_order([one.rank for one in summaries], [one.source for one in summaries])
     ranks = [ranks[place] for place in order]
     return RankTables(
-        **{name: joined([getattr(one, name) for one in ranks]) for name in TABLES},
+        **{name: joined([getattr(one, name) for one in ranks]) for name in COLUMNS},
         summaries=tuple(summaries[place] for place in order),
         findings=tuple(finding for one in ranks for finding in one.findings),
         collective_owner=np.repeat(np.arange(len(ranks)), [len(one.collectives) for one in ranks]),
@@ -164,7 +170,7 @@ def named_collectives(attribution: Attribution) -> Table:
 
 def rank_tables(attribution: Attribution) -> RankTables:
     """The tables of one rank."""
-    trace, collectives = attribution.trace, named_collectives(attribution)
+    trace, own = attribution.trace, named_collectives(attribution)
     steps, exposed = step_tables(attribution)
     idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     summary = TraceSummary(
@@ -180,13 +186,13 @@ def rank_tables(attribution: Attribution) -> RankTables:
     )
     return RankTables(
         steps=steps,
-        collectives=collectives,
+        collectives=own,
         dp_phases=dp_phase_table(attribution),
         exposed=exposed,
         copies=peer_copies(attribution),
-        kernels=kernel_times(attribution),
+        kernels=kernel_times.kernel_times(attribution),
         summaries=(summary,),
         findings=(*trace.findings, *attribution_findings(attribution)),
-        collective_owner=np.zeros(len(collectives), dtype=np.int64),
+        collective_owner=np.zeros(len(own), dtype=np.int64),
         timelines=(timeline_of(timeline_bytes(step_timeline(attribution))),),  # to the nanosecond, as it is stored
     )

@@ -1,6 +1,6 @@
 """Findings about the steps of a job: idle devices, steps that are far longer than the others or hold many more collectives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -105,22 +105,21 @@ _LONGER = {  # by the part of the step that is longest beyond its usual length
 }
 
 
-def far_longer_steps(with_waits: Callable[[], Table], steps: Table, name: str = "") -> Iterator[Finding]:
-    """One finding for a job with steps that `whole_steps` leaves out; `name` begins the message.
-
-    `steps` are rows of `step_table`, `with_waits` gives those of `with_waits`, which take time to compute.
-    """
+def far_longer_steps(steps: Table, name: str = "") -> Iterator[Finding]:
+    """One finding for a job with steps that `whole_steps` leaves out; `name` begins the message."""
     if not (far := far_longer(steps)).any():
         return
-    repeat = ("repeat",) if "repeat" in steps else ()
-    every = with_waits()
-    long, usual = every.take(far), whole_steps(every)
+    long, usual = steps.take(far), whole_steps(steps)
     texts = []
-    for rows in long.group(*repeat, "step").rows():
+    for rows in long.group("repeat", "step").rows():
         own = long.take(rows)
-        alike = usual.take(usual["repeat"] == own["repeat"][0]) if repeat else usual
-        texts.append(_longer_step(own, alike))
-    left = len(usual.group(*repeat, "step"))
+        texts.append(
+            _longer_step(
+                own,
+                usual.take(usual["repeat"] == own["repeat"][0]),
+            )
+        )
+    left = len(usual.group("repeat", "step"))
     message = f"{listed(texts, _NAMED_STEPS)}; averages are of the other {counted(left, 'step')}"
     yield TraceCode.STEPS_FAR_LONGER.finding(f"{name}: {message}".removeprefix(": "))
 

@@ -31,7 +31,7 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
         "backward_us", "optimizer_us", "start_us", "end_us", "duration_us", "queue_us", "ready_us", "held_us", "launch_us",
         "begin_us", "compute_done", "compiled_share", "time_us", "overlap_us", "pace", "transfer_us", "wait_us",
         "exposed_transfer_us", "exposed_wait_us", "exposed_other_us", "wait_per_step_us", "share", "caused_share",
-        "lateness_us", "cost_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
+        "exposed_share", "lateness_us", "cost_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
     ),
     "whole": (
         "repeat", "rank", "device", "step", "epoch", "samples", "replica", "sequence", "order", "bytes", "model_bytes",

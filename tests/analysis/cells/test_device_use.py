@@ -12,7 +12,7 @@ from dpscope.analysis.cells.device_use import DEVICE, least_step_us, use_changes
 from dpscope.analysis.figures.step import device_use
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.output.analyze import check_flops
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.launch.contents import app
 from dpscope.profiling.machine.gpu_speed import StatedFlops, gpu_speed, parse_flops
 from dpscope.profiling.records.run import Cell, MatmulPeak, StepFlops
@@ -82,13 +82,13 @@ def test_published_utilisation(
 SINGLE, DDP = Cell("single", 1, 8), Cell("ddp", 2, 8)
 
 
-def on(data: CellData, device: str, flops: StepFlops | None, tflops: float | None = None) -> CellData:
+def on(data: Job, device: str, flops: StepFlops | None, tflops: float | None = None) -> Job:
     """The cell on a device, with FLOPs that rank 0 counted and the rate at which each process multiplied matrices."""
     peak = None if tflops is None else MatmulPeak(tflops, side=512, dtype="float32", threads=1)
     return with_ranks(data, device_names=(device,), flops=flops, matmul_peak=peak)
 
 
-def ddp_cell(step_us: float = 1000.0) -> CellData:
+def ddp_cell(step_us: float = 1000.0) -> Job:
     """A traced step of 1250 us: compute 700, exposed wait 100, transfer 250, other 50, idle 150; untraced `step_us`."""
     steps = windows(
         DDP, 5, 2, step_us=1250.0, compute_us=700.0, communication_us=400.0, exposed_us=400.0, exposed_wait_us=100.0,

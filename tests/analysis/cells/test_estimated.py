@@ -18,7 +18,8 @@ from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.runs.cell_data import NO_TABLES, CellData, RunSpreads, run_spreads, tables_of
+from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
+from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.machine.interconnect import interconnect
@@ -34,6 +35,7 @@ from tests.helpers.run_cells import (
     calibration,
     cell_data,
     fitted,
+    in_cell,
     run_of,
     timed,
     timed_cell,
@@ -47,14 +49,14 @@ STEPS = 6
 REPEATS = 2
 
 
-def single(batch_size: int, step_us: float) -> CellData:
+def single(batch_size: int, step_us: float) -> Job:
     """One device: traced steps 10 us longer than untraced, 50 us of them idle."""
     cell = Cell(strategy="single", devices=1, batch_size=batch_size)
     traced = windows(cell, STEPS, REPEATS, step_us=step_us + 10, compute_us=step_us - 40, idle_us=50.0)
     return cell_data(cell, [[step_us] * STEPS] * REPEATS, traced)
 
 
-def ddp(step_us: float = 1500.0) -> CellData:
+def ddp(step_us: float = 1500.0) -> Job:
     """Two ranks: 1,530 us traced = 1,000 compute + 450 exposed + 80 idle; 700 communication, 250 of it hidden.
 
     Buckets of 3 MB ready at 500 us and of 1 MB ready at 800 us take 400 and 200 us.
@@ -74,13 +76,13 @@ CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on
 WITH_BROADCASTS = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
 
 
-def row(data: CellData, sources: Costs = NO_SOURCES) -> CellRow:
+def row(data: Job, sources: Costs = NO_SOURCES) -> CellRow:
     return row_next_to(data, SINGLES, sources)
 
 
 def row_next_to(
-    data: CellData,
-    singles: dict[int, CellData],
+    data: Job,
+    singles: dict[int, Job],
     sources: Costs = NO_SOURCES,
     spreads: RunSpreads = RunSpreads(),  # noqa: B008
 ) -> CellRow:
@@ -121,7 +123,7 @@ def test_pocket_calculations() -> None:
     assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=True) == pytest.approx(24300)
 
 
-def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tuple[float, float]) -> CellData:
+def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tuple[float, float]) -> Job:
     """Two repeats, each with steps that are all alike; traced steps as long as untraced ones."""
     traced = [
         windows(cell, STEPS, 1, step_us=step_us[repeat], **{name: pair[repeat] for name, pair in columns.items()})
@@ -278,7 +280,7 @@ def test_predicted_from_the_specification() -> None:
     assert other.reasons["predicted_transfer_us"] == "the calibration holds no all_reduce on 2 ranks"
 
 
-def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
+def with_buffer_broadcast(data: Job, size_bytes: int) -> Job:
     """Each rank and step also broadcasts buffers of this size at 100 us: no transfer, for it is rooted."""
     reduced = data.tables.collectives
     first = reduced.take(reduced["order"] == 0)
@@ -362,7 +364,7 @@ def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
     generated = dp_trace(2, "peer_copy")
     analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
     cell = Cell(strategy="dp", devices=2, batch_size=8)
-    read = tables_of([(0, analysis)])
+    read = analysis.tables
     data = with_tables(cell_data(cell, [[900.0] * STEPS], read.steps), copies=read.copies)
     found = row(data)
     assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2
@@ -391,7 +393,7 @@ def test_the_rate_of_a_ring_is_that_of_the_cells_own_nodes() -> None:
     """4 MB of gradients on 2 ranks: 0.4 ms at 10 GB/s within a node, 4 ms at 1 GB/s between two; each note names its rate."""
     sizes = (1_000_000, 2_000_000, 4_000_000)
     both = fitted(timed(2, 0.0, 10.0, sizes), timed(2, 0.0, 1.0, sizes, nodes=2))
-    near, far = ddp(), replace(ddp(), cell=Cell("ddp", 2, 8, nodes=2))
+    near, far = ddp(), in_cell(ddp(), Cell("ddp", 2, 8, nodes=2))
     comparison = compare(run_of(near, far), calibration=both)
     rows = comparison.rows.values()
     assert [row.ring_us for row in rows] == pytest.approx([400, 4000])

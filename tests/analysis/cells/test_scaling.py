@@ -20,10 +20,11 @@ from dpscope.analysis.findings.comparisons import (
     superlinear_findings,
 )
 from dpscope.analysis.output.run_json import scaling_records
-from dpscope.analysis.runs.cell_data import NO_TABLES, CellData, step_spread
+from dpscope.analysis.runs.spreads import step_spread
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
+from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
@@ -31,13 +32,13 @@ from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, timed_cell
 
 
-def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> CellData:
+def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> Job:
     cell = Cell(strategy=strategy, devices=devices, batch_size=batch_size)
     noise = np.random.default_rng(devices * batch_size).normal(1, 0.001, (2, count))
     return cell_data(cell, (step_us * noise).tolist(), NO_TABLES.steps)
 
 
-def series(cells: list[CellData], singles: dict[int, CellData]) -> tuple[ScalingSeries, ...]:
+def series(cells: list[Job], singles: dict[int, Job]) -> tuple[ScalingSeries, ...]:
     return scaling_series(cells, lambda _: singles, step_spread([*singles.values(), *cells]))
 
 
@@ -173,7 +174,7 @@ def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_an
 
 def accumulating(
     strategy: CellStrategy, devices: int, batch_size: int, accumulate: int, step_us: float, amp: Amp | None = None
-) -> CellData:
+) -> Job:
     options = CellOptions(accumulate=accumulate, amp=amp)
     return timed_cell(Cell(strategy, devices, batch_size, options=options), step_us, step_us)
 
@@ -199,8 +200,8 @@ def test_accumulation_that_falls_as_devices_are_added_is_one_strong_series() -> 
 def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline() -> None:
     two = accumulating("ddp", 2, 24, 2, 600.0)
     alike, same = accumulating("single", 1, 48, 4, 1000.0), accumulating("single", 1, 48, 2, 900.0)
-    assert single_device_baselines(run_of(two, alike, same), two.planned) == {48: same}
-    assert single_device_baselines(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")), two.planned) == {}
+    assert single_device_baselines(run_of(two, alike, same), two.cell) == {48: same}
+    assert single_device_baselines(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")), two.cell) == {}
     missing = compare(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")))
     reason = missing.reasons["ddp-d2-b24-accumulate-2", "strong_efficiency"]
     assert reason == "no single-device cell with the same options at the global batch"

@@ -6,7 +6,8 @@ import pytest
 
 from dpscope.analysis.cells.columns import COLUMNS, GROUPS
 from dpscope.analysis.cells.row import row_of
-from dpscope.analysis.cells.view import REGISTERED, CellView, Group, Missing, if_known, known, once, quotient
+from dpscope.analysis.cells.view import REGISTERED, CellView, Group, if_known, once, quotient
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import timed_cell
 

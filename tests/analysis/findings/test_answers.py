@@ -4,7 +4,7 @@ from typing import Any
 
 from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.findings.answers import shortcuts_text
-from dpscope.analysis.runs.cell_data import NO_TABLES
+from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
 from tests.helpers.made_rows import made_row, with_values

@@ -9,8 +9,8 @@ from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
 from dpscope.analysis.figures.step import _title
 from dpscope.analysis.findings.comparisons import cost_sentence, cost_table, gap_finding, strategy_cost_finding
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
@@ -71,7 +71,7 @@ def test_what_a_strategy_costs_and_saves_is_one_sentence(one: StrategyCost, sent
     assert cost_sentence(one) == sentence
 
 
-def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int) -> CellData:
+def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int) -> Job:
     cell = Cell(strategy=strategy, devices=devices, batch_size=8, options=CellOptions(**options))  # type: ignore[arg-type]
     repeats = [[step_us + offset for offset in (-2, -1, 0, 1, 2, 3)] for _ in range(3)]
     data = cell_data(cell, repeats, windows(cell, 3, 3, step_us=step_us, compute_us=step_us))

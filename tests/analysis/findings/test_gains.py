@@ -7,8 +7,8 @@ import pytest
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.gains import BY_BLOCKS, BY_TOTAL, gain_of
 from dpscope.analysis.findings.verdict import run_verdict
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, TimedBlock
 from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
@@ -16,14 +16,14 @@ from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 UNEVEN = [100.0] * 7 + [200.0] * 3  # median 100, mean 130
 
 
-def timed(strategy: str, devices: int, batch: int, steps_us: Sequence[float]) -> CellData:
+def timed(strategy: str, devices: int, batch: int, steps_us: Sequence[float]) -> Job:
     """Three repeats, hardly apart."""
     cell = Cell(strategy, devices, batch)  # type: ignore[arg-type]
     repeats = [[one * factor for one in steps_us] for factor in (0.999, 1.0, 1.001)]
     return cell_data(cell, repeats, windows(cell, 2, 3, step_us=2.0, compute_us=1.0, idle_us=1.0))
 
 
-def run(ddp_step_us: float, *more: CellData) -> RunData:
+def run(ddp_step_us: float, *more: Job) -> RunData:
     return run_of(timed("single", 1, 8, UNEVEN), timed("ddp", 2, 8, [ddp_step_us] * 10), *more)
 
 
@@ -41,7 +41,7 @@ def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
     assert "1.22x by the total time of the same steps on 2 devices" in found.which.text
 
 
-def blocks_of(data: CellData, steps: int, duration_s: float) -> CellData:
+def blocks_of(data: Job, steps: int, duration_s: float) -> Job:
     """With one timed block of so many steps in every process."""
     processes = 1 if data.cell.devices == 1 else data.cell.devices
     block = TimedBlock(None, steps, steps * data.cell.batch_size, duration_s, None)

@@ -7,8 +7,8 @@ import pytest
 
 from dpscope.analysis.findings.no_overlap import overlap_reasons, waiting_findings
 from dpscope.analysis.output.traced_report import ReadJob
-from dpscope.analysis.runs.cell_data import traced_cell
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import known
 from tests.helpers.made_traces import ALL_REDUCE, Event, launch, on_device, step, write
 
@@ -16,7 +16,7 @@ MS = 1e3
 COMPUTE_MS, SMALL_MS, BUCKET_MS = 1.0, 0.23, 6.2
 
 
-def with_messages(folder: Path, small: int, elements: int = 1_000, ranks: int = 2) -> TraceAnalysis:
+def with_messages(folder: Path, small: int, elements: int = 1_000, ranks: int = 2) -> Job:
     """Steps of a rank: so many times 1 ms compute and a small all-reduce of 0.23 ms, then a bucket of 100 MB in 6.2 ms."""
     for rank in range(ranks):
         events: list[Event] = []
@@ -50,11 +50,11 @@ def _computed_and_reduced(begin: float, now: float, first: int, elements: int, l
 def test_sixty_small_collectives_explain_more_than_the_bucket_with_all_bytes(tmp_path: Path) -> None:
     """60 x 0.23 = 13.8 of 20 ms exposed (69%); the bucket holds 100 of 100.24 MB and explains 6.2 ms."""
     analysis = with_messages(tmp_path, 60)
-    messages = traced_cell([analysis]).messages
+    messages = analysis.messages
     assert [messages.small_us, messages.large_us, messages.small_count] == pytest.approx([13.8e3, 6.2e3, 60])
-    first = overlap_reasons(traced_cell([analysis]))[0]
+    first = overlap_reasons(analysis)[0]
     assert first.text == "69% of the exposed time (13.8 ms of 20.0 ms) is in small collectives, 60 a step"
-    (finding,) = (one for one in waiting_findings(traced_cell([analysis])) if one.code == "no_overlap")
+    (finding,) = (one for one in waiting_findings(analysis) if one.code == "no_overlap")
     assert "send fewer messages: 60 collectives of at most 256 KiB" in finding.next_step
     action = ReadJob(analysis).verdict.action
     assert action.text.startswith("Send fewer messages: 60 collectives of at most 256 KiB a step are bound by latency")
@@ -67,10 +67,10 @@ def test_sixty_small_collectives_explain_more_than_the_bucket_with_all_bytes(tmp
 def test_few_or_large_messages_are_not_the_cause(tmp_path: Path, small: int, elements: int) -> None:
     """20 x 0.23 ms are 4.6 of 10.8 ms, less than the bucket; 60 of 400 kB are no small ones."""
     analysis = with_messages(tmp_path, small, elements)
-    assert "many_messages" not in {one.name for one in overlap_reasons(traced_cell([analysis]))}
+    assert "many_messages" not in {one.name for one in overlap_reasons(analysis)}
     assert ReadJob(analysis).verdict.action.text.startswith("Hide or shrink the transfers")
 
 
 def test_one_rank_alone_does_not_separate_waiting(tmp_path: Path) -> None:
-    first = overlap_reasons(traced_cell([with_messages(tmp_path, 60, ranks=1)]))[0]
+    first = overlap_reasons(with_messages(tmp_path, 60, ranks=1))[0]
     assert first.text.endswith("is in small collectives, 60 a step, waiting included")

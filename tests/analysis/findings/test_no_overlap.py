@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
-from dpscope.analysis.runs.cell_data import CellData
-from dpscope.analysis.runs.traced_job import TracedJob
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
@@ -33,7 +32,7 @@ def planted(
     on_device: bool = True,
     steps: int = STEPS,
     **columns: float,
-) -> CellData:
+) -> Job:
     """Steps of 100 ms: 50 ms computing, 20 ms communication, 1 ms of it hidden; `buckets` as (bytes, ready, transfer)."""
     usual = {
         "step_us": 100e3, "compute_us": 50e3, "communication_us": 20e3, "hidden_us": 1e3, "exposed_us": 19e3,
@@ -50,12 +49,12 @@ EVEN = [(4 * MB, 30e3, 5e3), (4 * MB, 50e3, 5e3), (4 * MB, 70e3, 5e3)]
 EARLY = (0.2, 0.5, 0.9)
 
 
-def even(made: Cell | None = None, done: Sequence[float] = EARLY, **changes: Any) -> CellData:
+def even(made: Cell | None = None, done: Sequence[float] = EARLY, **changes: Any) -> Job:
     """Three equal buckets."""
     return planted(made or cell(), EVEN, done, **changes)
 
 
-def texts(data: CellData) -> dict[str, str]:
+def texts(data: Job) -> dict[str, str]:
     return {reason.name: reason.text for reason in overlap_reasons(data)}
 
 
@@ -137,7 +136,7 @@ def test_one_bucket() -> None:
         ),
     ],
 )
-def test_what_the_buckets_show(data: CellData, expected: str) -> None:
+def test_what_the_buckets_show(data: Job, expected: str) -> None:
     found = [f"{name}: {text}" for name, text in texts(data).items()]
     assert len(found) == bool(expected)
     assert "".join(found).startswith(expected)
@@ -147,7 +146,7 @@ def test_late_buckets_hide_nothing_if_even_the_whole_step_were_too_little() -> N
     assert list(texts(even(done=(0.9, 0.95, 1.0), compute_us=5e3))) == ["late_buckets", "little_computing"]
 
 
-def waited(late: int | None) -> CellData:
+def waited(late: int | None) -> Job:
     """15 of 19 ms exposed are the other rank's wait for one that is late in all steps, or in turn with it."""
     waiting = even(exposed_wait_us=15e3)
     table = waiting.tables.collectives
@@ -197,7 +196,7 @@ def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
     assert "fully_shard" in reason.advice
 
 
-def late_broadcasts(size: int) -> CellData:
+def late_broadcasts(size: int) -> Job:
     """Rank 1 comes 15 ms late to a broadcast that needs 1 ms, in each of 8 steps."""
     data = even(steps=8)
     table = data.tables.collectives
@@ -258,9 +257,7 @@ def test_only_ddp_is_advised_about_its_hooks() -> None:
     """Compute is held in the same way in a job of tensor parallelism, which has neither."""
     data = even()
     held = with_tables(data, collectives=data.tables.collectives.assign(held_us=5e3))
-    of_ddp, other = (
-        overlap_reasons(one)[0].advice for one in (held, replace(held, cell=TracedJob("job", "other", 2, 2)))
-    )
+    of_ddp, other = (overlap_reasons(one)[0].advice for one in (held, replace(held, strategy="other")))
     assert "SyncBatchNorm" in of_ddp
     assert of_ddp.startswith(other)
     assert not re.search("DDP|hook|SyncBatchNorm|bucket", other)

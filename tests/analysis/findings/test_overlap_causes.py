@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import traced_run
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.launched import Launched, write_launched_job
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
 
-def cell_of(paths: list[Path]) -> CellData:
+def cell_of(paths: list[Path]) -> Job:
     (data,) = traced_run(analyze_traces(paths), paths).cells.values()
     return data
 

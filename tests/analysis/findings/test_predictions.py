@@ -77,7 +77,7 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     assert f"contention: {overlapped}" in finding.message
     assert "small messages" not in finding.message
     assert "--overlap off" in finding.next_step
-    (of_script,) = prediction_findings(replace(comparison(ROW), of_script=True))
+    (of_script,) = prediction_findings(replace(comparison(ROW), knows_options=False))
     assert "--" not in of_script.next_step
     nothing = with_values(ROW, predicted_exposed_us=0.0, predicted_exposed_error=-1.0, exposed_us=420.0)
     (finding,) = prediction_findings(comparison(nothing))

@@ -17,9 +17,9 @@ from dpscope.analysis.output.analyze import print_summary
 from dpscope.analysis.report.build import make_page, make_report
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.report.setting import setting_of
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.terminal import print_findings
+from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
@@ -102,10 +102,10 @@ def test_cells_that_share_cores_get_no_further_advice(run: RunData, tmp_path: Pa
 
 def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=999)
-    skipped = replace(run, cells={**run.cells, cell.name: CellData(cell, "the data set has 512 samples")})
+    skipped = replace(run, cells={**run.cells, cell.name: planned_job(cell, "the data set has 512 samples")})
     assert codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
     assert "cell_skipped" not in codes(run)
-    waiting = replace(run, cells={**run.cells, cell.name: CellData(cell, None)})  # never started
+    waiting = replace(run, cells={**run.cells, cell.name: planned_job(cell)})  # never started
     assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
 
 
@@ -136,7 +136,7 @@ def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
 def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
     message = "stopped before its first pass; the same command resumes the run"
-    stopped = CellResult(cell=data.planned, repeat=1, status="interrupted", duration_s=1.0, message=message)
+    stopped = CellResult(cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message)
     crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
 
     def finding_on(result: CellResult) -> tuple[str, str]:

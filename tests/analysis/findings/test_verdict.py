@@ -13,9 +13,9 @@ from dpscope.analysis.cells.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.answers import Verdict
 from dpscope.analysis.findings.ledger_text import Situation, best_action
 from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, run_verdict
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.finding import Finding
@@ -73,7 +73,7 @@ def answer(of: Comparison, device_type: str, findings: Mapping[str, tuple[Findin
     planned = {
         name: msgspec.convert({field: row.value(field) for field in fields}, Cell) for name, row in of.rows.items()
     }
-    cells = {name: CellData(cell, None, findings=(findings or {}).get(name, ())) for name, cell in planned.items()}
+    cells = {name: planned_job(cell).with_findings(*(findings or {}).get(name, ())) for name, cell in planned.items()}
     manifest = msgspec.structs.replace(RunFolder(EXAMPLE_RUN).manifest(), device_type=device_type)
     return run_verdict(RunData(EXAMPLE_RUN, manifest, cells), of)
 
@@ -183,7 +183,7 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
     assert found.action.text.startswith("Try DDP without broadcasting buffers (--broadcast-buffers off measures it)")
     assert found.action.text.endswith("Broadcasts of buffers: 9.00 ms of a 100.0 ms traced step (9%).")
     assert (found.action.part, found.action.saves_us) == ("broadcasts of buffers", 9e3)
-    of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), of_script=True)
+    of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), knows_options=False)
     action = answer(of_script, "cuda").action.text  # torch's argument rather than dpscope's option
     assert action.startswith("Try DDP without broadcasting buffers (DDP's broadcast_buffers=False): each step waits")
 
@@ -323,7 +323,7 @@ def test_one_device_alone_answers_nothing() -> None:
     assert "none can be recommended" in found.which.text
     assert found.action.text == "Measure two or more devices: dpscope run --devices 1,2."
     assert {one.basis for one in found.answers} == {"not measured"}
-    attached = answer(replace(comparison(SINGLE), of_script=True), "cuda")
+    attached = answer(replace(comparison(SINGLE), knows_options=False), "cuda")
     assert "that train together" in attached.action.text  # two processes that train alone were no two devices
 
 
@@ -342,7 +342,7 @@ def test_without_a_single_device_the_baseline_is_the_strategy_on_one_device() ->
 
 
 def test_the_inferred_batch_and_failed_jobs_of_a_script_are_on_the_first_screen() -> None:
-    script = replace(comparison(SINGLE), of_script=True, batches_seen=("24 in 2 micro-batches", "35"))
+    script = replace(comparison(SINGLE), knows_options=False, batches_seen=("24 in 2 micro-batches", "35"))
     on_gpu = answer(script, "cuda")
     assert on_gpu.caveat == (
         "Batch per device, inferred from the model's calls: 24 in 2 micro-batches, 35 (or set --batch-size)."

@@ -12,8 +12,8 @@ from dpscope.analysis.figures.step import wait_strips
 from dpscope.analysis.hosts.places import fold, rank_means, rank_places, read_topology, spreads
 from dpscope.analysis.partials.jobs import analyze_partials
 from dpscope.analysis.runs.run_data import traced_run
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def analysis(folder: Path) -> TraceAnalysis:
+def analysis(folder: Path) -> Job:
     return analyze_partials(folder)
 
 
@@ -92,7 +92,7 @@ def test_tables_stay_short_and_hosts_are_numbered_on_request(folder: Path) -> No
     assert len(output.splitlines()) < 100
 
 
-def test_spreads_are_over_the_means_of_ranks(analysis: TraceAnalysis, waits: np.ndarray) -> None:
+def test_spreads_are_over_the_means_of_ranks(analysis: Job, waits: np.ndarray) -> None:
     whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:].sum(axis=1).mean(axis=0)  # the first window is partial
     found = {one.quantity: one for one in spreads(rank_means(analysis))}
     wait = found["wait_us"]
@@ -109,9 +109,7 @@ def test_spreads_are_over_the_means_of_ranks(analysis: TraceAnalysis, waits: np.
     assert analysis.collectives["transfer_us"].astype(float).to_numpy() == pytest.approx(TRANSFER_US, abs=1e-3)
 
 
-def test_the_strips_show_who_waits_and_who_is_waited_for(
-    analysis: TraceAnalysis, folder: Path, waits: np.ndarray
-) -> None:
+def test_the_strips_show_who_waits_and_who_is_waited_for(analysis: Job, folder: Path, waits: np.ndarray) -> None:
     strips = wait_strips(traced_run(analysis, [folder]).cells["traces of 1,024 ranks"])
     whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:]  # the first window is partial
     rows = whole.sum(axis=1).T.reshape(RANKS // 4, 4, STEPS - 1).max(axis=1)  # four ranks share a row
@@ -123,10 +121,8 @@ def test_the_strips_show_who_waits_and_who_is_waited_for(
     assert late.loc[BAD // 4 * 4, (0, 2)] == pytest.approx(sum(caused))
 
 
-def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: TraceAnalysis) -> None:
-    drawn = drawn_ranks(
-        [one.rank for one in analysis.summaries], analysis.tables.steps_with_waits, analysis.tables.waits_caused
-    )
+def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: Job) -> None:
+    drawn = drawn_ranks([one.rank for one in analysis.summaries], analysis.tables.steps, analysis.waits_caused)
     assert len(drawn) == 8
     assert {0, BAD} < set(drawn)
     assert drawn == sorted(drawn)
@@ -147,7 +143,7 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
     assert ("transfer is an upper bound" in message) is known
 
 
-def test_places_without_hosts_are_unknown(analysis: TraceAnalysis) -> None:
+def test_places_without_hosts_are_unknown(analysis: Job) -> None:
     places = rank_places(analysis.summaries, {})
     assert places["local_rank"].tolist() == [rank % PER_NODE for rank in range(RANKS)]
     assert not len(fold(analysis, rank_means(analysis), places.assign(host=None), "host"))

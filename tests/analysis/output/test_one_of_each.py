@@ -14,7 +14,7 @@ from dpscope.analysis.output.traced_report import print_traces
 from dpscope.analysis.report import build
 from dpscope.analysis.report.build import make_page, make_report, render_markdown
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.runs.cell_data import NO_TABLES
+from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import write_ddp_job

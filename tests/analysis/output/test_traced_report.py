@@ -31,7 +31,6 @@ from dpscope.analysis.output.traced_report import (
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.report.comparison_tables import shown_views
-from dpscope.analysis.runs.cell_data import traced_cell
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -300,7 +299,7 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     cut.write_text(text[: text.index('"cat": "kernel"')])
     if whole:
         write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")
-    verdict = traces_verdict(traced_cell([analyze_traces([tmp_path])]))
+    verdict = traces_verdict(analyze_traces([tmp_path]))
     assert verdict.cost.text == f"It was not measured: the traces of {which} do not show it."
     assert verdict.action.text == (
         f"What could be read of {cut} holds calls that launch work on a device but no kernel: nothing is known of the device. "

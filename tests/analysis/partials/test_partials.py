@@ -28,10 +28,10 @@ from dpscope.analysis.partials.jobs import analyze_partial_jobs, analyze_partial
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.partials.share import Share, read_share
 from dpscope.analysis.traces.ranks import origin
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.partial import (
-    COLUMNS,
     FORMAT_VERSION,
     NO_RANKS,
     Partial,
@@ -42,9 +42,9 @@ from dpscope.analysis.traces.ranks.partial import (
 )
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import RankRows
-from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.launch.contents import app
@@ -53,7 +53,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_ddp_job, write_trace
 from tests.helpers.many_ranks import equal_partials
 
-TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "steps_with_waits", "waits_caused")
+TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "kernels", "exposed_parts", "waits")
 RANKS = 4
 
 
@@ -68,7 +68,7 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Partial:
 
 
 @pytest.fixture(scope="module")
-def expected(made: Path) -> TraceAnalysis:
+def expected(made: Path) -> Job:
     return analyze_traces(made)
 
 
@@ -94,7 +94,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
+def assert_equal(found: Job, expected: Job) -> None:
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name), check_exact=True)
     assert found.findings == expected.findings
@@ -107,7 +107,7 @@ def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
-    seed: int, parts: int, depth: int, whole: Partial, expected: TraceAnalysis, tmp_path: Path
+    seed: int, parts: int, depth: int, whole: Partial, expected: Job, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     folder = tmp_path / f"{seed}-{parts}-{depth}"
@@ -358,7 +358,7 @@ def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
     assert reduce_traces(traces, third.path).read == RANKS == len(read) - 2
 
 
-class Job:
+class Submitted:
     """What submitit gives in place of a future."""
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -368,13 +368,13 @@ class Job:
 class Jobs:
     """An executor whose jobs are no futures; that of one file is lost, as on a node that went away."""
 
-    def submit(self, work: Callable[..., object], file: Path, *rest: object) -> Job:
+    def submit(self, work: Callable[..., object], file: Path, *rest: object) -> Submitted:
         def result() -> object:
             if file.name.startswith("0_2"):
                 raise RuntimeError("job 17 is gone")
             return work(file, *rest)
 
-        return Job(result)
+        return Submitted(result)
 
 
 def test_jobs_that_are_not_futures_are_awaited_and_a_lost_one_is_reported(traces: Path, tmp_path: Path) -> None:

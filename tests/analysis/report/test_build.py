@@ -6,14 +6,14 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.report.build import projected_links, projection_table
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, ParameterSizes
 from tests.helpers.known import known
 from tests.helpers.made_rows import made_row
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 
-def measured(cell: Cell) -> CellData:
+def measured(cell: Cell) -> Job:
     return cell_data(cell, [[1000.0] * 5], windows(cell, 3, step_us=1000.0))
 
 

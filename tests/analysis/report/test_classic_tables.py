@@ -12,9 +12,9 @@ from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.classic_tables import Study, classic_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
 from tests.helpers.examples import loaded
@@ -180,7 +180,7 @@ def test_published_values_are_shown_next_to_those_of_the_same_cell(study: Study)
     ]
 
 
-def measured_cell(cell: Cell, step_us: float, **phases: float) -> CellData:
+def measured_cell(cell: Cell, step_us: float, **phases: float) -> Job:
     traced = windows(cell, 4, 2, step_us=step_us, compute_us=0.9 * step_us, **phases)
     return cell_data(cell, [[step_us] * 8] * 2, traced)
 

@@ -17,9 +17,9 @@ from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.ranks.job import Job, planned_job
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import LinkRate
@@ -34,7 +34,7 @@ DP = Cell(strategy="dp", devices=2, batch_size=8)
 STEPS = 6
 
 
-def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
+def measured(cell: Cell, step_us: float, **columns: float) -> Job:
     steps = windows(cell, STEPS, 1, step_us=step_us, **columns)
     return cell_data(cell, [[step_us] * STEPS], steps)
 
@@ -145,14 +145,14 @@ def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
 def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
     small, large = measured(SINGLE, 100.0, compute_us=90.0, idle_us=10.0), Cell("single", 1, 16)
     died = CellResult(cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory")
-    run = run_of(small, CellData(cell=large, skip_reason=None, results=(died,)))
+    run = run_of(small, replace(planned_job(large), results=(died,)))
     figure = known(batch_figure(run, compare(run)))
     crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
     assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[16], [16]]
     assert any("out of memory" in str(line.get_label()) for line in crosses)
 
 
-def exchanging() -> CellData:
+def exchanging() -> Job:
     """4 MB all-reduced in 2500 us of a step of 9000, none of it hidden."""
     ddp = measured(
         DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, hidden_us=0.0, exposed_us=2500.0, idle_us=500.0
@@ -160,7 +160,7 @@ def exchanging() -> CellData:
     return with_tables(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
 
 
-def exchanging_once() -> CellData:
+def exchanging_once() -> Job:
     """The same as matching would have it: both ranks' rows of a step are one collective."""
     data = exchanging()
     table = data.tables.collectives

@@ -7,9 +7,9 @@ import pytest
 
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded, reported
@@ -19,7 +19,7 @@ DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 STEPS = 2
 
 
-def with_waits(per_repeat: list[tuple[float, float]]) -> CellData:
+def with_waits(per_repeat: list[tuple[float, float]]) -> Job:
     """Per repeat and step one all-reduce of 10 us transfer, in which rank 0 and rank 1 wait so long."""
     rows = (
         {

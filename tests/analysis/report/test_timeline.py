@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
-from dpscope.analysis.runs.cell_data import NO_TABLES, CellData
+from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
@@ -42,7 +42,7 @@ def reduced(rank: int, start: float, duration: float, wait: float) -> dict[str, 
     }  # fmt: skip
 
 
-def two_ranks() -> CellData:
+def two_ranks() -> Job:
     """Rank 1's clock is 40 us ahead of rank 0's: the same end reads 200 there and 240 here."""
     collectives = traced_table("collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)])
     later = device(compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),))

@@ -7,7 +7,6 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.cell_findings import (
     batch_finding,
     compilation_findings,
@@ -15,6 +14,7 @@ from dpscope.analysis.runs.cell_findings import (
     input_findings,
     more_samples,
 )
+from dpscope.analysis.traces.ranks.job import Job, planned_job
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, TimedBlock
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
@@ -124,7 +124,7 @@ def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_on
     assert cells(("ddp", 1)) == []
 
 
-def of_ranks(*samples: int | None) -> CellData:
+def of_ranks(*samples: int | None) -> Job:
     """A script's cell whose ranks train on so many samples in each of ten steps; None: unknown."""
     cell = Cell(strategy="ddp", devices=len(samples), batch_size=64)
     ranks = [
@@ -135,7 +135,7 @@ def of_ranks(*samples: int | None) -> CellData:
         )
         for rank, count in enumerate(samples)
     ]
-    return CellData(cell, None, ranks=tuple((0, rank) for rank in ranks))
+    return replace(planned_job(cell), ranks=tuple((0, rank) for rank in ranks))
 
 
 def test_ranks_with_unequal_batches_are_named_with_the_sum() -> None:

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.runs.compare import (
     COMPONENTS,
     STEP,
@@ -26,6 +25,7 @@ from dpscope.analysis.runs.compare import (
     undecided_findings,
 )
 from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.profiling.records.run import DeviceState
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS, loaded

@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
+from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.analysis.runs.traffic_check import used_map_bytes
+from dpscope.analysis.traces.ranks.job import CounterCheck
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table, joined

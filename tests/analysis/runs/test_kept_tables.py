@@ -18,7 +18,7 @@ from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, origin, partial, rank_tables, trace_analysis
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
+from dpscope.analysis.traces.ranks.trace_analysis import read_kept
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
@@ -194,11 +194,11 @@ def test_the_tables_used_least_recently_are_removed(
 ) -> None:
     for path in cache.iterdir():
         os.utime(path, (1000, 1000))
-    analyze_kept([run / DDP])  # used now
+    read_kept([run / DDP])  # used now
     used = tables_of(run / DDP)
     monkeypatch.setattr(kept_tables, "MOST_BYTES", used.stat().st_size * 2 + 1000)
     other = Path(shutil.copy(run / DDP, run.with_name("other.pt.trace.json.gz")))
-    analyze_kept([other])
+    read_kept([other])
     assert set(cache.iterdir()) == {used, tables_of(other)}
 
 

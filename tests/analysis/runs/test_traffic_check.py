@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.runs.traffic_check import check_traffic, expected_bytes, padded_bytes
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
@@ -50,7 +50,7 @@ def check(tmp_path: Path, cell: Cell, *ranks: GeneratedTrace) -> list[Finding]:
     return checked(cell, sizes_of(ranks[0]), analyze_traces([tmp_path]))
 
 
-def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[Finding]:
+def checked(cell: Cell, sizes: ParameterSizes, analysis: Job) -> list[Finding]:
     ranges, tables = [summary.range_counts for summary in analysis.summaries], analysis.tables
     return check_traffic(cell, sizes, tables.steps, tables.collectives, ranges, tables.copies)
 

@@ -19,8 +19,8 @@ from dpscope.analysis.cells.view import CellView
 from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.training_report import show_training, training_page, write_training
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Range
+from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import (
@@ -253,7 +253,7 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
 
 
 def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> CellRow:
-    return row_of(CellView(CellData(cell, None), workload=Workload(model=model), training=training))
+    return row_of(CellView(planned_job(cell), workload=Workload(model=model), training=training))
 
 
 def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import Question, base_of_run
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
@@ -14,5 +14,5 @@ def question() -> Question:
 
 
 @pytest.fixture(scope="module")
-def cell(question: Question) -> CellData:
+def cell(question: Question) -> Job:
     return known(question.cell)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.answer import RunAnswer, chapter_of, facts, ledger_table, run_answer
 from dpscope.analysis.what_if.bases import Question, base_of_loaded, base_of_traces
@@ -138,6 +138,6 @@ def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_de
         for devices, batch, variant, step in times
     )
     base = replace(BASE, batch_size=8, step_us=100.0, single_us={8: 80.0})
-    cell = SimpleNamespace(planned=SimpleNamespace(variant="hook-fp16"))
-    question = Question(base, COSTS, cell=cast(CellData, cell))
+    cell = SimpleNamespace(variant="hook-fp16")
+    question = Question(base, COSTS, cell=cast(Job, cell))
     assert RunAnswer(question, CellErrors(errors), ()).measured_efficiencies == [(2, 0.8), (4, 0.5)]

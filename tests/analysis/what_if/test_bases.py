@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import (
     Question,
     base_of_loaded,
@@ -27,14 +27,14 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER
-from tests.helpers.run_cells import optioned, run_of
+from tests.helpers.run_cells import in_cell, optioned, run_of
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
-def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question, cell: CellData) -> None:
+def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question, cell: Job) -> None:
     """Four processes on two cores, which by its size would be the base."""
-    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=2)
+    four = replace(in_cell(cell, msgspec.structs.replace(cell.cell, devices=4)), cores=2)
     run = replace(known(question.run), cells={cell.cell.name: cell, four.cell.name: four})
     chosen = base_of_loaded(run)
     assert (chosen.base.name, chosen.base.largest) == (cell.cell.name, 2)
@@ -70,8 +70,8 @@ def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
 
 
 @pytest.mark.long
-def test_one_device_has_the_precision_and_micro_batches_of_the_base(question: Question, cell: CellData) -> None:
-    batch = cell.planned.batch_size
+def test_one_device_has_the_precision_and_micro_batches_of_the_base(question: Question, cell: Job) -> None:
+    batch = cell.cell.batch_size
     alone = known(question.run).cells[f"single-d1-b{batch}"]
     half: dict[str, str | int] = {"amp": "bf16"}
     half_twice = {**half, "accumulate": 2}

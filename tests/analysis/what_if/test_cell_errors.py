@@ -6,19 +6,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpscope.analysis.runs.cell_data import CellData
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import Question
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Prediction, Scenario
 from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.known import known
-from tests.helpers.run_cells import optioned, run_of
+from tests.helpers.run_cells import in_cell, optioned, run_of
 
 
 @pytest.mark.long
-def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: CellData) -> None:
-    four = replace(cell, cell=msgspec.structs.replace(cell.planned, devices=4), cores=4)
+def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: Job) -> None:
+    four = replace(in_cell(cell, msgspec.structs.replace(cell.cell, devices=4)), cores=4)
     (prediction,) = errors_of_cells(question, run_of(four)).cells
     assert prediction.prediction.reason is None  # not two nodes of two, between which nothing was measured
     assert prediction.error is not None
@@ -26,13 +26,13 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Q
 
 @pytest.mark.long
 def test_only_cells_that_a_scenario_describes_show_the_error(
-    question: Question, cell: CellData, monkeypatch: pytest.MonkeyPatch
+    question: Question, cell: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another precision, a compiled model, buckets as views or another strategy are other programs; buckets and hooks are
     scenarios."""
     monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
     other = [optioned(cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})]
-    other.append(replace(cell, cell=msgspec.structs.replace(cell.planned, strategy="ddp-hooked")))
+    other.append(in_cell(cell, msgspec.structs.replace(cell.cell, strategy="ddp-hooked")))
     alike = [optioned(cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
     found = errors_of_cells(question, run_of(*other, *alike))
     assert [one.cell for one in found.cells] == [one.cell.name for one in alike]
@@ -51,7 +51,7 @@ def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], exp
 
 
 @pytest.mark.long
-def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell: CellData) -> None:
+def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell: Job) -> None:
     """The error is not called assumed where a cell measures it."""
     other = optioned(cell, 1.2, bucket_mb=5.0)
     run = replace(known(question.run), cells={**known(question.run).cells, other.cell.name: other})

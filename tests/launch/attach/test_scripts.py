@@ -10,8 +10,8 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.findings.verdict import NOT_COMPARED, run_verdict
 from dpscope.analysis.output.analyze import Targets, report_of
-from dpscope.analysis.runs.cell_data import CellData
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.traces.ranks.job import Job
 from tests.helpers.run_cells import run_of
 from tests.helpers.script_jobs import run_scripts
 
@@ -56,7 +56,7 @@ DISCRIMINATOR_BYTES = 4 * (64 * 64 + 64 + 64 + 1)
 SHARDED_BYTES = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 
-def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, CellData]:
+def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, Job]:
     """The cell of each script; its output must be the same with and without dpscope."""
     notes = run_scripts(out, commands, processes)
     assert notes == {name: [[] for _ in range(processes)] for name in commands}
@@ -74,23 +74,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> dict[str, CellData]:
+def two(folder: Path) -> dict[str, Job]:
     """All scripts on two processes, which start once."""
     return run_every(folder, COMMANDS | OTHERS, processes=2)
 
 
 @pytest.fixture(scope="module")
-def single(folder: Path) -> dict[str, CellData]:
+def single(folder: Path) -> dict[str, Job]:
     commands = COMMANDS | OTHERS | {"toggled": "two_optimizers.py --toggle"}
     return run_every(folder / "one", {name: commands[name] for name in SINGLE}, processes=1)
 
 
 @pytest.fixture(scope="module")
-def ddp(two: dict[str, CellData]) -> dict[str, CellData]:
+def ddp(two: dict[str, Job]) -> dict[str, Job]:
     return {name: two[name] for name in CASES}
 
 
-def test_each_script_is_recognised_as_its_cell(ddp: dict[str, CellData]) -> None:
+def test_each_script_is_recognised_as_its_cell(ddp: dict[str, Job]) -> None:
     assert {name: data.cell.name for name, data in ddp.items()} == {name: cell for name, (_, cell) in CASES.items()}
     for data in ddp.values():
         assert data.communication_known
@@ -99,7 +99,7 @@ def test_each_script_is_recognised_as_its_cell(ddp: dict[str, CellData]) -> None
         assert [rank.blocks[0].steps for _, rank in data.ranks] == [8 - validated, 8 - validated]
 
 
-def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, CellData]) -> None:
+def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, Job]) -> None:
     found = {}
     for name, data in ddp.items():
         reduced = data.collectives[data.collectives["kind"] == "all_reduce"]
@@ -129,7 +129,7 @@ def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, Cel
     assert unread.next_step.endswith("whether every rank communicates in every step is still checked")
 
 
-def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], folder: Path) -> None:
+def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, Job], folder: Path) -> None:
     """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script requests."""
     late = report_of(folder / "late_rank" / "run", Targets())
     (straggler,) = [finding for finding in late.findings if finding.code == "straggler"]
@@ -154,7 +154,7 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
     ],
 )
 def test_fully_shard_is_recognised_by_what_is_gathered_after_a_forward_pass(
-    two: dict[str, CellData], how: str, strategy: str, gathered: int
+    two: dict[str, Job], how: str, strategy: str, gathered: int
 ) -> None:
     """torch's default leaves the outermost unit gathered: with no other unit, all of the model."""
     assert two[how].cell.name == f"{strategy}-d2-b8"
@@ -162,16 +162,14 @@ def test_fully_shard_is_recognised_by_what_is_gathered_after_a_forward_pass(
     assert set(per_step["all_gather"]) == {gathered}
 
 
-def test_each_script_of_one_process_is_a_single_cell(single: dict[str, CellData]) -> None:
+def test_each_script_of_one_process_is_a_single_cell(single: dict[str, Job]) -> None:
     assert {name: data.cell.name for name, data in single.items()} == SINGLE
     gan = [single[name].ranks[0][1].model for name in ("two_optimizers", "toggled")]
     assert [sizes.gradient_bytes for sizes in gan] == [GENERATOR_BYTES + DISCRIMINATOR_BYTES] * 2
     assert "steps_left_out" in {finding.code for finding in single["task_module"].findings}
 
 
-def test_processes_that_do_not_share_work_show_no_speedup(
-    two: dict[str, CellData], single: dict[str, CellData]
-) -> None:
+def test_processes_that_do_not_share_work_show_no_speedup(two: dict[str, Job], single: dict[str, Job]) -> None:
     """One script joins a group and wraps nothing, the other cuts its model over the processes."""
     alone, cut = two["joined_only"], two["tensor_parallel"]
     (error,) = (finding for finding in alone.findings if finding.severity == "error")
@@ -190,9 +188,7 @@ def test_processes_that_do_not_share_work_show_no_speedup(
     )
 
 
-def test_accumulation_divided_by_the_processes_is_strong_scaling(
-    two: dict[str, CellData], single: dict[str, CellData]
-) -> None:
+def test_accumulation_divided_by_the_processes_is_strong_scaling(two: dict[str, Job], single: dict[str, Job]) -> None:
     """16 samples in all: four micro-batches of four on one device, two on each of two."""
     cells = (single["divided"], two["divided"])
     (series,) = compare(run_of(*cells)).scaling

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpscope.analysis.runs.cell_data import NO_TABLES
 from dpscope.analysis.traces.ranks.clock_alignment import rank_clocks
+from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.matching import RankOrigin
 from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.run_cells import traced_table

@@ -1,5 +1,6 @@
 """Contention of one job: planted slowdowns, jobs in which nothing compares, and the real A100 trace."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import to_tables, trace_content
-from dpscope.analysis.runs.cell_data import CellData, tables_of
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, TOO_UNCERTAIN, contentions
+from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.bases import contention_of_ledger
 from dpscope.profiling.records.run import Cell
@@ -136,7 +137,7 @@ def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
     job = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, shapes=shapes)))
     alone = analyze_traces(write_contended_job(tmp_path / "one", Contended(overlap=False, shapes=shapes, seed=7), 1))
     data = [
-        CellData(Cell("ddp" if devices > 1 else "single", devices, 8), None, tables=tables_of([(0, analysis)]))
+        replace(planned_job(Cell("ddp" if devices > 1 else "single", devices, 8)), tables=analysis.tables)
         for devices, analysis in ((2, job), (1, alone))
     ]
     found = known(cell_contentions(*data).every)

@@ -7,9 +7,9 @@ import pytest
 from dpscope.analysis.findings.answers import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.output.traced_report import ReadJob
-from dpscope.analysis.runs.cell_data import traced_cell
+from dpscope.analysis.traces.ranks.job import Job, as_repeats
 from dpscope.analysis.traces.ranks.lateness import LastRank, last_rank
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import known
 from tests.helpers.paced_ranks import paced
 
@@ -17,14 +17,14 @@ LATE = (40.0, 60.0)  # ms that each rank computes: rank 1 arrives 20 ms after ra
 EARLY = LATE[::-1]
 
 
-def last_of(analysis: TraceAnalysis) -> LastRank:
-    return known(last_rank(analysis.tables.whole_collectives))
+def last_of(analysis: Job) -> LastRank:
+    return known(last_rank(analysis.step_collectives))
 
 
-def texts(analysis: TraceAnalysis) -> tuple[Verdict, list[str]]:
+def texts(analysis: Job) -> tuple[Verdict, list[str]]:
     """The verdict, and all that is stated of waiting."""
     verdict = ReadJob(analysis).verdict
-    messages = [finding.message for finding in waiting_findings(traced_cell([analysis]))]
+    messages = [finding.message for finding in waiting_findings(analysis)]
     return verdict, [verdict.cost.text, verdict.action.text, *messages]
 
 
@@ -107,10 +107,10 @@ def test_clocks_of_ranks_are_not_compared(tmp_path: Path) -> None:
 def test_every_repeat_counts(tmp_path: Path) -> None:
     """Three steps each: in two repeats alike 6 of 6. Where another rank is late in one of five, it is the repeats that differ."""
     late, early = (paced(tmp_path / name, [own] * 3) for name, own in (("late", LATE), ("early", EARLY)))
-    both = known(traced_cell([late, late]).last_rank)
+    both = known(as_repeats([late, late]).last_rank)
     assert (both.rank, both.steps, both.of_steps, both.share) == (1, 6, 6, 1.0)
     assert both.significant
-    once = known(traced_cell([late] * 4 + [early]).last_rank)
+    once = known(as_repeats([late] * 4 + [early]).last_rank)
     assert (once.steps, once.of_steps, once.stands_out) == (12, 15, False)
     assert once.turns == "rank 1 in 12 of 15 steps, rank 0 in 3"
 
@@ -118,7 +118,7 @@ def test_every_repeat_counts(tmp_path: Path) -> None:
 def test_nobody_is_late_where_one_rank_was_read(tmp_path: Path) -> None:
     paced(tmp_path, [LATE] * 6)
     alone = analyze_traces([tmp_path / "0_0.pt.trace.json"])
-    assert last_rank(alone.tables.whole_collectives) is None
+    assert last_rank(alone.step_collectives) is None
     verdict, stated = texts(alone)
     assert verdict.late is None
     assert verdict.action.text.startswith("Read the traces of all ranks")

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
-from dpscope.analysis.runs.cell_data import NO_TABLES, STEP_KEYS
+from dpscope.analysis.traces.ranks.job import NO_TABLES, STEP_KEYS
 from dpscope.analysis.traces.ranks.ledger import critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table, joined
@@ -57,7 +57,7 @@ def test_a_missing_rank_and_data_parallel_leave_exposed_communication_unsplit(tm
 )
 def test_every_step_of_real_traces_adds_up(place: Path) -> None:
     analysis = analyze_traces([place])
-    steps = analysis.steps_with_waits
+    steps = analysis.steps
     parts = ["compute_us", "exposed_wait_us", "exposed_transfer_us", "exposed_other_us", "idle_us"]
     assert (steps[parts].fillna(0.0).sum(axis=1) - steps["step_us"]).abs().max() < 1e-3
     assert (steps[parts].fillna(0.0) >= -1e-6).all(axis=None)

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks import process_pool
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
@@ -34,7 +35,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assert_same(one: TraceAnalysis, other: TraceAnalysis) -> None:
+def assert_same(one: Job, other: Job) -> None:
     for name in ("steps", "collectives", "dp_phases", "copies"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
     assert one.findings == other.findings

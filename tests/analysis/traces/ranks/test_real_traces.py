@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.frames import step_breakdown, waits_caused
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import last_rank
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
@@ -29,7 +30,7 @@ A100_STEPS = {  # step: total, hidden, exposed
 
 
 @pytest.fixture(scope="module")
-def v100() -> TraceAnalysis:
+def v100() -> Job:
     return analyze_traces([V100])
 
 
@@ -70,20 +71,20 @@ def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("rank", "times"), [(0, (5_798, 261, 5_537)), (7, (1_746, 166, 1_580))])
-def test_v100_breakdown(v100: TraceAnalysis, rank: int, times: tuple[float, float, float]) -> None:
+def test_v100_breakdown(v100: Job, rank: int, times: tuple[float, float, float]) -> None:
     (row,) = v100.steps[v100.steps["rank"] == rank].to_dict("records")
     assert (row["step"], row["collective_count"]) == (10, 8)
     assert [row[name] for name in ("communication_us", "hidden_us", "exposed_us")] == pytest.approx(times, abs=1)
 
 
-def test_v100_sizes_come_from_the_operators_input_dims(v100: TraceAnalysis) -> None:
+def test_v100_sizes_come_from_the_operators_input_dims(v100: Job) -> None:
     own = v100.collectives[v100.collectives["rank"] == 0]
     assert own["kind"].tolist() == ["all_to_all"] * 4 + ["all_reduce", "all_to_all", "all_reduce", "all_reduce"]
     # all-reduces: 394,241 + 112 + 226,960 float elements
     assert own.loc[own["kind"] == "all_reduce", "bytes"].tolist() == [1_576_964, 448, 907_840]
 
 
-def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
+def test_v100_is_nearly_all_waiting(v100: Job) -> None:
     table = v100.collectives
     assert table["transfer_us"].notna().all()
     # the eight transfers: 10 + 8 + 7 + 7 + 86 + 10 + 20 + 69 us; the rest of rank 0's 5,798 us is waiting
@@ -110,11 +111,11 @@ RANKS, STEPS, PARTS = 2, 3, 4
 
 
 @pytest.fixture(scope="module")
-def compiled() -> TraceAnalysis:
+def compiled() -> Job:
     return analyze_traces(COMPILED)
 
 
-def test_compiled_buckets_are_found_with_their_bytes(compiled: TraceAnalysis) -> None:
+def test_compiled_buckets_are_found_with_their_bytes(compiled: Job) -> None:
     assert set(compiled.collectives["kind"]) == {"all_reduce"}
     moved = compiled.collectives.groupby(["rank", "step"])["bytes"].agg(["sum", "count"])
     assert len(moved) == RANKS * STEPS
@@ -123,7 +124,7 @@ def test_compiled_buckets_are_found_with_their_bytes(compiled: TraceAnalysis) ->
     assert compiled.collectives["match"].notna().all()
 
 
-def test_compiled_phases_hold_the_compiled_parts(compiled: TraceAnalysis) -> None:
+def test_compiled_phases_hold_the_compiled_parts(compiled: Job) -> None:
     """Apart from `CompiledFunction` ranges and those of torch.compile around them, only loss and optimizer compute."""
     for rank, path in enumerate(COMPILED):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

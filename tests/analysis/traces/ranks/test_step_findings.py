@@ -11,8 +11,9 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.runs.run_data import traced_run, traces_text
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.step_findings import idle_findings
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import ddp_trace, write_trace
@@ -135,7 +136,7 @@ RECORDED: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name"
 
 def numbered(
     folder: Path, first_steps: Sequence[int], sequence: bool = True, kinds: Sequence[str] = ("AllReduce", "AllReduce")
-) -> TraceAnalysis:
+) -> Job:
     """Two ranks of three steps of 1,000 us with an all-reduce each: rank 1 is 100 us late in each, both end at 700."""
     for rank, (first, kind) in enumerate(zip(first_steps, kinds, strict=True)):
         events = []
@@ -148,7 +149,7 @@ def numbered(
     return analyze_traces([folder])
 
 
-def finding(analysis: TraceAnalysis, code: str) -> Finding | None:
+def finding(analysis: Job, code: str) -> Finding | None:
     return next((one for one in analysis.findings if one.code == code), None)
 
 
@@ -156,7 +157,7 @@ def finding(analysis: TraceAnalysis, code: str) -> Finding | None:
 def test_step_numbers_are_labels_of_a_rank(tmp_path: Path, first_steps: tuple[int, int], sequence: bool) -> None:
     analysis = numbered(tmp_path, first_steps, sequence)
     assert analysis.collectives.groupby("rank")["wait_us"].sum().tolist() == [3 * WAIT_US, 0]
-    (caused,) = analysis.waits_caused.to_dict("records")
+    (caused,) = analysis.waits.to_dict("records")
     assert caused["wait_per_step_us"] == WAIT_US
     assert caused["steps"] == 2  # the first one is partial
     run = traced_run(analysis, [tmp_path])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import codes
 from tests.helpers.made_traces import ALL_REDUCE, event, operator, step, steps_with, write
 
@@ -17,7 +18,7 @@ def analyzed(
     ends: Sequence[Sequence[float]],
     hosts: Sequence[str] = ("node",) * 4,
     all_to_all: bool = False,
-) -> TraceAnalysis:
+) -> Job:
     """Per rank steps of 1,000 us (for an all-to-all of 3 s), an all-reduce in each, from its start to its end within the step.
 
     The clock of the host "second" is 300 us behind the others'.
@@ -127,7 +128,7 @@ def test_one_late_rank_shows_that_all_take_part(tmp_path: Path, apart_us: float)
     waits = analysis.collectives.groupby("rank")["wait_us"].min()
     assert waits[2] == 0
     assert (waits.drop(2) > 990_000).all()
-    assert set(analysis.waits_caused["late_rank"]) == {2}
+    assert set(analysis.waits["late_rank"]) == {2}
 
 
 def test_a_late_rank_in_each_of_two_pairs_is_no_group_of_four(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.ranks.whole_steps import far_longer, far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.run import AttachedProcess, Cell
@@ -19,7 +19,7 @@ from tests.helpers.run_cells import cell_data, traced_table, with_ranks
 EVEN = (40.0, 40.0)
 
 
-def message(analysis: TraceAnalysis) -> str:
+def message(analysis: Job) -> str:
     (finding,) = [one for one in analysis.findings if one.code == "steps_far_longer"]
     return finding.message
 
@@ -108,7 +108,7 @@ def test_a_repeat_is_compared_with_itself() -> None:
     fast, slow = steps(10, 10, 10, 90), steps(50, 50, 50, 50, repeat=1)
     both = joined([fast, slow])
     assert far_longer_count(both) == 1
-    (finding,) = far_longer_steps(lambda: fast, fast, "ddp-d2-b8")
+    (finding,) = far_longer_steps(fast, "ddp-d2-b8")
     assert finding.message.startswith("ddp-d2-b8: step 3 takes 90.0 µs, 9 times")
 
 

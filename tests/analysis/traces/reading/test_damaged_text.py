@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading import chunks
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.profiling.store.errors import DpscopeError
@@ -40,17 +41,17 @@ def kineto(found: list[Event]) -> str:
     return '{\n  "traceEvents": [\n  ' + lines + '\n  ],\n  "traceName": "x"\n}'
 
 
-def analyzed(path: Path, text: str | bytes) -> TraceAnalysis:
+def analyzed(path: Path, text: str | bytes) -> Job:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return analyze_traces([path])
 
 
-def compute(analysis: TraceAnalysis) -> list[float]:
+def compute(analysis: Job) -> list[float]:
     values: list[float] = analysis.steps["compute_us"].to_list()
     return values
 
 
-def damage(analysis: TraceAnalysis) -> set[str]:
+def damage(analysis: Job) -> set[str]:
     return codes(analysis) - {"device_idle", "parallelism"}
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
 from tests.generated_traces.generator import (
@@ -86,11 +87,11 @@ STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
 TIMES = ["compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
 
 
-def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> TraceAnalysis:
+def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> Job:
     return analyzed_events(folder, [*STEPS, *events], world_size=world_size)
 
 
-def empty(analysis: TraceAnalysis) -> list[tuple[str, str]]:
+def empty(analysis: Job) -> list[tuple[str, str]]:
     found = [one for one in analysis.findings if one.code == "steps_empty"]
     return [
         (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold") :]) for one in found

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.output.traces import trace_status
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.job import Job
 from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, record, step
 
 MEASURES = ["step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
 
 
-def messages_by_code(analysis: TraceAnalysis) -> dict[str, str]:
+def messages_by_code(analysis: Job) -> dict[str, str]:
     return {finding.code: finding.message for finding in analysis.findings}
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_table
@@ -71,7 +72,7 @@ def test_a_step_of_a_cut_file_has_the_times_of_the_whole_file_or_none(tmp_path: 
                 assert row["exposed_us"] is None
 
 
-def cut_in_step(folder: Path, number: int) -> TraceAnalysis:
+def cut_in_step(folder: Path, number: int) -> Job:
     """The job whose rank 1 was cut amid the events of one step."""
     paths = write_launched_job(folder, Launched(steps=STEPS))
     text = paths[1].read_text()

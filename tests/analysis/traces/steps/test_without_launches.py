@@ -5,18 +5,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.job import Job
 from tests.helpers.made_traces import Event, analyzed_events, launch, on_device, step
 
 TIMES = ["step_us", "compute_us", "communication_us", "exposed_us", "idle_us", "by_time_us"]
 
 
-def times(folder: Path, events: list[Event]) -> tuple[list[list[float]], TraceAnalysis]:
+def times(folder: Path, events: list[Event]) -> tuple[list[list[float]], Job]:
     analysis = analyzed_events(folder, events)
     return analysis.steps[TIMES].astype(float).to_numpy().tolist(), analysis
 
 
-def message(analysis: TraceAnalysis, code: str) -> str:
+def message(analysis: Job, code: str) -> str:
     return next(finding.message for finding in analysis.findings if finding.code == code)
 
 
