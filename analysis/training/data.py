@@ -172,7 +172,7 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -
     """Planned cells without an epoch, with the reason."""
     failures = {one.cell.name: failure(one) for one in reversed(failed_trainings(folder))}
     return [
-        _trained_cell(name, one.cell, (), one.cell.skip_reason or failures.get(name) or "not trained yet")
+        _trained_cell(name, one.cell, (), one.planned.skip_reason or failures.get(name) or "not trained yet")
         for one in manifest.plan
         if (name := one.cell.name) not in trained
     ]

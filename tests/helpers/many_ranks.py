@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
-from dpscope.analysis.traces.ranks.partial import COLUMNS, NO_RANKS, Partial, RankRecord, write_partial
+from dpscope.analysis.traces.ranks.partial import NO_RANKS, Partial, RankRecord, write_partial
 from dpscope.analysis.traces.ranks.rank_rows import RankRows
-from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
 from dpscope.analysis.traces.reading.table import Table
 
 TRANSFER_US = 500.0
