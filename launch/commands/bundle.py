@@ -60,14 +60,13 @@ def _machine_notes() -> dict[str, object]:
     """What doctor and NVML report about this machine now, which may not be the one that measured."""
     import json
     import socket
-    from dataclasses import asdict
 
-    from dpscope.launch.commands.doctor import run_doctor
+    from dpscope.launch.commands.doctor import check_records, run_doctor
     from dpscope.profiling.machine.environment import usable_device_states
     from dpscope.profiling.machine.interconnect import interconnect
     from dpscope.profiling.machine.nvml import NvmlRecorder, driver_version, open_nvml
 
-    checks = [{"name": name, **asdict(check)} for name, check in run_doctor().items()]
+    checks = check_records(run_doctor())
     notes: dict[str, object] = {"doctor": {"hostname": socket.gethostname(), "checks": checks}}
     if (nvml := open_nvml()) is not None:
         recorder = NvmlRecorder(nvml)

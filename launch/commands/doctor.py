@@ -1,16 +1,17 @@
 """The machine's checks alone, in seconds: what would keep a run from starting, or make it mean less."""
 
+import json
 import os
 import platform
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import requires
 from itertools import permutations
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -18,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscope.analysis.text.terminal import progress
-from dpscope.launch.commands.command import open_console
-from dpscope.launch.jobs.all_reduce_check import all_reduce_once
+from dpscope.launch.commands.command import Help, open_console
+from dpscope.launch.jobs.all_reduce_check import all_reduce_once, gloo_all_reduce
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.environment import (
@@ -37,11 +38,26 @@ from dpscope.profiling.store.errors import DpscopeError, error_line
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
 _ROCM_FIX = "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
 _GPU_FIX = "fix what it names; nvidia-smi shows a GPU's free memory, processes and compute mode"
+_GLOO_FIX = "let processes of this host connect over loopback; GLOO_SOCKET_IFNAME names the interface that gloo uses"
 _DISK_WANTED = 5_000_000_000  # bytes
 
 
-def doctor() -> None:
-    raise typer.Exit(0 if print_checks(run_doctor(), open_console()) else 1)
+HELP = Help(
+    exit_statuses=(
+        ("0", "nothing failed"),
+        ("1", "a check failed: dpscope cannot measure here as it should"),
+    )
+)
+Format = Annotated[Literal["table", "json"], typer.Option("--format", help="what to print")]
+
+
+def doctor(output_format: Format = "table") -> None:
+    checks = run_doctor()
+    if output_format == "json":
+        typer.echo(json.dumps({"ready": is_ready(checks), "checks": check_records(checks)}, indent=2))
+    else:
+        print_checks(checks, open_console())
+    raise typer.Exit(0 if is_ready(checks) else 1)
 
 
 @dataclass(frozen=True)
@@ -85,8 +101,30 @@ def _answer_of(check: Callable[[], Check]) -> Check:
         return Check("failed", error_line(error), _GPU_FIX)
 
 
-def print_checks(checks: Mapping[str, Check], console: Console) -> bool:
-    """Print the checks as a table; returns whether none failed."""
+def is_ready(checks: Mapping[str, Check]) -> bool:
+    """Whether no check failed."""
+    return all(check.status != "failed" for check in checks.values())
+
+
+def check_records(checks: Mapping[str, Check]) -> list[dict[str, str]]:
+    """The checks for JSON: name, status, detail, next_step."""
+    return [{"name": name, **asdict(check)} for name, check in checks.items()]
+
+
+def verdict(checks: Mapping[str, Check]) -> str:
+    """Whether dpscope can measure here, and the names of the checks that say otherwise."""
+    failed, warned = (
+        [name for name, check in checks.items() if check.status == status] for status in ("failed", "warning")
+    )
+    if failed:
+        return f"Not ready: {', '.join(failed)} failed."
+    if warned:
+        return f"Ready, with {counted(len(warned), 'warning')}: {', '.join(warned)}."
+    return "Ready."
+
+
+def print_checks(checks: Mapping[str, Check], console: Console) -> None:
+    """Print the checks as a table, and the verdict."""
     styles = {"ok": "green", "warning": "yellow", "failed": "red", "not applicable": "dim"}
     table = Table("check", "status", "found", "what to do")
     for name, check in checks.items():
@@ -94,7 +132,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> bool:
     for column in table.columns:
         column.overflow = "fold"  # a path is never cut
     console.print(table)
-    return all(check.status != "failed" for check in checks.values())
+    console.print(verdict(checks), highlight=False, soft_wrap=True)
 
 
 def _torch() -> Check:
@@ -191,13 +229,15 @@ def _backends() -> Check:
 
 
 def _all_reduce() -> Check:
-    """NCCL at work, over all GPUs: whether it is in torch says little."""
-    if not (count := usable_gpu_count()):
-        return Check("not applicable", "no GPU")
+    """The backend at work: whether it is in torch says little."""
+    count = usable_gpu_count()
     try:
+        if not count:
+            gloo_all_reduce()
+            return Check("ok", "4 MB between 2 ranks on the CPU by gloo")
         engine = all_reduce_once("cuda", count, open_console(stderr=True))
     except DpscopeError as error:
-        fix = f"{_GPU_FIX}; of NCCL's errors NCCL_DEBUG=INFO dpscope doctor shows more"
+        fix = f"{_GPU_FIX}; of NCCL's errors NCCL_DEBUG=INFO dpscope doctor shows more" if count else _GLOO_FIX
         return Check("failed", str(error), fix)
     return Check("ok", f"4 MB over {counted(count, 'GPU')} by {engine}")
 

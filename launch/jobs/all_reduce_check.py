@@ -1,12 +1,15 @@
-"""One all-reduce over all GPUs in a separate job, which checks that NCCL works as DDP uses it. Imports no torch.
+"""One all-reduce, which shows whether the backend works: NCCL's over all GPUs, as DDP uses it, or gloo's. Imports no torch.
 
-`dpscope doctor` starts the job; each of its processes is this module.
+`dpscope doctor` starts a job for NCCL, each of whose processes is this module; gloo's two ranks are threads of `doctor` itself.
 """
 
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -23,9 +26,12 @@ from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.jobs.worker_process import TorchrunPlace, work
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, error_line
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import JobFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ELEMENTS = 1 << 20
 _JOB_S = 300.0  # imports from a cold file system take minutes
@@ -57,6 +63,42 @@ def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
+def gloo_all_reduce(limit_s: float = 30.0) -> None:
+    """Reduce a tensor over two ranks on the CPU, by gloo over the interface that it would use for a job.
+
+    Raises DpscopeError if they cannot meet, do not end in time or compute a wrong sum.
+    """
+    import torch
+    from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+
+    store = HashStore()
+    limit = timedelta(seconds=limit_s)
+
+    def reduce(rank: int) -> torch.Tensor:
+        group: Any = ProcessGroupGloo(store, rank, 2, limit)
+        tensor = torch.full((_ELEMENTS,), float(rank + 1))
+        group.allreduce([tensor]).wait()
+        return tensor
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            sums = list(pool.map(reduce, range(2)))
+        except RuntimeError as error:
+            raise DpscopeError(f"an all-reduce between two ranks by gloo: {error_line(error)}") from error
+    for tensor in sums:
+        _check_sums(tensor, ranks=2)
+
+
+def _check_sums(sums: "Tensor", ranks: int) -> None:
+    """Raises DpscopeError unless each element is 1 + 2 + ... + ranks."""
+    expected = ranks * (ranks + 1) / 2
+    if (wrong := sums[sums != expected]).numel():
+        raise DpscopeError(
+            f"an all-reduce over {counted(ranks, 'process')} gave {float(wrong[0]):.9g}, not {expected:g}, in "
+            f"{wrong.numel()} of {_ELEMENTS} elements"
+        )
+
+
 def _reduce(kind: str, place: TorchrunPlace) -> _Answer:
     import torch
     from torch import distributed
@@ -68,13 +110,7 @@ def _reduce(kind: str, place: TorchrunPlace) -> _Answer:
     tensor = torch.full((_ELEMENTS,), float(place.rank + 1), device=device)
     distributed.all_reduce(tensor)
     process_group.synchronise([device])
-    expected = place.world_size * (place.world_size + 1) / 2  # 1 + 2 + ... + N
-    sums = tensor.cpu()
-    if (wrong := sums[sums != expected]).numel():
-        raise DpscopeError(
-            f"an all-reduce over {counted(place.world_size, 'process')} gave {float(wrong[0]):.9g}, not {expected:g}, in "
-            f"{wrong.numel()} of {_ELEMENTS} elements"
-        )
+    _check_sums(tensor.cpu(), place.world_size)
     return _Answer(backend=process_group.nccl_engine(device) or distributed.get_backend())
 
 

@@ -1,5 +1,6 @@
 """GPUs that are present but unusable stop a run; `auto` is the CPU only on machines without GPUs."""
 
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +9,11 @@ from typing import NoReturn
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dpscope.launch.commands import doctor
 from dpscope.launch.commands.doctor import run_doctor
+from dpscope.launch.contents import app
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import Devices, resolve_devices
@@ -64,7 +67,28 @@ def test_the_doctor_looks_at_everything() -> None:
     checks = run_doctor()
     assert checks["tracer"].status == "ok"
     assert "gloo available" in checks["backends"].detail
+    assert checks["all-reduce"] == doctor.Check("ok", "4 MB between 2 ranks on the CPU by gloo")
     assert all(check.next_step for check in checks.values() if check.status in ("failed", "warning"))
+
+
+def test_the_doctor_ends_with_a_verdict_and_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interface that this host does not have: gloo's ranks cannot meet."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "missing0")
+    table = CliRunner().invoke(app, ["doctor"])
+    assert (table.exit_code, table.output.splitlines()[-1]) == (1, "Not ready: all-reduce failed.")
+    printed = CliRunner().invoke(app, ["doctor", "--format", "json"])
+    answer = json.loads(printed.stdout)
+    assert (printed.exit_code, answer["ready"]) == (1, False)
+    (failed,) = (check for check in answer["checks"] if check["status"] == "failed")
+    assert failed["name"] == "all-reduce"
+    assert "missing0" in failed["detail"]
+    assert "GLOO_SOCKET_IFNAME" in failed["next_step"]
+
+
+def test_the_verdict_counts_warnings() -> None:
+    fine, warned = doctor.Check("ok", "found"), doctor.Check("warning", "found", "do this")
+    assert doctor.verdict({"torch": fine}) == "Ready."
+    assert doctor.verdict({"torch": fine, "disk": warned}) == "Ready, with 1 warning: disk."
 
 
 def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
