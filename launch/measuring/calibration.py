@@ -19,6 +19,7 @@ from dpscope.profiling.records.calibration import (
     CalibrationPoint,
     CalibrationSettings,
     Collective,
+    CollectiveFit,
     Contention,
 )
 from dpscope.profiling.records.config import ResolvedConfig
@@ -104,7 +105,7 @@ def _held(calibration: Calibration) -> set[Pair]:
     return {(point.collective, _layout(calibration, point)) for point in calibration.points}
 
 
-def _layout(calibration: Calibration, timed: CalibrationPoint | Contention) -> Layout:
+def _layout(calibration: Calibration, timed: CalibrationPoint | CollectiveFit | Contention) -> Layout:
     nodes = timed.nodes or calibration.nodes_of(timed.devices) or 1
     return Layout(nodes, timed.devices // nodes)
 
@@ -179,9 +180,10 @@ def of_this_machine(stored: Calibration | None, environment: Environment) -> Cal
 
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
-    """Both calibrations' points as one with the later time, without fits, which readers compute."""
+    """Both calibrations' points as one with the later time; fits are kept with their points, and readers compute the others."""
     timed, held = {_layout(measured, one) for one in measured.contention}, _held(measured)
     kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in held)
+    fits = tuple(fit for fit in stored.fits if (fit.collective, _layout(stored, fit)) not in held)
     chosen = {(one.devices, one.nodes) for one in measured.nccl}
     slowed = tuple(one for one in stored.contention if _layout(stored, one) not in timed)
     return msgspec.structs.replace(
@@ -189,6 +191,7 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device_names=max(stored.device_names, measured.device_names, key=len),
         points=(*kept, *measured.points),
+        fits=fits,
         contention=(*slowed, *measured.contention),
         nccl=(*(one for one in stored.nccl if (one.devices, one.nodes) not in chosen), *measured.nccl),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),

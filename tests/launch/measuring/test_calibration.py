@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.measuring import calibration as calibration_module
@@ -31,8 +32,10 @@ from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import calibration
+from tests.helpers.run_cells import calibration, fitted
+from tests.helpers.run_cells import timed as timed_sizes
 
 RESNET = SIZES["resnet18_cifar"]  # 11,173,962 parameters: 44.7 MB of gradients
 
@@ -192,3 +195,21 @@ def test_only_the_same_engines_times_are_merged(first: First, tmp_path: Path) ->
     assert pairs_in(tmp_path) == {("all_reduce", 2), ("broadcast", 2)}
     first(by("ProcessGroupNCCL2", ("all_reduce", 4)))
     assert pairs_in(tmp_path) == {("all_reduce", 4)}
+
+
+def test_fits_stay_with_their_points_where_a_collective_is_added(first: First, tmp_path: Path) -> None:
+    """As `dpscope calibrate` wrote them; a reader fits the added collective alone. Points that are timed again lose theirs."""
+    sizes = (10_000, 100_000, 1_000_000)
+    reduced, broadcast = fitted(timed_sizes(2, 10.0, 1.0, sizes)), fitted(timed_sizes(2, 5.0, 2.0, sizes, "broadcast"))
+    of_machine = {"environment": ENVIRONMENT, "nccl_engine": None}
+    write_json(tmp_path / "calibration.json", msgspec.structs.replace(reduced, **of_machine))
+    first(msgspec.structs.replace(broadcast, fits=(), **of_machine))
+    stored = known(stored_calibration(RunFolder(tmp_path)))
+    assert stored.fits == reduced.fits
+    read = load_calibration(tmp_path)
+    assert [(fit.collective, fit.pieces[0].alpha_us) for fit in read.fits] == [
+        ("all_reduce", pytest.approx(10.0)), ("broadcast", pytest.approx(5.0)),
+    ]  # fmt: skip
+    first(msgspec.structs.replace(fitted(timed_sizes(2, 20.0, 1.0, sizes)), fits=(), **of_machine))
+    again = {fit.collective: fit.pieces[0].alpha_us for fit in load_calibration(tmp_path).fits}
+    assert again == pytest.approx({"all_reduce": 20.0, "broadcast": 5.0})
