@@ -35,6 +35,11 @@ ROUNDS = 4
 _PROBE_BYTES = 64  # per device, for the call that shows whether a backend has a collective
 _WHOLE = ("all_reduce", "broadcast", "reduce")  # one buffer, no shares
 _SLEEP_CYCLES = 1_000_000  # GPU sleep per call, under a millisecond, in which the host enqueues ahead
+_LONGER_SLEEP, _MOST_SLEEPS = 4, 5  # times as long, where the host needed more; attempts
+_HOST_TOO_SLOW = (
+    f"the host took longer to queue the calls than the GPU slept, even {_LONGER_SLEEP ** (_MOST_SLEEPS - 1)} times the usual "
+    "time: its delays would count as the collective's; stop other programs"
+)
 _CPU_SIDE, _GPU_SIDE = 128, 1024  # of the square matrices in a piece of computation: at most 0.1 ms at 20 TFLOP/s
 _PIECES = 20  # at least, to time one
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
@@ -75,8 +80,8 @@ def measure(
     left_out: list[NotTimed] = []
     for subgroup in _in_turn(subgroups):
         for collective in settings.collectives:
-            timed, missing = time_collective(collective, settings, subgroup, place.report)
-            points += timed
+            measured, missing = time_collective(collective, settings, subgroup, place.report)
+            points += measured
             left_out += missing
     # Ranks may share a GPU.
     gpus = min(settings.job.per_node, torch.cuda.device_count()) if device.type == "cuda" else 0
@@ -91,12 +96,13 @@ def measure(
     )
     keep(found)
     reduced = {(one.devices, one.nodes) for one in points if one.collective == "all_reduce"}
-    contention = tuple(
-        time_contention(settings, subgroup, place.report)
-        for subgroup in _in_turn(subgroups)
-        if (subgroup.devices, subgroup.several_nodes) in reduced
-    )
-    return msgspec.structs.replace(found, contention=contention)
+    contention: list[Contention] = []
+    for subgroup in _in_turn(subgroups):
+        if (subgroup.devices, subgroup.several_nodes) in reduced:
+            timed, missing = time_contention(settings, subgroup, place.report)
+            contention += timed
+            left_out += missing
+    return msgspec.structs.replace(found, contention=tuple(contention), left_out=tuple(left_out))
 
 
 def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
@@ -155,11 +161,15 @@ def time_collective(
     shortest_us: dict[int, list[float]] = {size: [] for size in fitting}
     timed = _time_cuda if subgroup.device.type == "cuda" else _time_cpu
     for part, iterations in enumerate(shares_of_iterations(settings.iterations)):
-        for size in fitting:
+        for size in list(times_us):
             report(f"{collective} on {counted(subgroup.devices, 'device')} at {size} B")
             call = make_call(collective, size, settings.dtype, subgroup)
             warm_up = settings.warmup_iterations if part == 0 else 1
             local_us = timed(call, warm_up + iterations, subgroup)[warm_up:]
+            if not local_us:
+                del times_us[size]
+                left_out.append(NotTimed(collective, subgroup.devices, size, _HOST_TOO_SLOW))
+                continue
             times_us[size] += slowest_us(local_us, subgroup)
             shortest_us[size] += [-one for one in slowest_us([-own for own in local_us], subgroup)]
     item = getattr(torch, settings.dtype).itemsize
@@ -175,7 +185,7 @@ def time_collective(
             shortest_us=tuple(shortest_us[size]),
             nodes=subgroup.several_nodes,
         )
-        for size in fitting
+        for size in times_us
     ], left_out
 
 
@@ -272,22 +282,38 @@ def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> lis
 
     The barrier is an all-reduce of one element on the stream. `distributed.barrier` would make the host wait, and the device
     would be idle until the host has launched the call: that launch would count as transfer. For the same reason the device
-    sleeps first, while the host enqueues ahead.
+    sleeps first, while the host enqueues ahead. If any rank's host does not get ahead, all repeat with a longer sleep; without
+    times if none was long enough.
     """
     token = torch.zeros(1, device=subgroup.device)
-    pairs = []
-    distributed.barrier(group=subgroup.group)
-    torch.cuda.synchronize(subgroup.device)
-    torch.cuda._sleep(_SLEEP_CYCLES * runs)  # type: ignore[no-untyped-call]
-    for _ in range(runs):
-        before, after = _event(), _event()
-        distributed.all_reduce(token, group=subgroup.group)
-        before.record()
-        call()
-        after.record()
-        pairs.append((before, after))
-    torch.cuda.synchronize(subgroup.device)
-    return [before.elapsed_time(after) * 1000 for before, after in pairs]
+    for attempt in range(_MOST_SLEEPS):
+        distributed.barrier(group=subgroup.group)
+        torch.cuda.synchronize(subgroup.device)
+        slept = _sleep(runs * _LONGER_SLEEP**attempt)
+        pairs = []
+        for _ in range(runs):
+            before, after = _event(), _event()
+            distributed.all_reduce(token, group=subgroup.group)
+            before.record()
+            call()
+            after.record()
+            pairs.append((before, after))
+        awake = _is_over(slept)
+        torch.cuda.synchronize(subgroup.device)
+        if not on_any_rank(awake, subgroup):
+            return [before.elapsed_time(after) * 1000 for before, after in pairs]
+    return []
+
+
+def _sleep(calls: int) -> torch.cuda.Event:
+    """Let the GPU sleep while the host enqueues so many calls; returns the event of its end.
+
+    If that has come to pass when the host is done, the queue may have run dry, and the times hold the host's delays.
+    """
+    torch.cuda._sleep(_SLEEP_CYCLES * calls)  # type: ignore[no-untyped-call]
+    slept = _event()
+    slept.record()
+    return slept
 
 
 def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
@@ -298,13 +324,28 @@ def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
     return slowest
 
 
+def _is_over(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def on_any_rank(happened: bool, subgroup: Subgroup) -> bool:
+    """Whether it happened on at least one rank; all ranks must call this."""
+    return slowest_us([float(happened)], subgroup) != [0.0]
+
+
 _Sample = tuple[float, float, float, float, float]
 _SAMPLED = ("alone_us", "two_in_flight_us", "beside_compute_us", "compute_alone_us", "compute_beside_us")
 """One iteration on one rank, by its fields in `Contention`; computation by the piece."""
 
 
 class _Work:
-    """Two buffers to reduce and a matrix product to compute, on one rank."""
+    """Two buffers to reduce and a matrix product to compute, on one rank.
+
+    `sleeps` counts how often a GPU's sleep had to become longer, `ran_dry` is set where it woke before the host was done.
+    """
+
+    sleeps = 0
+    ran_dry = False
 
     def __init__(self, size_bytes: int, dtype: str, subgroup: Subgroup) -> None:
         kind = getattr(torch, dtype)
@@ -330,7 +371,9 @@ class _Work:
             torch.mm(self._matrix, self._matrix, out=self._product)
 
 
-def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> Contention:
+def time_contention(
+    settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
+) -> tuple[list[Contention], list[NotTimed]]:
     """Time two all-reduces at once, and one during computation; all ranks must call this and get the same result.
 
     Computation uses the threads of a training process (OMP_NUM_THREADS).
@@ -340,17 +383,32 @@ def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: C
     work = _Work(size, settings.dtype, subgroup)
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    once = _once_cuda if subgroup.device.type == "cuda" else _once_cpu
-    samples = [once(work) for _ in range(settings.warmup_iterations + settings.iterations)]
+    samples = [_sample(work, subgroup) for _ in range(settings.warmup_iterations + settings.iterations)]
     torch.set_num_threads(threads)
-    times_us = zip(*samples[settings.warmup_iterations :], strict=True)
-    return Contention(
+    if None in samples:
+        return [], [NotTimed("all_reduce", subgroup.devices, size, f"contention: {_HOST_TOO_SLOW}")]
+    times_us = zip(*filter(None, samples[settings.warmup_iterations :]), strict=True)
+    contention = Contention(
         collective="all_reduce",
         devices=subgroup.devices,
         size_bytes=size,
         nodes=subgroup.several_nodes,
         **{name: tuple(slowest_us([*one], subgroup)) for name, one in zip(_SAMPLED, times_us, strict=True)},
     )
+    return [contention], []
+
+
+def _sample(work: _Work, subgroup: Subgroup) -> _Sample | None:
+    """One iteration, again after longer sleeps where a queue ran dry; None if none was long enough, then and ever after."""
+    if subgroup.device.type == "cpu":
+        return _once_cpu(work)
+    while work.sleeps < _MOST_SLEEPS:
+        work.ran_dry = False
+        sample = _once_cuda(work)
+        if not on_any_rank(work.ran_dry, subgroup):
+            return sample
+        work.sleeps += 1
+    return None
 
 
 def _once_cpu(work: _Work) -> _Sample:
@@ -390,9 +448,10 @@ def _once_cuda(work: _Work) -> _Sample:
     """Time by device events, after a small all-reduce that synchronises the devices while the host enqueues ahead."""
 
     def timed(run: Callable[[int], object], count: int) -> float:
-        before, after = _begin(work), _event()
+        (slept, before), after = _begin(work), _event()
         run(count)
         after.record()
+        work.ran_dry |= _is_over(slept)
         torch.cuda.synchronize(work.device)
         return float(before.elapsed_time(after)) * 1e3
 
@@ -400,13 +459,14 @@ def _once_cuda(work: _Work) -> _Sample:
     piece_us = timed(work.compute, _PIECES) / _PIECES
     pieces = max(_PIECES, math.ceil(2 * alone_us / piece_us))  # computing lasts longer than the collective
     aside = torch.cuda.Stream(work.device)  # type: ignore[no-untyped-call]
-    before, reduced, computed = _begin(work), _event(), _event()
+    (slept, before), reduced, computed = _begin(work), _event(), _event()
     reducing = work.begin(0)
     work.compute(pieces)
     computed.record()
     with torch.cuda.stream(aside):
         reducing.wait()
         reduced.record(aside)
+    work.ran_dry |= _is_over(slept)
     torch.cuda.synchronize(work.device)
     beside_us, whole_us = (float(before.elapsed_time(one)) * 1e3 for one in (reduced, computed))
     overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran during the collective
@@ -415,13 +475,12 @@ def _once_cuda(work: _Work) -> _Sample:
     return alone_us, two_us, beside_us, piece_us, piece_beside_us
 
 
-def _begin(work: _Work) -> torch.cuda.Event:
-    """The event at which timing starts, once all devices have reached it."""
-    torch.cuda._sleep(2 * _SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+def _begin(work: _Work) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """The events at which a sleep ends and, once all devices have reached it, timing starts."""
+    slept, before = _sleep(2 * _LONGER_SLEEP**work.sleeps), _event()
     distributed.all_reduce(torch.zeros(1, device=work.device), group=work.group)
-    before = _event()
     before.record()
-    return before
+    return slept, before
 
 
 def _event() -> torch.cuda.Event:

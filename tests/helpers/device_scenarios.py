@@ -73,9 +73,10 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     }
 
 
-def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
+def calibration(out: Path, piece_us: float = PIECE_US, queueing_us: float = 0.0) -> dict[str, Any]:
     """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
     DEVICES.work_us["mm"] = piece_us
+    GROUP.queueing_us = queueing_us
     from dpscope.launch.calibration.collective_timing import measure
     from dpscope.profiling.records.calibration import CalibrationSettings
 
@@ -85,11 +86,15 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
     )  # fmt: skip
     timed = measure(settings, _place(1, 2), lambda found: DEVICES.note("kept", None, len(found.points)))
     torch.distributed.destroy_process_group()
-    ((contention,),) = (timed.contention,)
-    times = [name for name in contention.__struct_fields__ if name.endswith("_us")]
     return {
         "times_us": {point.size_bytes: point.times_us for point in timed.points},
-        "contention": {name: getattr(contention, name) for name in times},
+        "contention": {
+            name: getattr(contention, name)
+            for contention in timed.contention
+            for name in contention.__struct_fields__
+            if name.endswith("_us")
+        },
+        "left_out": [(one.size_bytes, one.reason) for one in timed.left_out],
         "uuids": timed.device_uuids,
         "backend": timed.backend,
         "engine": timed.nccl_engine,
@@ -246,6 +251,8 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "ddp": lambda out: passes("ddp", out),
     "calibration": calibration,
     "contention": lambda out: calibration(out, piece_us=2.0),
+    "slow_host": lambda out: calibration(out, queueing_us=3_000.0),
+    "too_slow_host": lambda out: calibration(out, queueing_us=1_000_000.0),
     "steps": steps,
     "attached": attached,
     "failures": failures,

@@ -18,11 +18,15 @@ from tests.helpers.recording_device import DoubleStream, RecordingDevices
 
 
 class RecordedGroup:
-    """`script` returns how long a collective of so many bytes takes; `failing` is raised by the next one."""
+    """`script` returns how long a collective of so many bytes takes; `failing` is raised by the next one.
+
+    The host takes `queueing_us` for each.
+    """
 
     def __init__(self, double: RecordingDevices, rank: int, world_size: int, script: Callable[[int], float]) -> None:
         self.rank, self.world_size, self.script = rank, world_size, script
         self.failing: Exception | None = None
+        self.queueing_us = 0.0  # of the host, for each collective
         self._double = double
         self._links = [DoubleStream(double, index, "nccl") for index in range(double.count)]
         names = ("init_process_group", "new_group", "destroy_process_group")
@@ -63,6 +67,7 @@ class RecordedGroup:
             size_bytes = tensor.numel() * tensor.element_size()
             index = self._double.current
             self._double.note(name, index, size_bytes)
+            self._double.host_us += self.queueing_us
             link = self._links[index]
             link.wait_until(self._double.stream_of().done_us)
             done_us = link.queue(self.script(size_bytes))

@@ -99,6 +99,10 @@ def install(double: RecordingDevices) -> None:
             double.note("record", stream.index, stream.name)
             self.at_us = max(double.host_us, stream.done_us)
 
+        def query(self) -> bool:
+            assert self.at_us is not None
+            return self.at_us <= double.host_us
+
         def elapsed_time(self, later: "Event") -> float:
             assert self.at_us is not None
             assert later.at_us is not None

@@ -87,6 +87,31 @@ def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> Non
     assert piece["bandwidth_gb_per_s"] * carried == pytest.approx(ran.planted.gb_per_s, rel=0.03)
 
 
+def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_path: Path) -> None:
+    """A device that sleeps for a microsecond is awake before any host has queued a call behind: its times would be the host's."""
+    kernels = Kernels(us=10.0, by_name=(KernelTime(name="spin_kernel", us=1.0),))
+    node = plant(
+        Node(kernels=kernels, collectives=Collectives(by_size=(CollectiveTime(latency_us=20.0, gb_per_s=1.0),)))
+    )
+    command = (
+        "calibrate",
+        "--devices",
+        "2",
+        *SIZES,
+        "--iterations",
+        "3",
+        "--warmup",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    printed = node.dpscope(*command, status=2)
+    assert "nothing could be timed: the host took longer to queue the calls than the GPU slept" in " ".join(
+        printed.split()
+    )
+    assert not (tmp_path / "run" / "calibration.json").exists()
+
+
 def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
     """Four devices of the same node, which are measured then."""
     (prediction,) = answer(ran.node, "whatif", str(ran.out), "--devices", "4")["predictions"]

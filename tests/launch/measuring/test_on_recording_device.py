@@ -137,7 +137,23 @@ def test_collectives_are_timed_on_the_device_after_a_small_one(results: dict[str
     assert calls(results, "calibration", "new_group") == [("new_group", None, [0, 1], 120.0)]
     began = timed.index(("barrier", None))
     one = [("all_reduce", 1, 4), ("record", 1, "default"), ("all_reduce", 1, 4096), ("record", 1, "default")]
-    assert timed[began : began + 11] == [("barrier", None), ("synchronize", 1), *one, *one, ("synchronize", 1)]
+    asleep = [("barrier", None), ("synchronize", 1), ("record", 1, "default")]
+    assert timed[began : began + 12] == [*asleep, *one, *one, ("synchronize", 1)]
+
+
+def test_a_queue_that_ran_dry_is_timed_again_after_a_longer_sleep(results: dict[str, Any]) -> None:
+    """A host that takes 3 ms for each call wakes up later than a GPU that slept 1 ms a call: those times would hold its delay.
+
+    Of one that takes a second no sleep is long enough, and nothing is stored.
+    """
+    quick, slow, too_slow = (results[name] for name in ("calibration", "slow_host", "too_slow_host"))
+    for size, times in slow["times_us"].items():
+        assert times == pytest.approx(quick["times_us"][size])
+    assert slow["contention"]["alone_us"] == pytest.approx(quick["contention"]["alone_us"])
+    assert slow["left_out"] == []
+    assert (too_slow["times_us"], too_slow["contention"]) == ({}, {})
+    assert [size for size, _ in too_slow["left_out"]] == [4096, 8192]
+    assert all("the host took longer to queue the calls than the GPU slept" in why for _, why in too_slow["left_out"])
 
 
 def test_contention_by_hand(results: dict[str, Any]) -> None:
