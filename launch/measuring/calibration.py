@@ -174,14 +174,16 @@ def calibrate_first(
 
 def of_this_machine(stored: Calibration | None, environment: Environment) -> Calibration | None:
     """The calibration unless it was measured on another machine; logs do not name theirs."""
-    if stored is None or stored.environment is None or not machine_differences(stored.environment, environment):
+    if stored is None or stored.environment is None:
         return stored
-    return None
+    differences = machine_differences(stored.environment, environment)
+    return None if differences else stored
 
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
     """Both calibrations' points as one with the later time; fits are kept with their points, and readers compute the others."""
-    timed, held = {_layout(measured, one) for one in measured.contention}, _held(measured)
+    held = _held(measured)
+    timed = {_layout(measured, one) for one in measured.contention}
     kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in held)
     fits = tuple(fit for fit in stored.fits if (fit.collective, _layout(stored, fit)) not in held)
     chosen = {(one.devices, one.nodes) for one in measured.nccl}
