@@ -333,7 +333,9 @@ def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -
     hidden = replace(
         analysis,
         summaries=tuple(summaries),
-        timelines=tuple((repeat, replace(one, host=numbered(one.host))) for repeat, one in analysis.timelines),
+        timelines=tuple(
+            (repeat, msgspec.structs.replace(one, host=numbered(one.host))) for repeat, one in analysis.timelines
+        ),
         findings=tuple(map(renamed, analysis.findings)),
     )
     return hidden, places.assign(host=[numbered(host) for host in places.words("host").tolist()])

@@ -286,29 +286,37 @@ def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     in_shown_steps = ~attribution.windows.is_cut(attribution.step)
     annotations_of_step = attribution.by_step(events.is_category(Category.USER_ANNOTATION) & in_shown_steps)
     for step, annotations in enumerate(annotations_of_step):
-        rows_of: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-        copies_of: dict[str, list[int]] = defaultdict(list)
-        for row, name in _named(events, annotations):
-            replica = events.names[events.name[row]].partition("#")[2]
-            rows_of[name, int(replica) if replica.isdigit() else None].append(row)
-            if attribution.kind[row] == Kind.HOST_RANGE:
-                copies_of[name].append(row)
-        by_place = {place: intervals.of_events(events, np.array(rows)) for place, rows in rows_of.items()}
-        passes = intervals.merge(*(by_place.pop((name, None), intervals.EMPTY) for name in _OF_STEP))
+        by_place, copied = _host_ranges(attribution, annotations)
+        passes = intervals.merge(*(by_place.pop((name, -1), intervals.EMPTY) for name in _OF_STEP))
         together: dict[str, Intervals] = {}
         common: dict[str, object] = {"step": attribution.steps.numbers[step], "collective_count": 0}
-        for (name, index), spans in sorted(by_place.items(), key=lambda item: (item[0][1] or 0, item[0][0])):
+        for (name, replica), spans in sorted(by_place.items(), key=lambda item: (max(item[0][1], 0), item[0][0])):
             together[name] = intervals.merge(together.get(name, intervals.EMPTY), spans)
-            if index is not None:
-                yield common | {"phase": name, "replica": index, "time_us": intervals.length(spans)}
+            if replica >= 0:
+                yield common | {"phase": name, "replica": replica, "time_us": intervals.length(spans)}
         taken = intervals.merge(*(spans for name, spans in together.items() if name != _BACKWARD))
         together[_BACKWARD] = intervals.difference(passes, taken)
-        copied = {name: intervals.of_events(events, np.array(rows)) for name, rows in copies_of.items()}
         bounds = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
         exposed_us = _exposed_parts(copied, compute, *bounds)
         for name, spans in together.items():
             exposed = exposed_us.get(name, 0.0)
             yield common | {"phase": name, "time_us": intervals.length(spans), "exposed_us": exposed}
+
+
+def _host_ranges(
+    attribution: Attribution, annotations: IntColumn
+) -> tuple[dict[tuple[str, int], Intervals], dict[str, Intervals]]:
+    """A step's ranges by phase and replica, -1 for none, and those that copy by phase."""
+    events = attribution.events
+    rows_of: dict[tuple[str, int], list[int]] = defaultdict(list)
+    copies_of: dict[str, list[int]] = defaultdict(list)
+    for row, name in _named(events, annotations):
+        replica = events.names[events.name[row]].partition("#")[2]
+        rows_of[name, int(replica) if replica.isdigit() else -1].append(row)
+        if attribution.kind[row] == Kind.HOST_RANGE:
+            copies_of[name].append(row)
+    by_place = {place: intervals.of_events(events, np.array(rows)) for place, rows in rows_of.items()}
+    return by_place, {name: intervals.of_events(events, np.array(rows)) for name, rows in copies_of.items()}
 
 
 def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str]]:

@@ -81,11 +81,10 @@ def _clocks_differ(differences: _FloatColumn, moved_us: float) -> bool:
 
 def _ends(collectives: Table, row_of: Mapping[int, int], place_us: _FloatColumn) -> _FloatColumn:
     """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where a rank has no part."""
-    known = collectives.take(collectives.known("transfer_us")) if len(collectives) else collectives
-    if not len(known):
-        return np.empty((len(row_of), 0))
-    columns = known.group("match").code
-    ends = np.full((len(row_of), columns.max() + 1), np.nan)
+    known = collectives.take(collectives.known("transfer_us"))
+    matches = known.group("match")
+    columns = matches.code
+    ends = np.full((len(row_of), len(matches)), np.nan)
     rows = np.array([row_of[rank] for rank in known["rank"].tolist()], dtype=np.int64)
     ends[rows, columns] = known["start_us"] + known["duration_us"] + place_us[rows]
     return ends

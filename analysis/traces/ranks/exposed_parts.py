@@ -117,9 +117,7 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     column of that name; NA where it is unknown. `exposed_share` is its part of the sum over all pairs.
     """
     known = windows.take(windows.known("exposed_wait_us"))
-    keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
-    own = parts.take(parts.words("part").isin("wait")) if len(parts) else parts
-    own = own.within(known, keys)
+    own = parts.having("part", "wait").within(known, known.present(*parts.present("repeat", *_KEYS)))
     sums, ranks = own.group("late_rank", "rank"), known.group("rank")
     found = Table.of(late_rank=own["late_rank"][sums.first], waiting_rank=own["rank"][sums.first])
     steps = Table.of(waiting_rank=known["rank"][ranks.first])
@@ -277,8 +275,7 @@ class Messages:
 
 def messages_of(windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]) -> Messages:
     """From whole windows, `exposed_parts` and the collectives of these windows."""
-    keys = [name for name in ("repeat", *_KEYS) if name in windows and name in parts]
-    own = parts.within(windows, keys) if len(parts) else parts
+    own = parts.within(windows, windows.present(*parts.present("repeat", *_KEYS)))
     own = own.take(own.known("bytes") & ~own.words("part").isin("wait") & ~own.words("kind").isin("broadcast"))
     small, count = is_small(own), max(len(windows), 1)
     transfer, reduces = own.words("part").isin("transfer"), own.words("kind").isin(*reducing)

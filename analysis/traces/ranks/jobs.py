@@ -7,7 +7,7 @@ one process are one job. Whatever cannot be separated stands alone, since nothin
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import count, pairwise
@@ -64,30 +64,40 @@ def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path], findings:
     folder with a job of several, but not of that job, is left out with a finding. `findings` are on files of no job: the first
     job has them, so that they are reported once.
     """
-    folders = [os.path.dirname(os.path.abspath(place)) for place in places]
-    every = [_indexed(trace, index, folders[index]) for index, trace in enumerate(traces)]
+    every = [
+        _indexed(trace, index, os.path.dirname(os.path.abspath(place)))
+        for index, (trace, place) in enumerate(zip(traces, places, strict=True))
+    ]
     originals = {_identity(one): one for one in reversed(every)}
-    parts = [_in_order(originals.values())]
-    for split in (_by_world_size, _by_time, _by_groups):
-        parts = [piece for part in parts for piece in split(part)]
-    parts, apart = _with_unique_ranks(parts)
-    parts.sort(key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index))
+    parts, apart = _parts(_in_order(originals.values()))
     jobs, strays = _without_strays(parts)
     named = _named(jobs)
     job_of = {one.index: name for name, job in named.items() for one in job}
     first = next(iter(named))  # has the findings on traces of no job
-    found = defaultdict(list, {first: list(findings)})
+    about = [(job[0], _is_of_another_job(stray, job)) for stray, job in strays]
+    about += [(part[0], _are_not_unique(part)) for part in apart]
+    about += [(named[name][0], _is_one_of_several(named[name])) for name in _side_by_side(named)]
+    found = defaultdict(list, {first: [*findings]})
+    for original, finding in [*_copies(every, originals), *about]:
+        found[job_of.get(original.index, first)].append(finding)
+    return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, dict(found))
+
+
+def _parts(part: _Part) -> tuple[list[_Part], list[_Part]]:
+    """The traces divided into jobs, in order of time, and parts that could only be divided into single traces."""
+    parts = [part]
+    for split in (_by_world_size, _by_time, _by_groups):
+        parts = [piece for part in parts for piece in split(part)]
+    parts, apart = _with_unique_ranks(parts)
+    return sorted(parts, key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index)), apart
+
+
+def _copies(every: _Part, originals: dict[tuple[int | None, str], _Trace]) -> Iterator[tuple[_Trace, Finding]]:
+    """A finding on each file that holds what another one does, with that one."""
     for copy in every:
         original = originals[_identity(copy)]
         if original is not copy:
-            found[job_of.get(original.index, first)].append(_is_copy(copy, original))
-    for stray, job in strays:
-        found[job_of[job[0].index]].append(_is_of_another_job(stray, job))
-    for part in apart:
-        found[job_of.get(part[0].index, first)].append(_are_not_unique(part))
-    for name in _side_by_side(named):
-        found[name].append(_is_one_of_several(named[name]))
-    return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, dict(found))
+            yield original, _is_copy(copy, original)
 
 
 def _identity(one: _Trace) -> tuple[int | None, str]:

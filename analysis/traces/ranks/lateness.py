@@ -22,11 +22,7 @@ _NAMED = 3  # ranks that take turns, in a message
 
 def _by_repeat(table: Table, *keys: str) -> Groups:
     """Rows grouped by the keys, in each repeat where there are several."""
-    return table.group(*_repeat_keys(table, *keys))
-
-
-def _repeat_keys(table: Table, *keys: str) -> tuple[str, ...]:
-    return ("repeat", *keys) if "repeat" in table else keys
+    return table.group(*table.present("repeat"), *keys)
 
 
 PAIR_COLUMNS = ("late_rank", "waiting_rank", "collectives", "steps", "wait_us", "wait_per_step_us", "share")
@@ -110,10 +106,9 @@ def with_broadcast_waits(collectives: Table) -> Table:
     a few bytes, the durations of the others beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
     the lateness of a rank whose loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
     """
-    small = collectives.words("kind").isin("broadcast") & collectives.known("match") if len(collectives) else None
-    if small is not None:
-        small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
-    if small is None or not small.any():
+    small = collectives.words("kind").isin("broadcast") & collectives.known("match")
+    small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
+    if not small.any():
         return collectives
     broadcasts = collectives.take(small)
     groups = _by_repeat(broadcasts, "match")
@@ -124,13 +119,10 @@ def with_broadcast_waits(collectives: Table) -> Table:
 
 def broadcast_waits_us(collectives: Table) -> float:
     """What a rank waits in small broadcasts, microseconds per step: mean over ranks and steps."""
-    with_waits = with_broadcast_waits(collectives)
-    broadcasts = with_waits.having("kind", "broadcast") if len(with_waits) else with_waits
-    if not len(broadcasts):
-        return 0.0
+    broadcasts = with_broadcast_waits(collectives).having("kind", "broadcast")
     waiting = _waiting(_matched(broadcasts))
-    lost_us = lost_once(waiting, _repeat_keys(waiting, "late_rank", "rank", "step"))
-    return float(lost_us.sum()) / len(_by_repeat(collectives, "rank", "step"))
+    lost_us = lost_once(waiting, (*waiting.present("repeat"), "late_rank", "rank", "step"))
+    return float(lost_us.sum()) / max(len(_by_repeat(collectives, "rank", "step")), 1)
 
 
 @dataclass(frozen=True)
@@ -218,12 +210,10 @@ def last_place(collectives: Table, place_of: Mapping[int, int]) -> LastRank | No
 
 def _lost_in_steps(collectives: Table) -> tuple[Table, Table]:
     """The matched collectives, and a row per step and late rank: `wait_us` is what all other ranks lost to it."""
-    in_steps = collectives.take(collectives.known("step")) if len(collectives) else collectives
-    if not len(in_steps):
-        return in_steps, in_steps
+    in_steps = collectives.take(collectives.known("step"))
     matched = _matched(with_broadcast_waits(in_steps))
     waiting = _waiting(matched)
-    waiting = waiting.assign(wait_us=lost_once(waiting, _repeat_keys(waiting, "late_rank", "rank", "step")))
+    waiting = waiting.assign(wait_us=lost_once(waiting, (*waiting.present("repeat"), "late_rank", "rank", "step")))
     caused = _by_repeat(waiting, "job_step", "late_rank")
     return matched, waiting.take(caused.first).assign(wait_us=caused.sums(waiting["wait_us"]))
 

@@ -95,7 +95,7 @@ class Ledger:
 
 def step_count(windows: Table) -> int:
     """Steps of all repeats behind means over these windows, by the rank with most: ranks may number theirs differently."""
-    steps = windows.group(*(name for name in ("repeat", "step") if name in windows))
+    steps = windows.group(*windows.present("repeat", "step"))
     return int(windows.group("rank").different(steps.code).max(initial=0))
 
 
@@ -106,9 +106,7 @@ def critical_rows(windows: Table) -> BoolColumn:
     the parameters to all others. A process with one device keeps all rows.
     """
     every = np.ones(len(windows), dtype=bool)
-    if not len(windows):
-        return every
-    processes = windows.group(*(name for name in ("repeat", "rank") if name in windows))
+    processes = windows.group(*windows.present("repeat", "rank"))
     if (processes.different(windows["device"]) <= 1).all():
         return every
     code = processes.code
@@ -124,20 +122,19 @@ _OTHERS = ("communication_us", "unlaunched_us", "host_copy_us")
 
 def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     """From `with_waits`' rows and `exposed_parts` of the same tables; None without a known step."""
-    every = windows.take(windows.known("step_us")) if len(windows) else windows
+    every = windows.take(windows.known("step_us"))
     if not len(every):
         return None
     known = every.take(critical_rows(every))
     several, count = len(known) < len(every), len(known)
-    keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
-    own = parts.take(parts.places_in(known, keys) >= 0) if len(parts) else parts
+    own = parts.within(known, known.present(*parts.present("repeat", "rank", "device", "step")))
     devices = known.group("device", in_order=True)
     means: dict[str, Any] = {name: known.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)}
     return Ledger(
         traced_step_us=float(known["step_us"].mean()),
         **means,
-        transfer_by_kind_us={name or "unknown": us for name, us in _by(own, "transfer", "kind", count).items()},
-        other_by_kind_us={name or "unknown": us for name, us in _by(own, "other", "kind", count).items()},
+        transfer_by_kind_us=_by(own, "transfer", "kind", count),
+        other_by_kind_us=_by(own, "other", "kind", count),
         wait_by_rank_us=_by(own, "wait", "late_rank", count),
         windows=count,
         steps=step_count(known),
@@ -147,12 +144,11 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
 
 
 def _by(parts: Table, part: str, label: str, windows: int) -> dict[Any, float]:
-    """Per step by the values of a column, largest first."""
-    own = parts.take(parts.words("part").isin(part)) if len(parts) else parts
-    if not len(own):
-        return {}
+    """Per step by the values of a column, "unknown" where it has none, largest first."""
+    own = parts.having("part", part)
     labels = own.group(label, in_order=True)
     time_us = labels.sums(own["time_us"]) / windows
     order = np.argsort(-time_us, kind="stable")
-    names = [row[label] for row in own.take(labels.first[order]).records((label,))]
+    named = own.take(labels.first[order]).records((label,))
+    names = ["unknown" if row[label] is None else row[label] for row in named]
     return dict(zip(names, time_us[order].tolist(), strict=True))

@@ -54,8 +54,6 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     Bandwidths in GB/s (1e9 B/s).
     """
     table = joined(rank_tables) if rank_tables else Table({})
-    if not len(table):
-        return MatchedCollectives(table.assign(**dict.fromkeys(MATCHED_COLUMNS)), 0, ())
     groups = _same_collective(table.assign(group=_group(table)))
     code, size, kind = groups.code, table["group_size"], table.words("kind")
     present = groups.different(table["rank"])

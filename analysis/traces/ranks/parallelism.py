@@ -198,7 +198,7 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | 
         return "DataParallel: one process drives several devices and replicates, gathers and reduces between them"
     if any(one.stand_in for one in evidence):
         return "dp-host: replicas on threads of one process, copies within the host"
-    kinds = set(collectives.words("kind").counts) if len(collectives) else set()
+    kinds = set(collectives.words("kind").counts)
     return _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence))) if kinds else None
 
 
@@ -206,27 +206,36 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
     """The first name that applies, from what shows most to what shows least."""
     reduced, scattered = _together(evidence)
     ddp = any(one.ddp_forward for one in evidence)
-    autograd = any(one.autograd for one in evidence)
-    reduces, gathers = "all_reduce" in kinds, "all_gather" in kinds
-    reduces_gradients = reduced.gradients > 0
+    reduces = "all_reduce" in kinds
+    besides = _besides(reduced, scattered)
+    if not any(one.autograd for one in evidence):
+        return _DDP_BY_RANGE if ddp and reduces else _NO_BACKWARD
+    shards_after = scattered.after > 0 and "all_gather" in kinds and not (reduced.gradients and ddp)
+    if scattered.gradients or shards_after:
+        return _SHARDED + _AND_GRADIENTS * (reduced.gradients > 0) + besides
+    if reduced.gradients or (reduced.undetermined and ddp):
+        return _DDP + _SHARED * ("all_to_all" in kinds) + besides
+    return _without_gradients(reduced, scattered, kinds, besides)
+
+
+def _besides(reduced: Requests, scattered: Requests) -> str:
     besides = ""
     if reduced.activations:
         besides += _ACTIVATIONS
     if scattered.activations or scattered.forward:
         besides += _SHARDED_FORWARD
-    reduces_gradients = reduced.gradients > 0
-    shards_after = scattered.after > 0 and gathers and not (reduces_gradients and ddp)
+    return besides
+
+
+def _without_gradients(reduced: Requests, scattered: Requests, kinds: set[str], besides: str) -> str:
+    """Where no collective of the backward pass is known to reduce gradients."""
+    reduces = "all_reduce" in kinds
     names = (
-        (not autograd and ddp and reduces, _DDP_BY_RANGE),
-        (not autograd, _NO_BACKWARD),
-        ((scattered.gradients > 0 or shards_after) and reduces_gradients, _SHARDED + _AND_GRADIENTS + besides),
-        (scattered.gradients > 0 or shards_after, _SHARDED + besides),
-        (reduces_gradients or (reduced.undetermined > 0 and ddp), _DDP + _SHARED * ("all_to_all" in kinds) + besides),
-        (scattered.undetermined > 0, f"sharded or sequence-parallel: {_NO_SIZES}"),
-        (reduced.activations > 0, _NO_GRADIENTS),
-        (reduced.undetermined > 0, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
+        (scattered.undetermined, f"sharded or sequence-parallel: {_NO_SIZES}"),
+        (reduced.activations, _NO_GRADIENTS),
+        (reduced.undetermined, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
         (reduces and not reduced.seen, _NOTHING_LAUNCHES),
-        (reduced.large_after > 0 or (reduced.after > 0 and not reduced.forward), _AFTER_BACKWARD + besides),
+        (reduced.large_after or (reduced.after and not reduced.forward), _AFTER_BACKWARD + besides),
         (reduces, _NOT_BY_BACKWARD + besides),
     )
     otherwise = "not DDP: it all-reduces no gradients" + _PIPELINE * bool(kinds & _MESSAGES) + besides
@@ -243,7 +252,7 @@ def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Reques
 
 
 def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
-    counts = collectives.words("kind").counts if len(collectives) else {}
+    counts = collectives.words("kind").counts
     parts = [f"{count} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))]
     for name, requested in zip(("all-reduces", "reduce-scatters"), _together(evidence), strict=True):
         places = (
@@ -255,7 +264,7 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
         parts += [f"{count} {name} {where}" for count, where in places if count]
     if any(one.ddp_forward for one in evidence):
         parts.append("DistributedDataParallel's forward range")
-    groups = len(collectives.words("group").counts) if len(collectives) else 0
+    groups = len(collectives.words("group").counts)
     if groups > 1:
         parts.append(f"{groups} process groups")
     if devices := max((one.devices for one in evidence), default=0):

@@ -1,6 +1,7 @@
 """Findings about the steps of a job: idle devices, steps that are far longer than the others or hold many more collectives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,16 +26,9 @@ def idle_findings(
     mean wait for the loader: what remains of the time in which nothing was launched is the host's. There is no finding where
     communication is not known: it may be what a device that looks idle waits for.
     """
-    if not communication_known:
+    means = _device_means(steps) if communication_known else Table({})
+    if not len(means):
         return
-    devices = steps.take(steps.known("device") & steps.known("step_us")) if len(steps) else steps
-    whole = whole_steps(devices)
-    if not len(whole):
-        return
-    places = whole.group("rank", "device", in_order=True)
-    columns = ("step_us", "idle_us", "host_copy_us", "unlaunched_us")
-    means = whole.take(places.first).select(("rank", "device"))
-    means = means.assign(**{name: places.means(whole[name]) for name in columns})
     shares = means["idle_us"] / means["step_us"]
     idle = shares[shares >= IDLE_SHARE]
     if not len(idle):
@@ -44,29 +38,40 @@ def idle_findings(
     share_text = f"{which} is idle {idle.max():.0%} of a step"
     if len(means) > 1:
         least = f"{idle.min():.0%} to " if len(idle) > 1 else ""
-        devices_text = counted(len(means), "device")
-        share_text = f"{len(idle)} of {devices_text} idle {least}{idle.max():.0%} of a step, most of all {which}"
-    copies, unlaunched, step_us = most["host_copy_us"] or 0.0, most["unlaunched_us"], most["step_us"]
-    copying = (
-        f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
-    )
-    message = f"{name}: {share_text} ({show_time(most['idle_us'])} of {show_time(step_us)}{copying})".removeprefix(": ")
-    waited = most["idle_us"] - (unlaunched or 0.0)
-    if unlaunched is not None and unlaunched < MOST_UNLAUNCHED * most["idle_us"]:
-        yield TraceCode.DEVICE_IDLE.finding(
-            f"{message}: for {show_time(waited)} of that, work was launched and did not run yet",
+        devices = counted(len(means), "device")
+        share_text = f"{len(idle)} of {devices} idle {least}{idle.max():.0%} of a step, most of all {which}"
+    yield _idle_finding(f"{name}: {share_text}".removeprefix(": "), most, data_wait_us)
+
+
+def _device_means(steps: Table) -> Table:
+    """A row per device, means over its whole windows."""
+    whole = whole_steps(steps.take(steps.known("device") & steps.known("step_us")))
+    places = whole.group("rank", "device", in_order=True)
+    columns = ("step_us", "idle_us", "host_copy_us", "unlaunched_us")
+    means = {name: places.means(whole[name]) for name in columns}
+    return whole.take(places.first).select(("rank", "device")).assign(**means)
+
+
+def _idle_finding(which: str, most: Mapping[str, Any], data_wait_us: float | None) -> Finding:
+    """By what the device that idles most waits for: `most` are its means."""
+    idle_us, step_us, unlaunched_us = most["idle_us"], most["step_us"], most["unlaunched_us"]
+    copies_us = most["host_copy_us"] or 0.0
+    copying = f", {show_time(copies_us)} of it copying from or to the host" if copies_us > COPY_SHARE * idle_us else ""
+    message = f"{which} ({show_time(idle_us)} of {show_time(step_us)}{copying})"
+    if unlaunched_us is not None and unlaunched_us < MOST_UNLAUNCHED * idle_us:
+        return TraceCode.DEVICE_IDLE.finding(
+            f"{message}: for {show_time(idle_us - unlaunched_us)} of that, work was launched and did not run yet",
             "find in the trace what the kernel after each gap waits for: another stream, a copy, or another device",
         )
-    elif None not in (data_wait_us, unlaunched) and unlaunched - data_wait_us >= IDLE_SHARE * step_us:
-        yield TraceCode.LAUNCH_BOUND.finding(
-            f"{message}: launch-bound, for {show_time(unlaunched - data_wait_us)} of a step the host has launched nothing "
+    if None not in (data_wait_us, unlaunched_us) and unlaunched_us - data_wait_us >= IDLE_SHARE * step_us:
+        return TraceCode.LAUNCH_BOUND.finding(
+            f"{message}: launch-bound, for {show_time(unlaunched_us - data_wait_us)} of a step the host has launched nothing "
             "for it to run; faster devices or links would not shorten that part"
         )
-    else:
-        yield TraceCode.DEVICE_IDLE.finding(
-            f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would "
-            "not shorten that part"
-        )
+    return TraceCode.DEVICE_IDLE.finding(
+        f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would "
+        "not shorten that part"
+    )
 
 
 _NAMED_STEPS = 3  # in a message
@@ -74,8 +79,6 @@ _NAMED_STEPS = 3  # in a message
 
 def uneven_steps(steps: Table) -> Iterator[Finding]:
     """One finding for a job in which some steps hold TIMES_AS_MANY collectives; `steps` are rows of `step_table`."""
-    if not len(steps):
-        return
     whole = steps.take(~steps.truths("partial_window", missing=True) & steps.known("exposed_us"))
     places = whole.group("rank", "device")
     counts = np.nan_to_num(whole.real("collective_count"))
@@ -133,9 +136,10 @@ def _longer_step(own: Table, usual: Table) -> str:
     ranks = len(own.group("rank"))
     longer_us = {}
     for part in STEP_PARTS:
-        now_us, before_us = (one.mean(f"{part}_us") for one in (own, usual))
-        if now_us is not None and before_us is not None:
-            longer_us[part] = now_us - before_us
+        now_us = own.mean(f"{part}_us")
+        usual_us = usual.mean(f"{part}_us")
+        if now_us is not None and usual_us is not None:
+            longer_us[part] = now_us - usual_us
     if "exposed_wait" in longer_us:  # what each rank that waits loses
         longer_us["exposed_wait"] *= ranks / max(ranks - 1, 1)
     if not longer_us:

@@ -29,9 +29,9 @@ def far_longer(steps: Table) -> BoolColumn:
     kind of step, which belongs to the training as the others do.
     """
     far = np.zeros(len(steps), dtype=bool)
-    rows = np.flatnonzero(_whole(steps) & steps.known("step") & steps.known("step_us")) if len(steps) else far
+    rows = np.flatnonzero(_whole(steps) & steps.known("step") & steps.known("step_us"))
     windows = steps.take(rows)
-    repeats = windows.group(*(name for name in ("repeat",) if name in windows))
+    repeats = windows.group(*windows.present("repeat"))
     for of_repeat in repeats.rows():
         far[rows[of_repeat]] = _far_longer(windows.take(of_repeat))
     return far
@@ -40,11 +40,11 @@ def far_longer(steps: Table) -> BoolColumn:
 def far_longer_count(steps: Table) -> int:
     """Steps of all repeats with `far_longer` rows."""
     far = steps.take(far_longer(steps))
-    return len(far.group(*(name for name in ("repeat", "step") if name in far)))
+    return len(far.group(*far.present("repeat", "step")))
 
 
 def _whole(steps: Table) -> BoolColumn:
-    return ~steps.truths("partial_window", missing=True) if len(steps) else np.zeros(0, dtype=bool)
+    return ~steps.truths("partial_window", missing=True)
 
 
 def _far_longer(windows: Table) -> BoolColumn:

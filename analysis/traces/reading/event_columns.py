@@ -12,7 +12,14 @@ from typing import Any, Literal
 import numpy as np
 
 from dpscope.analysis.traces.reading import event_table
-from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    Category,
+    CodeColumn,
+    CommunicationArgs,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+)
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, count_of, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import recorded_buffers
 
@@ -113,18 +120,12 @@ class TableBuilder:
 
         Returns them: a row each, in order.
         """
-        known = _CATEGORY_CODES
-        events = [event for event in decoded if event.ph == "X"]
-        if others := {event.cat for event in events} - known.keys():
-            if unread := set(filter(event_table.is_unread_device, others)):
-                self.unread.update([event.cat for event in events if event.cat in unread])
-            events = [event for event in events if event.cat in known]
-        events, starts, durations = self._with_sound_times(events)
+        events, starts, durations = self._with_sound_times(self._of_known_categories(decoded))
         if not events:
             return events
         if self.base_us is None:
             self.base_us = int(np.median(starts)) + subtracted_us
-        category = np.array([known[event.cat] for event in events], dtype=np.uint8)
+        category = np.array([_CATEGORY_CODES[event.cat] for event in events], dtype=np.uint8)
         on_device, copies = np.flatnonzero(category >= Category.KERNEL), np.flatnonzero(category == Category.MEMCPY)
         called = [event.name for event in events]
         for row in copies.tolist():
@@ -145,14 +146,28 @@ class TableBuilder:
         }
         for name, column in columns.items():
             self._parts[name].append(column)
-        rows = {one: np.flatnonzero(category == one).tolist() for one in event_table.HOST}
-        for one, noted in self.processes.items():
-            noted.update([events[row].pid for row in rows[one]])
-        launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
-        self.ranks.update([events[row].args.rank for row in launches])
+        self._note_processes(events, category)
         self._add_communication(events, names)
         self.rows += len(events)
         return events
+
+    def _of_known_categories(self, decoded: Sequence[Event]) -> list[Event]:
+        """The events with a duration that are read; those of a device that are not are counted."""
+        events = [event for event in decoded if event.ph == "X"]
+        others = {event.cat for event in events} - _CATEGORY_CODES.keys()
+        if not others:
+            return events
+        unread = set(filter(event_table.is_unread_device, others))
+        self.unread.update(event.cat for event in events if event.cat in unread)
+        return [event for event in events if event.cat in _CATEGORY_CODES]
+
+    def _note_processes(self, events: Sequence[Event], category: CodeColumn) -> None:
+        """Which processes, and ranks, the events of the host are of."""
+        rows = {one: np.flatnonzero(category == one).tolist() for one in event_table.HOST}
+        for one, processes in self.processes.items():
+            processes.update([events[row].pid for row in rows[one]])
+        launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
+        self.ranks.update([events[row].args.rank for row in launches])
 
     def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
         starts = np.array([event.ts for event in events], dtype=np.float64)
@@ -261,9 +276,12 @@ def _shape(event: Event) -> int:
 def _integers(values: list[Any]) -> IntColumn:
     try:
         return np.array(values, dtype=np.int64)
-    except (OverflowError, ValueError, TypeError):  # beyond 64 bits, or a thread with a name
-        named = (-2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE for value in values)
-        numbers = (
-            name if (number := int64(value)) is None else number for value, name in zip(values, named, strict=True)
-        )
-        return np.fromiter(numbers, dtype=np.int64, count=len(values))
+    except (OverflowError, ValueError, TypeError):
+        return np.fromiter(map(_integer, values), dtype=np.int64, count=len(values))
+
+
+def _integer(value: object) -> int:
+    """NONE for a number beyond 64 bits; for a thread with a name one that is the same for the same name."""
+    if (number := int64(value)) is not None:
+        return number
+    return -2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE

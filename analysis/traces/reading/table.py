@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -162,15 +162,25 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> Column:
+        """Its values; a table without rows has every column."""
+        if name not in self._columns and not len(self):
+            return _stored([], COLUMN_KINDS.get(name, "whole"), 0)
         return self._columns[name]
 
+    def present(self, *names: str) -> tuple[str, ...]:
+        """Those of the names that are columns here, in their order.
+
+        Such as `repeat`, which only tables of several repeats have.
+        """
+        return tuple(name for name in names if name in self)
+
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        column = self._columns[name]
+        column = self.column(name)
         assert isinstance(column, np.ndarray), f"{name} holds words"
         return column
 
     def words(self, name: str) -> Words:
-        column = self._columns[name]
+        column = self.column(name)
         assert isinstance(column, Words), f"{name} holds numbers"
         return column
 
@@ -208,7 +218,7 @@ class Table:
 
     def select(self, names: Iterable[str]) -> "Table":
         """These columns, in this order."""
-        return Table({name: self._columns[name] for name in names})
+        return Table({name: self.column(name) for name in names})
 
     def assign(self, **columns: object) -> "Table":
         """With these columns added or replaced; values as in `of`."""
@@ -382,29 +392,22 @@ def _joined(columns: Sequence[Column]) -> Column:
 
 
 def _stored(value: object, kind: Kind, length: int) -> Column:
-    if value is None or np.isscalar(value):
-        value = [value] * length
     if isinstance(value, Words):
         return value
-    if isinstance(value, np.ndarray):
-        if kind == "real" and value.dtype != object:
-            return value.astype(np.float64, copy=False)
-        if kind in ("whole", "truth") and value.dtype.kind in "biu":
-            return value.astype(np.int64, copy=False)
-    assert isinstance(value, Iterable)
-    if kind == "real":
-        return np.array([np.nan if one is None else one for one in value], dtype=np.float64)
+    if value is None or np.isscalar(value):
+        value = [value] * length
     if kind == "word":
-        return Words.of(value)
-    return np.array([UNKNOWN if one is None else int(one) for one in value], dtype=np.int64)
+        return Words.of(cast("Iterable[str | None]", value))
+    dtype = np.float64 if kind == "real" else np.int64
+    if isinstance(value, np.ndarray) and value.dtype != object and (kind == "real" or value.dtype.kind in "biu"):
+        return value.astype(dtype, copy=False)
+    missing = np.nan if kind == "real" else UNKNOWN
+    return np.array([missing if one is None else one for one in cast("Iterable[object]", value)], dtype=dtype)
 
 
 def _from_series(series: "pd.Series[Any]", kind: Kind) -> Column:
-    if kind == "word":
-        return Words.of(None if lost else one for one, lost in zip(series, series.isna(), strict=True))
-    if kind == "real":
-        return np.asarray(series.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)
-    return np.asarray(series.astype("Int64").to_numpy(dtype=np.int64, na_value=UNKNOWN))
+    values = [None if lost else value for value, lost in zip(series, series.isna(), strict=True)]
+    return _stored(values, kind, len(values))
 
 
 def _series(column: Column, kind: Kind) -> Any:

@@ -166,6 +166,10 @@ def _tensor(shape: object, kind: object, depth: int) -> _Tensor | None:
     is_scalar = size is None and (dtype is not None or not shape)  # or a device, a process group
     if is_scalar or len(shape) > _MOST_DIMENSIONS:
         return None
-    # A tensor without dimensions holds one element.
-    count = prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)
+    count = _elements(shape)
     return _Tensor(count, dtype, None if size is None else count * size)
+
+
+def _elements(shape: list[Any]) -> int:
+    """Of a tensor of this shape: without dimensions it holds one element; a size that is no number counts as 0."""
+    return prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)

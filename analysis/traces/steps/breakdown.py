@@ -104,11 +104,16 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
             row |= {name: lengths[index] for name, lengths in inside.items()}
             if by_time_us[index] > 0.0:  # launched who knows when
                 row["unlaunched_us"] = None
-            if phase_of_row is not None:  # device time of the work launched in each phase, communication left out
-                work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
-                for code, column in enumerate(_PHASE_COLUMNS):
-                    row[column] = intervals.length(intervals.of_events(events, work[phase_of_row[work] == code]))
+            if phase_of_row is not None:
+                row |= _lengths_in_phases(attribution, in_step, phase_of_row)
             yield row, intervals.clip(exposed, start_us, windows.end_us[index])
+
+
+def _lengths_in_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: IntColumn) -> dict[str, object]:
+    """Device time of a step's work by the phase that it was launched in, by column; communication left out."""
+    work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
+    rows = {column: work[phase_of_row[work] == code] for code, column in enumerate(_PHASE_COLUMNS)}
+    return {column: intervals.length(intervals.of_events(attribution.events, own)) for column, own in rows.items()}
 
 
 def _cut_row(attribution: Attribution, index: int) -> dict[str, object]:

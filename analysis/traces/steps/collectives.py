@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,17 @@ SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two d
 
 _SHARDING = ("all_gather", "reduce_scatter")
 
-NamedCollective = tuple[CommunicationArgs, str | None]
-"""The arguments of a collective, and its kind."""
+
+class NamedCollective(NamedTuple):
+    """The arguments of a collective, and which it is."""
+
+    args: CommunicationArgs
+    kind: str | None
+
+    @property
+    def size(self) -> int | None:
+        """Ranks of its group, as far as its own arguments show it."""
+        return group_size(self.args, self.kind)
 
 
 def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) -> list[NamedCollective]:
@@ -44,24 +54,26 @@ def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) ->
     """
     described = {one.description: one for one in groups}
     is_mesh = len(groups) == 3 and described.keys() >= {SHARD, REPLICATE}
-    if not is_mesh or any(args.group is not None for args, _ in named):
+    if not is_mesh or any(one.args.group is not None for one in named):
         return list(named)
     within, between = described[SHARD], described[REPLICATE]
-    sharding = [kind in _SHARDING and group_size(args, kind) == len(within.ranks) for args, kind in named]
-    scattered = [args for (args, kind), own in zip(named, sharding, strict=True) if own and kind == "reduce_scatter"]
-    shards = {min(args.input_elements or 0, args.output_elements or 0) for args in scattered}
-    found = []
-    for (args, kind), own in zip(named, sharding, strict=True):
-        if own:
-            args = _in_group(args, within)
-        elif kind == "all_reduce" and args.input_elements in shards:
-            args = _in_group(args, between)
-        found.append((args, kind))
-    return found
+    of_shards = [one for one in named if one.kind in _SHARDING and one.size == len(within.ranks)]
+    shards = {_shard_elements(one.args) for one in of_shards if one.kind == "reduce_scatter"}
+    group_of = dict.fromkeys(of_shards, within)
+    group_of |= {one: between for one in named if one.kind == "all_reduce" and one.args.input_elements in shards}
+    return [_in_group(one, group_of.get(one)) for one in named]
 
 
-def _in_group(args: CommunicationArgs, group: ProcessGroup) -> CommunicationArgs:
-    return replace(args, group=group.name, group_ranks=str(list(group.ranks)), group_size=len(group.ranks))
+def _shard_elements(args: CommunicationArgs) -> int:
+    """What a reduce-scatter leaves to a rank."""
+    return min(args.input_elements or 0, args.output_elements or 0)
+
+
+def _in_group(one: NamedCollective, group: ProcessGroup | None) -> NamedCollective:
+    if group is None:
+        return one
+    ranks = group.ranks
+    return one._replace(args=replace(one.args, group=group.name, group_ranks=str(list(ranks)), group_size=len(ranks)))
 
 
 COLUMNS = (
@@ -93,16 +105,10 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us[rows] if on_device else events.start_us[rows]
     rows = rows[np.argsort(np.where(np.isfinite(when), when, events.start_us[rows]), kind="stable")]
-    named = list(_named(attribution, rows))
-    known = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
+    named = list(_named(attribution, rows, kind_of_row))
     if not on_device:
-        known = in_mesh(known, trace.process_groups)
-    kinds = [kind for _, kind in known]
-    sizes = [group_size(args, kind) for args, kind in known]
-    # Which a collective is taken to span where no other size is shown.
-    assumed = None if set(sizes) - {None, 1, trace.world_size} else trace.world_size
-    ranks = [size or assumed for size in sizes]
-    performed = [collective_kind(events.names[code]) for code in events.name[rows].tolist()]
+        named = in_mesh(named, trace.process_groups)
+    kinds, ranks = [one.kind for one in named], _group_sizes(named, trace.world_size)
     numbers = (*attribution.steps.numbers, None)  # NO_STEP is the last
     ready = _ready_us(attribution, rows)
     done, compiled = _compute_shares(attribution, rows, ready)
@@ -111,9 +117,11 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
         device=np.where((events.device[rows] >= 0) & on_device, events.device[rows], UNKNOWN),
         step=[numbers[step] for step in attribution.step[rows].tolist()],
         kind=kinds,
-        moved_as=kinds if on_device else [moved or kind for moved, kind in zip(performed, kinds, strict=True)],
-        **{name: [getattr(args, name) for args, _ in known] for name in ("group", "group_ranks", "sequence")},
-        bytes=[buffer_bytes(args, kind, size) for (args, kind), size in zip(known, ranks, strict=True)],
+        moved_as=kinds if on_device else _moved_as(events, rows, kinds),
+        group=[one.args.group for one in named],
+        group_ranks=[one.args.group_ranks for one in named],
+        sequence=[one.args.sequence for one in named],
+        bytes=[buffer_bytes(one.args, one.kind, size) for one, size in zip(named, ranks, strict=True)],
         group_size=ranks,
         start_us=events.start_us[rows],
         duration_us=events.duration_us[rows],
@@ -128,7 +136,20 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
     return table.assign(order=table.group("group", "group_ranks").places).select(COLUMNS)
 
 
-def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollective]:
+def _group_sizes(named: Sequence[NamedCollective], world_size: int | None) -> list[int | None]:
+    """Ranks of each one's group: where nothing shows it, those of the job, unless the trace shows another size."""
+    sizes = [one.size for one in named]
+    shows_another = bool(set(sizes) - {None, 1, world_size})
+    return sizes if shows_another else [size or world_size for size in sizes]
+
+
+def _moved_as(events: EventTable, rows: IntColumn, kinds: Sequence[str | None]) -> list[str | None]:
+    """What gloo's ranges say that they carry out."""
+    performed = [collective_kind(events.names[code]) for code in events.name[rows].tolist()]
+    return [moved or kind for moved, kind in zip(performed, kinds, strict=True)]
+
+
+def _named(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, str]) -> Iterator[NamedCollective]:
     """What each collective's own arguments, and those of what launched it, say of it; and which collective it is.
 
     Each argument is the first that is known; the kind is that of the first name that has one: metadata, operators and ranges
@@ -145,7 +166,7 @@ def _named(attribution: Attribution, rows: IntColumn) -> Iterator[NamedCollectiv
             recorded.append(replace(of_source, **_NO_SIZES) if of_several[index] else of_source)
         args = _first_known(recorded)
         names = (args.collective_name or "", *(events.names[events.name[one]] for one in (*linked, row) if one >= 0))
-        yield args, next(filter(None, map(collective_kind, names)), None)
+        yield NamedCollective(args, next(filter(None, map(collective_kind, names)), kind_of_row.get(row)))
 
 
 def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:

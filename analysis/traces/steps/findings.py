@@ -57,37 +57,44 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
 
 def _device_findings(attribution: Attribution) -> Iterator[Finding]:
     """What is lacking of the device's work, and of communication."""
-    trace, on_device = attribution.trace, attribution.on_device
-    cut = trace.cut_short  # what such a file does not show may only have been lost since
-    source = f"what could be read of {trace.source}" if cut else trace.source
-    no_kernels = on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    next_step: str | None = None
+    trace = attribution.trace
+    no_kernels = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     if trace.unread:
         categories = ", ".join(f"{count:,} {name}" for name, count in trace.unread)
-        yield TraceCode.DEVICE_NOT_READ.finding(
-            severity="error" if no_kernels else "warning",
-            message=f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}"
-            + ("; its compute and communication are not given" if no_kernels else "; no sum includes them"),
-        )
+        what_lacks = "its compute and communication are not given" if no_kernels else "no sum includes them"
+        message = f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}; {what_lacks}"
+        yield TraceCode.DEVICE_NOT_READ.finding(message, severity="error" if no_kernels else "warning")
     elif no_kernels:
-        message = f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
-        if not launching_calls(attribution.events).any():
-            message = f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone"
-            next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-        yield TraceCode.NO_KERNELS.finding(message, _WHOLE_FILE if cut else next_step)
-    if not communication_lost(attribution) or (cut and no_kernels):
-        return
+        yield _no_kernels(attribution)
+    if communication_lost(attribution) and not (trace.cut_short and no_kernels):
+        yield _communication_not_shown(attribution)
+
+
+def _no_kernels(attribution: Attribution) -> Finding:
+    trace = attribution.trace
+    message, next_step = "calls that launch work on a device but no kernel: nothing is known of the device", None
+    if not launching_calls(attribution.events).any():
+        message = "collectives of NCCL and nothing of a device: it records the CPU alone"
+        next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    source = trace.source
+    if trace.cut_short:  # what such a file does not show may only have been lost since
+        source, next_step = f"what could be read of {source}", _WHOLE_FILE
+    return TraceCode.NO_KERNELS.finding(f"{source} holds {message}", next_step)
+
+
+def _communication_not_shown(attribution: Attribution) -> Finding:
     missing = "no range of gloo and no kernel of a device that show how long they took"
     next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
-    if on_device:
+    if attribution.on_device:
         missing = "no kernel of theirs"
         next_step = (
             "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
         )
-    yield TraceCode.TRACE_INCOMPLETE.finding(
-        message=f"{source} holds operators that communicate and {missing}: its communication is not given",
-        next_step=_WHOLE_FILE if cut else next_step,
-    )
+    source = attribution.trace.source
+    if attribution.trace.cut_short:
+        source, next_step = f"what could be read of {source}", _WHOLE_FILE
+    message = f"{source} holds operators that communicate and {missing}: its communication is not given"
+    return TraceCode.TRACE_INCOMPLETE.finding(message, next_step)
 
 
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:

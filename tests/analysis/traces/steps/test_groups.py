@@ -80,9 +80,9 @@ ALL = ProcessGroup("0", "default_pg", (0, 1, 2, 3))
 ACROSS = ProcessGroup("1", "mesh_replicate", (0, 2))
 WITHIN = ProcessGroup("3", "mesh_shard", (0, 1))
 GROUPS = (ALL, ACROSS, WITHIN)
-GATHER: NamedCollective = (CommunicationArgs(input_elements=35, output_elements=70), "all_gather")
-SCATTER: NamedCollective = (CommunicationArgs(input_elements=88, output_elements=44), "reduce_scatter")
-REDUCE: NamedCollective = (CommunicationArgs(input_elements=44), "all_reduce")
+GATHER = NamedCollective(CommunicationArgs(input_elements=35, output_elements=70), "all_gather")
+SCATTER = NamedCollective(CommunicationArgs(input_elements=88, output_elements=44), "reduce_scatter")
+REDUCE = NamedCollective(CommunicationArgs(input_elements=44), "all_reduce")
 
 
 def places(
@@ -105,10 +105,10 @@ def test_other_groups_are_no_evidence(groups: tuple[ProcessGroup, ...]) -> None:
 
 
 def test_what_the_mesh_does_not_explain_is_left_as_it_is() -> None:
-    loss: NamedCollective = (CommunicationArgs(input_elements=1), "all_reduce")
-    over_all: NamedCollective = (CommunicationArgs(input_elements=10, output_elements=40), "all_gather")
+    loss = NamedCollective(CommunicationArgs(input_elements=1), "all_reduce")
+    over_all = NamedCollective(CommunicationArgs(input_elements=10, output_elements=40), "all_gather")
     assert places([SCATTER, loss, over_all])[1:] == [(None, None, None)] * 2
-    named: NamedCollective = (CommunicationArgs(input_elements=1, group="7"), "all_reduce")
+    named = NamedCollective(CommunicationArgs(input_elements=1, group="7"), "all_reduce")
     assert places([GATHER, named]) == [(None, None, None), ("7", None, None)]
 
 
