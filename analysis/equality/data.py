@@ -1,13 +1,13 @@
-"""The recorded trainings of `dpscope equal` as arrays and tables, and mistakes in the samples that they trained on."""
+"""The recorded trainings of `dpscope equal` as arrays, and the samples that they trained on."""
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from dpscope.profiling.records.equality import (
@@ -18,8 +18,6 @@ from dpscope.profiling.records.equality import (
     TrainingKind,
     rank_paths,
 )
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.quantities import MOST_COUNT
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
@@ -27,9 +25,6 @@ from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import SETTINGS_NAME
 
 MAX_LISTED = 5  # names or indices in a message
-
-SampleTables = Mapping[str, pd.DataFrame]
-"""Tables of samples (`RecordedTraining.samples`) by the training's name, the reference's first."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +57,14 @@ class RecordedTraining:
         mean: NDArray[np.float64] = np.mean([rank.arrays["loss"] for rank in self.ranks], axis=0)
         return mean
 
-    def samples(self) -> pd.DataFrame:
-        """One row per loaded sample: rank, step, epoch, index, fingerprint, entered."""
-        names = ("step", "epoch", "index", "fingerprint", "entered")
-        frames = [
-            pd.DataFrame({name: rank.arrays[f"sample_{name}"] for name in names}).assign(rank=rank.record.rank)
-            for rank in self.ranks
-        ]
-        return pd.concat(frames, ignore_index=True)
-
-    def first_outputs(self) -> dict[str, NDArray[Any]]:
-        """Stored output elements by module call of the first step, in order; one row per sample of the global batch."""
-        calls = self.ranks[0].record.module_calls
-        return {
-            call: np.concatenate([rank.arrays[f"output.{place}"] for rank in self.ranks])
-            for place, call in enumerate(calls)
-        }
+    def samples(self) -> list[Counter[int]]:
+        """By step, how often each sample was in the global batch."""
+        found = [Counter[int]() for _ in range(self.ranks[0].record.steps)]
+        for rank in self.ranks:
+            pairs = zip(rank.arrays["sample_step"].tolist(), rank.arrays["sample_index"].tolist(), strict=True)
+            for step, index in pairs:
+                found[step][index] += 1
+        return found
 
 
 @dataclass(frozen=True)
@@ -96,11 +83,12 @@ def load_equality(out: Path) -> EqualityData:
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     found: dict[TrainingKind, list[RecordedTraining]] = {kind: [] for kind in get_args(TrainingKind)}
     for job in settings.jobs:
-        for kind in (training.kind for training in job.trainings):
-            if (folder := job.folder(out) / kind).exists():
+        for training in job.trainings:
+            folder = job.folder(out) / training.kind
+            if folder.exists():
                 paths = [rank_paths(folder, rank) for rank in range(job.cell.processes)]
                 ranks = tuple(read_process(record, arrays) for record, arrays in paths)
-                found[kind].append(RecordedTraining(job.cell, kind, ranks))
+                found[training.kind].append(RecordedTraining(job.cell, training.kind, ranks))
     if len(found["compared"]) < len(settings.jobs) or not found["rounding"]:
         raise DpscopeError(f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again")
     return EqualityData(
@@ -117,67 +105,26 @@ def read_process(record: Path, arrays: Path) -> ProcessData:
     described = read_json(record, RankRecord)
     try:
         stored = np.load(arrays)
-        for name in ("sample_step", "sample_epoch", "sample_index"):
+        for name, most in (("sample_step", described.steps - 1), ("sample_index", MOST_COUNT)):
             numbers = stored[name]
-            if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= MOST_COUNT:
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= most:
                 raise DpscopeError(f"{arrays}: {name} is {numbers.min()} to {numbers.max()}; compare again")
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DpscopeError(f"{arrays} is missing or damaged; compare again") from error
     return ProcessData(described, stored)
 
 
-def sample_mistakes(name: str, samples: SampleTables) -> Iterator[Finding]:
-    """In a training: samples lost or repeated between loader and model, and samples other than the reference's."""
-    table, reference_name = samples[name], next(iter(samples))
-    if lost := lost_samples(table):
-        step, never, repeatedly = lost
-        yield LearningCode.SAMPLES_LOST.finding(
-            f"from step {step} on {name} loses or repeats samples between loader and model: in that step "
-            f"{_listed(never, 'enters', 'enter')} no device's forward, and {_listed(repeatedly, 'enters', 'enter')} several"
-        )
-    if other := sample_difference(samples[reference_name], table):
-        step, missing, extra = other
-        yield LearningCode.SAMPLES_DIFFER.finding(
-            f"from step {step} on {name} trains on different samples from {reference_name}: in that step "
-            f"{_listed(missing, 'is', 'are')} missing and {_listed(extra, 'is', 'are')} too many"
-        )
-
-
-def _listed(samples: Sequence[int], one: str, several: str) -> str:
-    if not samples:
-        return f"none {one}"
-    if len(samples) == 1:
-        return f"sample {samples[0]} {one}"
-    return f"samples {first_names(samples)} {several}"
+def sample_difference(
+    reference: Sequence[Counter[int]], other: Sequence[Counter[int]]
+) -> tuple[int, list[int], list[int]] | None:
+    """The first step whose global batch has other samples than the reference's: the step, missing and extra indices."""
+    for step, (wanted, given) in enumerate(zip(reference, other, strict=True)):
+        if wanted != given:
+            return step, sorted(wanted - given), sorted(given - wanted)
+    return None
 
 
 def first_names(names: Sequence[object]) -> str:
     """The first MAX_LISTED of some names, and the number of further ones."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(map(str, names[:MAX_LISTED])) + more
-
-
-def sample_difference(reference: pd.DataFrame, other: pd.DataFrame) -> tuple[int, list[int], list[int]] | None:
-    """The first step whose global batch has other samples than the reference's: the step, missing and extra indices.
-
-    Compares two tables (`RecordedTraining.samples`) step by step, ignoring the order within a step.
-    """
-    counts = (table.groupby(["step", "index"]).size() for table in (other, reference))
-    surplus = next(counts).sub(next(counts), fill_value=0).sort_index()
-    surplus = surplus[surplus != 0]
-    if surplus.empty:
-        return None
-    step = surplus.index[0][0]
-    first = surplus.loc[step]
-    return int(step), first.index[first < 0].tolist(), first.index[first > 0].tolist()
-
-
-def lost_samples(samples: pd.DataFrame) -> tuple[int, list[int], list[int]] | None:
-    """The first step whose loaded samples did not all enter the model once: the step, those that never and repeatedly did."""
-    wrong = samples[samples["entered"] != 1]
-    if wrong.empty:
-        return None
-    step = wrong["step"].min()
-    first = wrong[wrong["step"] == step].sort_values("index")
-    never = first["entered"] == 0
-    return int(step), first.loc[never, "index"].tolist(), first.loc[~never, "index"].tolist()

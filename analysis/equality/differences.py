@@ -17,16 +17,21 @@ moves of about sqrt(n) units or, summed in blocks, of a few (assumed: 5).
 """
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from dpscope.analysis.equality import result
 from dpscope.analysis.equality.data import ProcessData, RecordedTraining
-from dpscope.analysis.equality.result import TensorDifference, What
-from dpscope.analysis.text.units import plain
+from dpscope.analysis.equality.result import (
+    Agreement,
+    PairResult,
+    RankAgreement,
+    StepDistance,
+    StepTolerance,
+    TensorDifference,
+    What,
+)
 from dpscope.profiling.records.equality import EqualitySettings, Precision
 
 SAFETY = 10.0
@@ -40,55 +45,53 @@ WHATS: tuple[What, ...] = ("loss", *_TENSORS)
 _Values = NDArray[np.float64]
 
 
-@np.errstate(invalid="ignore", over="ignore")  # of trainings that diverge
-def training_differences(reference: RecordedTraining, other: RecordedTraining) -> pd.DataFrame:
-    """Differences of losses (of the global batch), gradients and weights (of rank 0).
+class Differences(NamedTuple):
+    """Of two trainings, steps x tensors each: the largest absolute difference of an element, the relative one, equal bits."""
 
-    Columns: step; what (loss, gradient, weight); tensor; absolute, the largest of an element; relative; same_bits; elements,
-    the number compared.
-    """
-    mine, others = reference.losses(), other.losses()
+    tensors: tuple[str, ...]
+    absolute: _Values
+    relative: _Values
+    same_bits: NDArray[np.bool_]
+
+    @property
+    def largest(self) -> _Values:
+        """Of any tensor, per step; where the reference is not finite, infinite."""
+        largest: _Values = np.where(np.isnan(self.relative), np.inf, self.relative).max(axis=1)
+        return largest
+
+
+@np.errstate(invalid="ignore", over="ignore")  # of trainings that diverge
+def training_differences(reference: RecordedTraining, other: RecordedTraining) -> dict[What, Differences]:
+    """Of losses (of the global batch), gradients and weights (of rank 0)."""
+    mine, others = reference.losses()[:, None], other.losses()[:, None]
     absolute = np.abs(others - mine)
-    loss = _table("loss", "", absolute, _ratio(absolute, np.abs(mine)), mine == others, 1)
-    return pd.concat([loss, process_differences(reference.ranks[0], other.ranks[0])], ignore_index=True)
+    found: dict[What, Differences] = {
+        "loss": Differences(("",), absolute, _ratio(absolute, np.abs(mine)), mine == others)
+    }
+    for what in _TENSORS:
+        found[what] = process_differences(reference.ranks[0], other.ranks[0], what)
+    return found
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def process_differences(reference: ProcessData, other: ProcessData) -> pd.DataFrame:
-    """Differences of gradients and weights of two processes; columns as of `training_differences`."""
-    parameters, frames = reference.record.parameters, []
-    for what in _TENSORS:
-        norms = reference.arrays[f"{what}_norm"]
-        typical = np.sqrt((norms**2).sum(axis=1) / sum(one.elements for one in parameters))  # root mean square per step
-        same_bits = reference.arrays[f"{what}_hash"] == other.arrays[f"{what}_hash"]
-        for place, parameter in enumerate(parameters):
-            mine, others = (data.arrays[f"{what}.{place}"] for data in (reference, other))
-            absolute, relative = _compare(mine, others, typical)
-            elements = np.full(len(absolute), parameter.stored)
-            whole = f"last_{what}.{place}"
-            if whole in reference.arrays and whole in other.arrays:
-                mine, others = reference.arrays[whole][None, :], other.arrays[whole][None, :]
-                absolute[-1:], relative[-1:] = _compare(mine, others, typical[-1:])
-                elements[-1] = parameter.elements
-            frames.append(_table(what, parameter.name, absolute, relative, same_bits[:, place], elements))
-    return pd.concat(frames, ignore_index=True)
-
-
-def _table(
-    what: What, tensor: str, absolute: _Values, relative: _Values, same_bits: NDArray[Any], elements: Any
-) -> pd.DataFrame:
-    steps = np.arange(len(absolute))
-    columns = {"step": steps, "what": what, "tensor": tensor, "absolute": absolute, "relative": relative}
-    return pd.DataFrame({**columns, "same_bits": same_bits, "elements": elements})
-
-
-def _compare(reference: NDArray[Any], other: NDArray[Any], typical: _Values) -> tuple[_Values, _Values]:
-    """Largest absolute and relative difference of a tensor, per step; steps x elements each, `typical` per step."""
-    reference = reference.astype(np.float64, copy=False)
-    difference = other.astype(np.float64, copy=False) - reference
-    scale = np.maximum(np.linalg.norm(reference, axis=1), typical * np.sqrt(reference.shape[1]))
-    absolute: _Values = np.abs(difference).max(axis=1, initial=0.0)
-    return absolute, _ratio(np.linalg.norm(difference, axis=1), scale)
+def process_differences(reference: ProcessData, other: ProcessData, what: What) -> Differences:
+    """Of the gradients or weights of two processes."""
+    parameters = reference.record.parameters
+    norms = reference.arrays[f"{what}_norm"]
+    typical = np.sqrt((norms**2).sum(axis=1) / sum(one.elements for one in parameters))  # root mean square per step
+    absolute, relative = [], []
+    for place in range(len(parameters)):
+        mine = reference.arrays[f"{what}.{place}"].astype(np.float64, copy=False)
+        difference = other.arrays[f"{what}.{place}"].astype(np.float64, copy=False) - mine
+        scale = np.maximum(np.linalg.norm(mine, axis=1), typical * np.sqrt(mine.shape[1]))
+        absolute.append(np.abs(difference).max(axis=1, initial=0.0))
+        relative.append(_ratio(np.linalg.norm(difference, axis=1), scale))
+    return Differences(
+        tensors=tuple(one.name for one in parameters),
+        absolute=np.stack(absolute, axis=1),
+        relative=np.stack(relative, axis=1),
+        same_bits=reference.arrays[f"{what}_hash"] == other.arrays[f"{what}_hash"],
+    )
 
 
 def _ratio(difference: _Values, scale: _Values) -> _Values:
@@ -114,135 +117,85 @@ def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tu
         return float(factor), float(np.linalg.norm(others - factor * mine) / np.linalg.norm(others))
 
 
-def output_differences(reference: RecordedTraining, other: RecordedTraining) -> dict[str, float]:
-    """Relative differences of module outputs in the first forward, by module call in the order of the calls.
+class Tolerances(NamedTuple):
+    """Per step, the relative difference that is tolerated and the one measured; `judged` steps can be told from rounding."""
 
-    Outputs are compared sample by sample, on whichever device each was computed. Empty if the first global batches or the
-    modules differ.
-    """
-    (samples, mine), (other_samples, others) = _by_sample(reference), _by_sample(other)
-    if not np.array_equal(samples, other_samples) or list(mine) != list(others):
-        return {}
-    apart = np.array([np.linalg.norm(others[call] - values) for call, values in mine.items()])
-    scale = np.array([np.linalg.norm(values) for values in mine.values()])
-    return dict(zip(mine, _ratio(apart, scale).tolist(), strict=True))
+    tolerated: dict[What, _Values]
+    measured: dict[What, _Values]
+    judged: int
+
+    def rows(self) -> tuple[StepTolerance, ...]:
+        columns = [*(self.tolerated[what] for what in WHATS), *(self.measured[what] for what in WHATS)]
+        return tuple(StepTolerance(step, *map(known, values)) for step, values in enumerate(zip(*columns, strict=True)))
 
 
-def _by_sample(training: RecordedTraining) -> tuple[NDArray[np.uint64], dict[str, NDArray[Any]]]:
-    """Fingerprints of the first global batch in ascending order, and the outputs of all its samples in that order."""
-    samples = training.samples()
-    first = samples.loc[samples["step"] == 0, "fingerprint"].to_numpy()
-    order = np.argsort(first, kind="stable")
-    outputs = {call: values.astype(np.float64) for call, values in training.first_outputs().items()}
-    whole = all(len(values) == len(first) for values in outputs.values())
-    return first[order], {call: values[order] for call, values in outputs.items()} if whole else {}
-
-
-def least_tolerance(settings: EqualitySettings) -> float:
-    """The smallest tolerance of any step, and of module outputs."""
-    return SAFETY * (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
-
-
-def tolerances(rounding: pd.DataFrame, settings: EqualitySettings) -> pd.DataFrame:
-    """Columns `loss`, `gradient`, `weight` per step (the index), and each with ``_rounding``: the measured difference.
-
-    `rounding`: differences between trainings and the same ones with moved weights.
-    """
-    measured = largest_per_step(rounding).cummax()
-    table = (SAFETY * measured).clip(lower=least_tolerance(settings))
-    return table.join(measured.add_suffix("_rounding"))
-
-
-def largest_per_step(differences: pd.DataFrame) -> pd.DataFrame:
-    """The largest relative difference of any tensor: columns `loss`, `gradient`, `weight`, one row per step; NaN is largest."""
-    known = differences.assign(relative=differences["relative"].fillna(np.inf))
-    table = known.pivot_table(index="step", columns="what", values="relative", aggfunc="max")
-    return table.reindex(columns=list(WHATS))
-
-
-def judged_steps(tolerance: pd.DataFrame, rounding: pd.DataFrame) -> int:
-    """The number of steps, from the first, with a finite reference and tolerances of at most LARGEST_TOLERANCE."""
-    usable = (tolerance[list(WHATS)] <= LARGEST_TOLERANCE).all(axis=1)
-    unknown = set(rounding.loc[rounding["relative"].isna(), "step"])
-    return next((step for step, fine in enumerate(usable) if not fine or step in unknown), len(usable))
+def tolerances(moved: list[dict[What, Differences]], settings: EqualitySettings) -> Tolerances:
+    """From differences between trainings and the same ones with moved weights."""
+    least = SAFETY * (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
+    measured = {what: np.maximum.accumulate(np.max([one[what].largest for one in moved], axis=0)) for what in WHATS}
+    tolerated = {what: np.maximum(SAFETY * values, least) for what, values in measured.items()}
+    fine = np.all([values <= LARGEST_TOLERANCE for values in tolerated.values()], axis=0)
+    judged = len(fine) if fine.all() else int(np.argmin(fine))
+    return Tolerances(tolerated, measured, judged)
 
 
 def judge_pair(
-    reference: RecordedTraining, other: RecordedTraining, tolerance: pd.DataFrame, judged_steps: int
-) -> result.PairResult:
-    """Compare two trainings by each step's tolerances (`tolerances`), up to `judged_steps`, or while finite if all bits agree."""
-    rows = training_differences(reference, other)
-    per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
-    rows = rows.merge(per_row, on=["step", "what"], how="left", sort=False)
-    rows["over"] = (rows["relative"] > rows["tolerance"]) & (rows["step"] < judged_steps)
-    tensors = rows[rows["what"] != "loss"]
-    same_bits = bool(tensors["same_bits"].all())
-    not_finite = rows.loc[rows["relative"].isna(), "step"]  # where equal bits show nothing
-    judged = int(min(not_finite, default=len(tolerance))) if same_bits else judged_steps
-    agreement: result.Agreement = "bit-equal" if same_bits else "different" if rows["over"].any() else "equal"
-    return result.PairResult(
+    reference: RecordedTraining, other: RecordedTraining, tolerance: Tolerances, judged_steps: int
+) -> PairResult:
+    """Compare two trainings by each step's tolerances, up to `judged_steps`, or while finite if all bits agree."""
+    found = training_differences(reference, other)
+    first = _first_beyond(found, tolerance, judged_steps)
+    same_bits = all(bool(found[what].same_bits.all()) for what in _TENSORS)
+    judged = judged_steps
+    if same_bits:  # shows nothing where values are not finite
+        finite = np.all([~np.isnan(one.relative).any(axis=1) for one in found.values()], axis=0)
+        judged = len(finite) if finite.all() else int(np.argmin(finite))
+    agreement: Agreement = "bit-equal" if same_bits else "equal" if first is None else "different"
+    steps = zip(*(found[what].largest.tolist() for what in WHATS), strict=True)
+    return PairResult(
         reference=reference.name,
         other=other.name,
         verdict=agreement if judged else "not judged",
         judged_steps=judged,
-        first_difference=_first_beyond(rows[rows["over"]]),
-        steps=tuple(result.StepDistance(**row) for row in plain_rows(largest_per_step(rows).reset_index())),
-        tensors=tuple(
-            _distance(table) for _, table in tensors[tensors["step"] < judged].groupby(["what", "tensor"], sort=False)
-        ),
+        first_difference=first,
+        steps=tuple(StepDistance(step, *map(known, values)) for step, values in enumerate(steps)),
     )
 
 
-def _first_beyond(over: pd.DataFrame) -> TensorDifference | None:
+def _first_beyond(found: dict[What, Differences], tolerance: Tolerances, judged_steps: int) -> TensorDifference | None:
     """The first difference beyond its tolerance, within a step in the order of WHATS; the largest of its kind."""
-    for what in WHATS:
-        of_kind = over[(over["step"] == over["step"].min()) & (over["what"] == what)]
-        if len(of_kind):
-            row = plain_rows(of_kind.sort_values("relative").iloc[[-1]])[0]
-            return TensorDifference(**{name: row[name] for name in TensorDifference.__struct_fields__})
+    for step in range(judged_steps):
+        for what in WHATS:
+            tolerated = tolerance.tolerated[what][step]
+            if (found[what].relative[step] > tolerated).any():
+                return _largest(found[what], what, step, float(tolerated))
     return None
 
 
-def _distance(table: pd.DataFrame) -> result.TensorDistance:
-    over = table.loc[table["over"], "step"]
-    return result.TensorDistance(
-        what=table["what"].iloc[0],
-        tensor=table["tensor"].iloc[0],
-        absolute=known(table["absolute"].max(skipna=False)),
-        relative=known(table["relative"].max(skipna=False)),
-        first_step_over=int(over.min()) if len(over) else None,
-        elements=int(table["elements"].iloc[0]),
-        elements_at_last_step=int(table["elements"].iloc[-1]),
-    )
+def _largest(found: Differences, what: What, step: int, tolerated: float | None) -> TensorDifference:
+    place = int(np.argmax(np.nan_to_num(found.relative[step], nan=-1.0, posinf=np.inf)))
+    absolute, relative = found.absolute[step, place], found.relative[step, place]
+    return TensorDifference(step, what, found.tensors[place], known(absolute), known(relative), tolerated)
 
 
-def rank_result(training: RecordedTraining) -> result.RankAgreement:
+def rank_result(training: RecordedTraining) -> RankAgreement:
     """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks."""
-    ranks, found = training.ranks, []
+    ranks = training.ranks
+    firsts: list[tuple[int, What, list[int]]] = []
     for what in _TENSORS:
         hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in ranks])
         apart = (hashes != hashes[0]).any(axis=2)  # ranks x steps
-        found += [(step, what, np.flatnonzero(apart[:, step]).tolist()) for step in np.flatnonzero(apart.any(axis=0))]
-    if not found:
-        return result.RankAgreement(training.name, len(ranks), True, None, None, None, None, ())
-    step, what, apart_from_0 = min(found, key=lambda one: one[0])  # the first of equal ones: the gradients
-
-    def largest(one: ProcessData, other: ProcessData) -> tuple[float, str]:
-        rows = process_differences(one, other)
-        row = rows[(rows["step"] == step) & (rows["what"] == what)].sort_values("relative").iloc[-1]
-        return float(row["relative"]), str(row["tensor"])
-
-    relative, tensor = max((largest(ranks[0], rank) for rank in ranks[1:]), key=lambda one: one[0])
-    return result.RankAgreement(
-        training.name, len(ranks), False, int(step), what, tensor, known(relative), tuple(apart_from_0)
-    )
+        if apart.any():
+            step = int(np.argmax(apart.any(axis=0)))
+            firsts.append((step, what, np.flatnonzero(apart[:, step]).tolist()))
+    if not firsts:
+        return RankAgreement(training.name, len(ranks), True, None, ())
+    step, what, ranks_apart = min(firsts, key=lambda one: one[0])  # the first of equal ones: the gradients
+    differences = [_largest(process_differences(ranks[0], ranks[rank], what), what, step, None) for rank in ranks_apart]
+    largest = max(differences, key=lambda one: math.inf if one.relative is None else one.relative)
+    return RankAgreement(training.name, len(ranks), False, largest, tuple(ranks_apart))
 
 
 def known(value: float) -> float | None:
     """The value, None if it is not finite."""
     return float(value) if math.isfinite(value) else None
-
-
-def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A table's rows as plain values by column, None for a value that is not finite."""
-    return [{str(name): plain(value) for name, value in row.items()} for row in table.to_dict("records")]

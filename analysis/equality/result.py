@@ -6,7 +6,7 @@ from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.stored import Stored
 
-EQUALITY_SCHEMA_VERSION = 1
+EQUALITY_SCHEMA_VERSION = 2
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
@@ -23,19 +23,6 @@ class TensorDifference(Stored, frozen=True):
     absolute: Value  # the largest of its elements
     relative: Value  # as analysis/equality/differences.py defines it
     tolerance: Value  # for `relative`
-    elements: int  # compared
-
-
-class StepTolerance(Stored, frozen=True):
-    """The tolerance of one step, and the measured effect of rounding: relative differences."""
-
-    step: int
-    loss: Value
-    gradient: Value
-    weight: Value
-    loss_rounding: Value
-    gradient_rounding: Value
-    weight_rounding: Value
 
 
 class StepDistance(Stored, frozen=True):
@@ -47,16 +34,12 @@ class StepDistance(Stored, frozen=True):
     weight: Value
 
 
-class TensorDistance(Stored, frozen=True):
-    """The largest differences of one tensor over the judged steps."""
+class StepTolerance(StepDistance, frozen=True):
+    """The tolerance of one step, and the measured effect of rounding: relative differences."""
 
-    what: What
-    tensor: str
-    absolute: Value
-    relative: Value
-    first_step_over: int | None  # its tolerance
-    elements: int  # compared at every step
-    elements_at_last_step: int
+    loss_rounding: Value
+    gradient_rounding: Value
+    weight_rounding: Value
 
 
 class PairResult(Stored, frozen=True):
@@ -68,7 +51,6 @@ class PairResult(Stored, frozen=True):
     judged_steps: int  # until rounding has grown too far, or, if all bits are equal, until values are not finite
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
-    tensors: tuple[TensorDistance, ...]
 
     @property
     def agree(self) -> bool:
@@ -82,11 +64,8 @@ class RankAgreement(Stored, frozen=True):
     training: str
     ranks: int
     same_bits: bool
-    first_step: int | None  # with a difference
-    what: What | None
-    tensor: str | None
-    relative: Value  # the largest difference to rank 0 at that step
-    ranks_apart: tuple[int, ...]  # that differ from rank 0
+    first_difference: TensorDifference | None  # the largest to rank 0 at the first step with any
+    ranks_apart: tuple[int, ...]  # that differ from rank 0 there
 
 
 class EqualityReport(Stored, frozen=True):

@@ -45,7 +45,7 @@ OptionValues = Mapping[str, Any]
 _HEADINGS = {  # of options that are no settings of a run or a training, by parameter
     parameter: heading
     for heading, parameters in {
-        COMPARED: "sync_batch_norm freeze_batch_norm",
+        COMPARED: "freeze_batch_norm",
         DATA: "dtype",
         AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes max_events",
         TARGETS: "calibration flops target_accuracy",

@@ -42,7 +42,6 @@ class EqualRequest(options.NodeOptions):
     freeze_batch_norm: bool = option(
         "batch norm uses the first global batch's statistics throughout", "--freeze-batch-norm", default=False
     )
-    sync_batch_norm: bool = option("ddp normalises by the global batch; GPUs only", "--sync-batch-norm", default=False)
     output_format: Literal["table", "json"] = option("what to print", "--format", default="table")
     out: Path = option("the run folder; a comparison in it is replaced", default=options.DEFAULT_OUT)
 
@@ -56,7 +55,6 @@ def equal(request: EqualRequest) -> None:
         request.flags,
         request.dtype,
         request.freeze_batch_norm,
-        request.sync_batch_norm,
         place.count if place is not None else 1,
     )
     with on_all_nodes(place, request, settings.device, console) as starter:

@@ -29,13 +29,24 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import CompileMode, layouts_of
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
-from dpscope.profiling.records.strategies import Strategy, any_reducer, strategy_on, traits_of
+from dpscope.profiling.records.strategies import Strategy, strategy_on, traits_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
-from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder, remove_empty_folders, remove_written
+from dpscope.profiling.store.folders import (
+    SETTINGS_NAME,
+    JobFolder,
+    remove_empty_folders,
+    remove_written,
+)
 
 EQUALITY_BATCH_SIZES: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
-DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}
+DEFAULTS: dict[str, object] = {
+    "devices": "2",
+    "data": "fake",
+    "steps": 20,
+    "workers": 0,
+    "lr": 0.01,
+}
 """Defaults that differ from those of `dpscope run`; rounding grows with the learning rate."""
 
 
@@ -43,7 +54,6 @@ def equality_settings(
     flags: Mapping[str, object],
     precision: Precision = "float64",
     freeze_batch_norm: bool = False,
-    sync_batch_norm: bool = False,
     nodes: int = 1,
 ) -> EqualitySettings:
     """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to `nodes` nodes.
@@ -66,7 +76,7 @@ def equality_settings(
     steps, timeout_s = resolved.measurement.steps, resolved.measurement.timeout_s
     assert steps is not None
     config = EqualityConfig(resolved.workload, resolved.optimizer, resolved.matrix, steps, timeout_s)
-    _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
+    _check(config, devices.kind)
     check_data(config.workload)
     checked_model_size(config.workload, config.optimizer)
     return EqualitySettings(
@@ -75,7 +85,6 @@ def equality_settings(
         threads_per_process=threads_per_process(config.matrix),
         precision=precision,
         freeze_batch_norm=freeze_batch_norm,
-        sync_batch_norm=sync_batch_norm,
         jobs=tuple(_jobs(config, devices.kind, freeze_batch_norm)),
     )
 
@@ -90,7 +99,7 @@ def samples_of_two_epochs(batch_size: int, steps: int) -> int:
     return (steps_per_epoch - 1) * batch_size + batch_size // 2 + 1
 
 
-def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
+def _check(config: EqualityConfig, kind: DeviceType) -> None:
     """Raise DpscopeError for settings that cannot be compared."""
     counts, batch_size = config.matrix.counts, config.matrix.batch_sizes[0]
     if len(config.matrix.strategies) < 2 and config.matrix.compile == ("off",):
@@ -119,22 +128,6 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
         if reason := too_few_devices(_cell(config, kind, strategy)):
             named = layouts[0] if layouts else counts[0]
             raise DpscopeError(f"--devices {named}: {reason}; give an even number of 4 or more, or omit hsdp")
-    if sync_batch_norm:
-        _check_sync(config.matrix.strategies, kind, freeze_batch_norm)
-
-
-def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch_norm: bool) -> None:
-    fix = "compare with --freeze-batch-norm instead"
-    if kind == "cpu":
-        raise DpscopeError(f"--sync-batch-norm on the CPU: torch's SyncBatchNorm needs GPUs; {fix}")
-    if freeze_batch_norm:
-        raise DpscopeError(
-            "--sync-batch-norm with --freeze-batch-norm: frozen statistics need no synchronising; give one"
-        )
-    if not (any_reducer(strategies) and any(traits_of(one).baseline for one in strategies)):
-        raise DpscopeError(
-            f"--sync-batch-norm with --strategy {','.join(strategies)}: it makes DDP agree with single; add both"
-        )
 
 
 def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> Iterator[EqualityJob]:
@@ -146,10 +139,16 @@ def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> Iterator[Eq
     modes = dict.fromkeys(("off", *config.matrix.compile))
     cells = [_cell(config, kind, strategy, mode) for strategy in config.matrix.strategies for mode in modes]
     for index, cell in enumerate(dict.fromkeys(cell for cell in cells if uncompilable(cell) is None)):
-        trainings = [EqualityTraining("compared"), *([EqualityTraining("rounding")] if index == 0 else [])]
+        trainings = [
+            EqualityTraining("compared"),
+            *([EqualityTraining("rounding")] if index == 0 else []),
+        ]
         if cell.traits.baseline and cell.options.compile == "off" and not frozen:
             shares = config.matrix.counts[0]
-            trainings += [EqualityTraining("in_shares", shares), EqualityTraining("rounding_in_shares", shares)]
+            trainings += [
+                EqualityTraining("in_shares", shares),
+                EqualityTraining("rounding_in_shares", shares),
+            ]
         yield EqualityJob(cell=cell, trainings=tuple(trainings))
 
 

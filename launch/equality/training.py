@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpscope.launch.equality.recording import ForwardRecorder, TrainingRecorder
+from dpscope.launch.equality.recording import TrainingRecorder
 from dpscope.launch.jobs.process_group import devices_of, join_process_group, limit_collectives, wait_limit_s
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.workload.input_pipeline import MicroBatching, SyntheticBatches, open_stream
@@ -130,15 +130,13 @@ def _train(
         here = msgspec.structs.replace(workload, workers=0, workers_total=None)
         inputs = open_stream(here, whole_batches, built, 0, device).next_batch()[0]  # the same for every process
         freeze_batch_norm(model, moved(inputs, device))
-    if settings.sync_batch_norm and cell.per_device:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if settings.precision == "float64":
         model = to_double(model)
         if (loss := built.loss) is not None:  # computed from targets in the training's precision
             built = dataclasses.replace(built, loss=lambda outputs, targets: loss(outputs, mapped(_doubled, targets)))
     if training.kind in ("rounding", "rounding_in_shares"):
         nudge(model, workload.seed)
-    recorder = TrainingRecorder(model, ForwardRecorder(model, outputs_wanted=cell.options.compile == "off"))
+    recorder = TrainingRecorder(model)
     fed = msgspec.structs.replace(whole_batches, strategy="ddp") if cell.per_device else whole_batches
     batches = open_stream(workload, fed, built, rank if cell.per_device else 0, device)
     fetched = SyntheticBatches((None, None), (), steps_per_epoch=1)  # each step trains on the batch that is put there
@@ -146,13 +144,10 @@ def _train(
     with starting_up():  # the optimizer and DDP import torch's compiler
         train_step = TrainStep(wrap_for(model, cell, device), fetched, optimizer, amp, device, parts, built)
     train_step.optimizer.register_step_pre_hook(lambda *_: recorder.add_gradients())
-    for step in range(settings.steps):
+    for _ in range(settings.steps):
         fetched.batch = batches.next_batch()
         train_step()
         assert train_step.last_loss is not None
-        recorder.add_step(train_step.last_loss.item())
-        recorder.add_samples(step, batches.epoch, batches.samples, fetched.batch[0])
+        recorder.add_step(train_step.last_loss.item(), batches.samples)
     batches.close()
-    whole_weights = training.kind == "compared" and rank == 0
-    shuffled = workload.data != "synthetic"
-    recorder.save(folder, rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)
+    recorder.save(folder, rank, batch_norms_by_batch(model), random_layers)

@@ -13,10 +13,7 @@ gradient_hash, weight_hash      k x P  uint64: of all bytes of a tensor; equal h
 gradient_norm, weight_norm      k x P  float64: Euclidean norms of whole tensors
 gradient.<p>, weight.<p>  k x m    the stored elements of parameter p: all, or STORED_ELEMENTS drawn once for all trainings;
                                    gradients as the optimizer gets them (reduced), weights after the step
-last_weight.<p>           n        all elements after the last step, if not all were stored before (compared, rank 0)
-sample_step, sample_epoch, sample_index, sample_fingerprint, sample_entered   S   a row for each sample handed out: its step,
-                                   epoch, index in the data set, hash of its pixels, how often it entered the model
-output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elements per sample of the output of module call c
+sample_step, sample_index  S       a row for each sample that the loader handed out: its step and its index in the data set
 """
 
 from pathlib import Path
@@ -32,7 +29,6 @@ EQUALITY_FOLDER = "equality"
 EQUALITY_NAME = "equality.json"
 
 STORED_ELEMENTS = 2048  # of a parameter and step; fewer if it has fewer
-OUTPUT_ELEMENTS = 16  # per sample and module call
 
 Precision = Literal["float32", "float64"]
 TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"]
@@ -79,7 +75,6 @@ class EqualitySettings(Stored, frozen=True):
     threads_per_process: Positive
     precision: Precision
     freeze_batch_norm: bool
-    sync_batch_norm: bool  # DistributedDataParallel's
     jobs: tuple[EqualityJob, ...]  # the reference first
 
     @property
@@ -110,10 +105,8 @@ class RankRecord(Stored, frozen=True):
     rank: Count
     steps: Positive
     parameters: tuple[ParameterRecord, ...]
-    module_calls: tuple[str, ...]  # of the first step's forward, in order; `relu#2` is a module's second call
     batch_norms: tuple[str, ...]  # modules that normalise by statistics of their batch
     random_layers: tuple[str, ...]  # such as dropout, switched off
-    shuffled: bool  # whether each epoch has a different order
 
 
 def rank_paths(training: Path, rank: int) -> tuple[Path, Path]:

@@ -32,14 +32,11 @@ class LearningCode(FindingCode):
     ACCURACY_DIFFERENCE = """varying: Whether the test accuracy of two cells differs beyond its spread over seeds. A warning
         where it is lower.
         -> train with three seeds or more"""
-    BATCH_NORM_BY_SHARE = """info: Two strategies differ only through batch norm, because each device normalises over its own
-        share of the batch.
-        -> expected; --freeze-batch-norm compares without it, and on GPUs --sync-batch-norm makes ddp normalise over the global
-        batch"""
+    BATCH_NORM_BY_SHARE = """info: Two strategies differ only through what is computed over a batch, such as batch norm, because
+        each device computes it over its own share.
+        -> expected; --freeze-batch-norm compares without it"""
     UNEXPLAINED_DIFFERENCE = """error: Two strategies compute different values, beyond rounding, and no cause was found.
-        -> find what the two compute differently in that step; equality.json lists every tensor"""
-    SAMPLES_LOST = """error: Some samples enter the forward pass of no device, or several forward passes of a step.
-        -> check how a batch is scattered: a remainder may go to no device, or shares overlap"""
+        -> find what the two compute differently in that step"""
     SAMPLES_DIFFER = """error: A strategy trains on different samples from the reference.
         -> check how the sampler splits an epoch: remainders that no rank receives, seeds, set_epoch at the beginning of every
         epoch"""

@@ -221,7 +221,6 @@ def machine(out: Path) -> dict[str, Any]:
 def planning(out: Path) -> dict[str, Any]:
     """What is planned and refused on GPUs, without touching one."""
     from dpscope.launch.calibration.settings import calibration_settings
-    from dpscope.launch.equality.run import _check_sync
     from dpscope.launch.workload.strategies import _further_arguments
     from dpscope.profiling.records.run import CellOptions
     from dpscope.profiling.store.errors import DpscopeError
@@ -238,8 +237,6 @@ def planning(out: Path) -> dict[str, Any]:
     DEVICES.count = 1
     refused = [
         refusal(lambda: calibration_settings(device="cuda")),
-        refusal(lambda: _check_sync(("single", "ddp"), "cuda", freeze_batch_norm=True)),
-        refusal(lambda: _check_sync(("single", "dp"), "cuda", freeze_batch_norm=False)),
     ]
     DEVICES.count = 4
     return {"counts": counts, "reduce_dtype": str(mixed.reduce_dtype), "refused": refused}

@@ -55,7 +55,7 @@ analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
 analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}
   analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if profiling/{machine,records,store}
-analysis/equality: analysis/text profiling/{records,store}
+analysis/equality: profiling/{records,store}
 analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,text,training}
   analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{records,store}

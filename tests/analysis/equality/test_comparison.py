@@ -1,25 +1,19 @@
 """Comparisons of trainings with two parameters, `a` of two elements and `b` of one; batch 4 on 2 devices."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import (
-    EqualityData,
-    ProcessData,
-    RecordedTraining,
-    lost_samples,
-    sample_difference,
-)
-from dpscope.analysis.equality.differences import judged_steps, output_differences, tolerances, training_differences
-from dpscope.analysis.equality.result import EqualityReport
+from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining, sample_difference
+from dpscope.analysis.equality.differences import Differences, tolerances, training_differences
+from dpscope.analysis.equality.result import EqualityReport, What
 from dpscope.analysis.output.equality import headline
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
@@ -43,34 +37,23 @@ Values = list[list[float]]
 PLAIN: Values = [[3.0, 4.0, 0.0], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]  # a's two elements and b's, per step
 
 
-def process(
-    gradients: Values,
-    rank: int = 0,
-    ranks: int = 1,
-    outputs: dict[str, float] | None = None,
-    losses: list[float] | None = None,
-) -> ProcessData:
-    """A process with the same values as gradients and weights; every module's output is one number for all samples."""
+def process(gradients: Values, rank: int = 0, ranks: int = 1, losses: list[float] | None = None) -> ProcessData:
+    """A process with the same values as gradients and weights."""
     values = np.array(gradients)
     share = 4 // ranks
-    index = np.tile(np.arange(rank * share, (rank + 1) * share), STEPS) + np.repeat(np.arange(STEPS), share) * 4
-    called = outputs or {"conv": 1.0, "bn": 2.0, "fc": 3.0}
     parts = (values[:, :2], values[:, 2:])
     arrays: dict[str, NDArray[Any]] = {
         "loss": np.array(losses or [1.0] * STEPS),
         "sample_step": np.repeat(np.arange(STEPS), share),
-        "sample_epoch": np.zeros(STEPS * share, dtype=np.int64),
-        "sample_index": index,
-        "sample_fingerprint": index.astype(np.uint64),
-        "sample_entered": np.ones(STEPS * share, dtype=np.int64),
+        "sample_index": np.tile(np.arange(rank * share, (rank + 1) * share), STEPS)
+        + np.repeat(np.arange(STEPS), share) * 4,
     }
     for what in ("gradient", "weight"):
         arrays[f"{what}_hash"] = np.array([[hash(tuple(row)) % 2**63 for row in part] for part in parts], np.uint64).T
         arrays[f"{what}_norm"] = np.stack([np.linalg.norm(part, axis=1) for part in parts], axis=1)
         arrays |= {f"{what}.{place}": part for place, part in enumerate(parts)}
-    arrays |= {f"output.{place}": np.full((share, 2), value) for place, value in enumerate(called.values())}
     parameters = ParameterRecord(name="a", elements=2, stored=2), ParameterRecord(name="b", elements=1, stored=1)
-    return ProcessData(RankRecord(rank, STEPS, parameters, tuple(called), ("bn",), (), shuffled=True), arrays)
+    return ProcessData(RankRecord(rank, STEPS, parameters, ("bn",), ()), arrays)
 
 
 def training(cell: Cell, *ranks: ProcessData, kind: TrainingKind = "compared") -> RecordedTraining:
@@ -91,8 +74,7 @@ def settings(*cells: Cell) -> EqualitySettings:
     config = EqualityConfig(Workload(device="cpu"), Optimizer(), matrix, STEPS, timeout_s=900.0)
     jobs = tuple(EqualityJob(cell=cell, trainings=(EqualityTraining(kind="compared"),)) for cell in cells)
     return EqualitySettings(
-        config=config, device="cpu", threads_per_process=1, precision="float64", freeze_batch_norm=False,
-        sync_batch_norm=False, jobs=jobs,
+        config=config, device="cpu", threads_per_process=1, precision="float64", freeze_batch_norm=False, jobs=jobs,
     )  # fmt: skip
 
 
@@ -104,41 +86,42 @@ def data(*compared: RecordedTraining, in_shares: RecordedTraining | None = None)
 def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
     other = [[3.0, 4.5, 0.1], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]
     found = training_differences(training(SINGLE, process(PLAIN)), training(DP, process(other)))
-    first = found[(found["step"] == 0) & (found["what"] == "gradient")].set_index("tensor")
+    assert list(found) == ["loss", "gradient", "weight"]
+    gradients = found["gradient"]
+    assert gradients.tensors == ("a", "b")
     # a: sqrt(0^2 + 0.5^2) / sqrt(3^2 + 4^2). b is 0 and counts as the root mean square of 3, 4, 0: 0.1 / sqrt(25 / 3).
-    assert first["relative"]["a"] == pytest.approx(0.1)
-    assert first["absolute"]["a"] == pytest.approx(0.5)
-    assert first["relative"]["b"] == pytest.approx(0.1 / math.sqrt(25 / 3))
-    assert found[found["step"] > 0]["relative"].eq(0).all()
-    assert found[found["step"] > 0]["same_bits"].all()
-    assert not found[(found["step"] == 0) & (found["what"] != "loss")]["same_bits"].any()
+    assert gradients.relative[0].tolist() == pytest.approx([0.1, 0.1 / math.sqrt(25 / 3)])
+    assert gradients.absolute[0].tolist() == pytest.approx([0.5, 0.1])
+    assert not gradients.relative[1:].any()
+    assert gradients.same_bits.tolist() == [[False, False], [True, True], [True, True]]
+    assert not found["loss"].relative.any()
 
 
-def test_losses_are_the_ranks_mean_and_outputs_compared_sample_by_sample() -> None:
+def test_losses_are_the_ranks_mean() -> None:
     ranks = [process(PLAIN, rank, 2, losses=losses) for rank, losses in enumerate(([1.0, 2.0, 3.0], [3.0, 2.0, 5.0]))]
     assert training(DDP, *ranks).losses().tolist() == [2.0, 2.0, 4.0]
-    shares = training(DDP, *(process(PLAIN, rank, 2, {"conv": 1.0, "bn": 2.5, "fc": 3.0}) for rank in (1, 0)))
-    found = output_differences(training(SINGLE, process(PLAIN)), shares)
-    assert found == pytest.approx(
-        {"conv": 0.0, "bn": 0.25, "fc": 0.0}
-    )  # bn: eight elements off by 0.5, of norm 2 sqrt(8)
 
 
 def test_tolerance_never_falls_and_has_a_floor() -> None:
-    measured = pd.DataFrame(
-        {
-            "step": [0, 1, 2] * 3,
-            "what": np.repeat(["loss", "gradient", "weight"], 3),
-            "relative": [0.0, 0.0, 0.0, 1e-12, 3e-12, 2e-12, 1e-12, 1e-3, 2e-3],
-        }
-    )
-    found = tolerances(measured, settings(SINGLE, DP))
-    assert found["loss"].tolist() == [10 * 3 * 2**-53] * 3  # (4 - 1) u
-    assert found["gradient"].tolist() == pytest.approx([1e-11, 3e-11, 3e-11])
-    assert found["weight"].tolist() == pytest.approx([1e-11, 1e-2, 2e-2])
-    assert judged_steps(found, measured) == 2
-    diverged = measured.assign(relative=[0.0, math.nan, *measured["relative"][2:]])
-    assert judged_steps(found, diverged) == 1
+    def of(*relative: float) -> Differences:
+        column = np.array(relative)[:, None]
+        return Differences(("x",), column, column, column == 0)
+
+    measured: dict[What, Differences] = {
+        "loss": of(0, 0, 0),
+        "gradient": of(1e-12, 3e-12, 2e-12),
+        "weight": of(1e-12, 1e-3, 2e-3),
+    }
+    found = tolerances([measured], settings(SINGLE, DP))
+    assert found.tolerated["loss"].tolist() == [10 * 3 * 2**-53] * 3  # (4 - 1) u
+    assert found.tolerated["gradient"].tolist() == pytest.approx([1e-11, 3e-11, 3e-11])
+    assert found.tolerated["weight"].tolist() == pytest.approx([1e-11, 1e-2, 2e-2])
+    assert found.judged == 2
+    diverged: dict[What, Differences] = {**measured, "loss": of(0, math.nan, 0)}
+    assert tolerances([diverged], settings(SINGLE, DP)).judged == 1
+    # of two moved trainings the larger difference counts
+    both = tolerances([measured, {**measured, "loss": of(1e-10, 0, 0)}], settings(SINGLE, DP))
+    assert both.tolerated["loss"].tolist() == pytest.approx([1e-9] * 3)
 
 
 def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> None:
@@ -160,25 +143,19 @@ def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> 
     assert msgspec.json.decode(msgspec.json.encode(report), type=EqualityReport) == report
 
 
-BY_SHARE = {"conv": 1.0, "bn": 2.5, "fc": 3.5}
-
-
 @pytest.mark.parametrize(
-    ("outputs", "in_shares", "verdict"),
+    ("in_shares", "verdict"),
     [
-        (BY_SHARE, 1.5, "explained"),
-        ({"conv": 1.1, "bn": 2.5, "fc": 3.5}, 1.5, "different"),  # they differ before batch norm
-        (BY_SHARE, 1.4, "different"),  # a single device in shares differs, too
-        (BY_SHARE, None, "different"),  # without one there is no evidence
+        (1.5, "explained"),
+        (1.4, "different"),  # a single device in shares differs, too
+        (None, "different"),  # without one there is no evidence
     ],
 )
-def test_batch_norm_explains_a_difference_only_with_evidence(
-    outputs: dict[str, float], in_shares: float | None, verdict: str
-) -> None:
+def test_batch_norm_explains_a_difference_only_with_evidence(in_shares: float | None, verdict: str) -> None:
     shares = None
     if in_shares is not None:
-        shares = training(SINGLE, process(scaled(in_shares), outputs=BY_SHARE), kind="in_shares")
-    report = compared(training(DP, process(scaled(1.5), outputs=outputs)), in_shares=shares)
+        shares = training(SINGLE, process(scaled(in_shares)), kind="in_shares")
+    report = compared(training(DP, process(scaled(1.5))), in_shares=shares)
     assert report.pairs[0].verdict == verdict
     assert report.sound == (verdict == "explained")
 
@@ -188,7 +165,8 @@ def test_the_rank_that_differs_is_named() -> None:
     ranks = [process(wrong_values if rank == 1 else PLAIN, rank, 2) for rank in (0, 1)]
     report = compare_trainings(data(training(DP, process(PLAIN)), training(DDP, *ranks)))
     (result,) = report.ranks
-    assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (1,))
+    first = known(result.first_difference)
+    assert (result.same_bits, first.step, first.what, result.ranks_apart) == (False, 1, "gradient", (1,))
     (message,) = (finding.message for finding in report.findings if finding.severity == "error")
     assert "ddp-d2-b2: from step 1 on rank 1 has different gradients from rank 0's" in message
 
@@ -209,27 +187,9 @@ def test_without_a_judged_step_nothing_is_equal() -> None:
     assert headline(report) == "no step can be judged: see the findings"
 
 
-def test_the_tolerance_of_outputs_ignores_those_that_are_not_finite() -> None:
-    """The second module's output moves by 1e-3 with the weights, so that a difference of 2e-3 is tolerated."""
-    reference, other = ({"mask": math.nan, "fc": value} for value in (1.0, 1.002))
-    found = data(training(SINGLE, process(PLAIN, outputs=reference)), training(DP, process(scaled(2), outputs=other)))
-    moved = training(SINGLE, process(scaled(1 + 1e-12), outputs={"mask": math.nan, "fc": 1.001}), kind="rounding")
-    report = compare_trainings(replace(found, rounding=moved))
-    assert "first forward" not in report.findings[0].message
-
-
-def samples(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
-    """(rank, step, epoch, index) each."""
-    return pd.DataFrame(rows, columns=["rank", "step", "epoch", "index"]).assign(entered=1, fingerprint=0)
-
-
-def test_samples_that_differ_never_enter_or_enter_twice() -> None:
-    one = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 7), (0, 1, 0, 8))
-    assert (
-        sample_difference(one, samples((0, 0, 0, 6), (1, 0, 0, 5), (0, 1, 0, 8), (1, 1, 0, 7))) is None
-    )  # in any order
-    other = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 8), (0, 1, 0, 8))
-    assert sample_difference(one, other) == (1, [7], [8])  # step, missing, extra
-    table = samples((0, 0, 0, 5), (0, 1, 0, 6), (0, 1, 0, 7), (0, 2, 0, 8))
-    assert lost_samples(table) is None
-    assert lost_samples(table.assign(entered=[1, 0, 2, 0])) == (1, [6], [7])
+def test_samples_that_differ() -> None:
+    one = [Counter([5, 6]), Counter([7, 8])]
+    assert sample_difference(one, [Counter([6, 5]), Counter([8, 7])]) is None  # in any order
+    assert sample_difference(one, [Counter([5, 6]), Counter([8, 8])]) == (1, [7], [8])  # step, missing, extra
+    ranks = [process(PLAIN, rank, 2) for rank in (0, 1)]
+    assert training(DDP, *ranks).samples() == training(SINGLE, process(PLAIN)).samples()

@@ -14,10 +14,8 @@ RECORD: dict[str, Any] = {
     "rank": 0,
     "steps": 2,
     "parameters": [{"name": "weight", "elements": 6, "stored": 6}],
-    "module_calls": [],
     "batch_norms": [],
     "random_layers": [],
-    "shuffled": True,
 }
 
 
@@ -26,7 +24,7 @@ def written(folder: Path, record: dict[str, Any], index: list[int]) -> tuple[Pat
     described, arrays = folder / "rank_0.json", folder / "rank_0.npz"
     described.write_text(json.dumps(record))
     order = np.arange(len(index))
-    np.savez(arrays, sample_step=order, sample_epoch=order * 0, sample_index=np.array(index, dtype=np.int64))
+    np.savez(arrays, sample_step=order, sample_index=np.array(index, dtype=np.int64))
     return described, arrays
 
 
