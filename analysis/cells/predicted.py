@@ -26,7 +26,8 @@ from dpscope.analysis.costs.formulas import dp_transfer_us
 from dpscope.analysis.stats.missing import known
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import dp_chunks
-from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import (

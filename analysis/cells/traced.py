@@ -21,7 +21,7 @@ from dpscope.analysis.cells.view import Bounds, CellView, Group, once, quotient
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import mean_range
-from dpscope.analysis.traces.ranks.job import STEP_KEYS
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.intervals import length, union
 

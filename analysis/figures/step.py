@@ -16,7 +16,8 @@ from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, w
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
-from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,8 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes, show_time, text
-from dpscope.analysis.traces.ranks.job import STEP_KEYS, Job
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.profiling.records.finding import counted
 
 _STATISTICS = (

@@ -190,17 +190,7 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
     """Warnings where a step has no interval, and where the slowdown to be judged would not show (`mark_unseen`)."""
     steps = [change for change in changes if change.quantity in JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
-    next_step = (
-        f"time two repeats or more in both runs (--repeats), of {stats.FEWEST_SAMPLES} steps in all or more (--steps)"
-    )
-    if any(change.quantity == TRACED_STEP for change in steps):
-        next_step = (
-            "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
-            "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
-        )
-    if apart := [one for one in steps if one.verdict == "too_few_samples" and one.noises]:  # beyond stats.WIDEST
-        more = _measured(max(_more_repeats(one.noises) for one in apart if one.noises), apart[0].quantity)
-        next_step = f"the repeats lie too far apart for an interval: measure {more} or more"
+    next_step = _how_to_decide(steps)
     if len(without) == len(steps):
         nothing = "no step has an interval, so none can be called slower or faster"
         yield RunCode.NOTHING_COMPARED.finding(nothing, next_step)
@@ -212,6 +202,22 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         yield RunCode.CHANGE_NOT_VISIBLE.finding(
             f"not judged, because a slowdown of {slowdown} would not show: {cells}"
         )
+
+
+def _how_to_decide(steps: Sequence[Change]) -> str:
+    """What gives an interval to the steps that have none."""
+    for one in steps:
+        if one.verdict == "too_few_samples" and one.noises:  # beyond stats.WIDEST
+            more = _measured(_more_repeats(one.noises), one.quantity)
+            return f"the repeats lie too far apart for an interval: measure {more} or more"
+    if any(change.quantity == TRACED_STEP for change in steps):
+        return (
+            "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
+            "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
+        )
+    return (
+        f"time two repeats or more in both runs (--repeats), of {stats.FEWEST_SAMPLES} steps in all or more (--steps)"
+    )
 
 
 def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:

@@ -55,31 +55,79 @@ def check_counters(
             )
         )
     slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US
-    ratios, agree, within, waits_us, buckets_equal, unclear = [], [], [], [], True, 0
+    compared, unclear = list[_Compared](), False
     for counter in counters:
-        reduction = _described(counter, own, reduction_ends_us, 1 if factored else len(counter.bucket_bytes))
-        ddp_us, cpu_wait_us = counter.backward_comm_us, counter.cpu_wait_us or 0.0
-        if reduction is None or ddp_us <= 0:
-            unclear += counter.iterations > 1 and counter.step in own["step"]
+        parts = 1 if factored else len(counter.bucket_bytes)
+        reduction = _described(counter, own, reduction_ends_us, parts)
+        if reduction is None or counter.backward_comm_us <= 0:
+            unclear |= counter.iterations > 1 and counter.step in own["step"]
             continue
-        buckets_equal &= factored or sorted(reduction.bytes) == sizes_of[counter.step]
-        allowed_us = SPAN_TOLERANCE * ddp_us + max(slack_us, cpu_wait_us)
-        excess_us = reduction.span_us - ddp_us
-        ratios.append(reduction.span_us / ddp_us)
-        upper_bound_only = not reduction.copied_out or sent_share < 1
-        agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
-        within.append(reduction.busy_us <= ddp_us + allowed_us)
-        waits_us.append((cpu_wait_us, ddp_us))
-    why = None
-    if unclear and not ratios:
-        why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
-    elif buckets_equal and waits_us and all(wait_us > span_us for wait_us, span_us in waits_us):
-        waited, communicated = map(show_time, np.median(waits_us, axis=0))
-        longer = f"waited for a core longer ({waited} a step) than DDP communicated ({communicated})"
-        why = f"rank {rank}'s threads {longer}, so the two spans may differ by as much"
-    agreeing, inside = 2 * sum(agree) > len(agree), 2 * sum(within) > len(within)
-    span_ratio = float(np.median(ratios)) if ratios else None
-    return CounterCheck(rank, len(ratios), span_ratio, buckets_equal, agreeing, inside, why)
+        expected = sorted(reduction.bytes) if factored else sizes_of[counter.step]
+        compared.append(_Compared(counter, reduction, expected, slack_us, sent_share < 1))
+    buckets_equal = all(sorted(one.reduction.bytes) == one.expected_bytes for one in compared)
+    return CounterCheck(
+        rank=rank,
+        steps=len(compared),
+        span_ratio=float(np.median([one.ratio for one in compared])) if compared else None,
+        buckets_equal=buckets_equal,
+        spans_agree=2 * sum(one.agrees for one in compared) > len(compared),
+        union_within_span=2 * sum(one.within for one in compared) > len(compared),
+        not_comparable=_not_comparable(rank, counters, compared, unclear) if buckets_equal else None,
+    )
+
+
+def _not_comparable(
+    rank: int,
+    counters: Sequence[DdpCounters],
+    compared: "Sequence[_Compared]",
+    unclear: bool,
+) -> str | None:
+    if not compared:
+        times = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
+        return times if unclear else None
+    if not all(one.cpu_wait_us > one.ddp_us for one in compared):
+        return None
+    waited = show_time(float(np.median([one.cpu_wait_us for one in compared])))
+    communicated = show_time(float(np.median([one.ddp_us for one in compared])))
+    longer = f"waited for a core longer ({waited} a step) than DDP communicated ({communicated})"
+    return f"rank {rank}'s threads {longer}, so the two spans may differ by as much"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One reduction as DDP's counter and as the trace have it."""
+
+    counter: DdpCounters
+    reduction: "_Reduction"
+    expected_bytes: list[int]
+    slack_us: float
+    casts: bool  # DDP's span includes casts by a communication hook, which the trace's does not
+
+    @property
+    def ddp_us(self) -> float:
+        return self.counter.backward_comm_us
+
+    @property
+    def cpu_wait_us(self) -> float:
+        return self.counter.cpu_wait_us or 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.reduction.span_us / self.ddp_us
+
+    @property
+    def _allowed_us(self) -> float:
+        return SPAN_TOLERANCE * self.ddp_us + max(self.slack_us, self.cpu_wait_us)
+
+    @property
+    def agrees(self) -> bool:
+        excess_us = self.reduction.span_us - self.ddp_us
+        upper_bound_only = self.casts or not self.reduction.copied_out
+        return excess_us <= self._allowed_us and (upper_bound_only or -excess_us <= self._allowed_us)
+
+    @property
+    def within(self) -> bool:
+        return self.reduction.busy_us <= self.ddp_us + self._allowed_us
 
 
 @dataclass(frozen=True)

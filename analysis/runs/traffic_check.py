@@ -10,7 +10,7 @@ parts, the last ones padded: what moves is that much larger than the parameter.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ _NOT_REDUCED = (  # cause and remedy
     "were frozen when it wrapped the model",
     "Wrap the model once all parameters that it is to train require gradients",
 )
+_LOST = ("the tracer lost events, or the model does not use all of its parameters",)
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which gradients travel with such a hook
 _NAMES = {"all_gather": "all-gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
 UNKNOWN_COMMUNICATION = {TraceCode.TRACE_INCOMPLETE.code, AttachCode.TRAINED_ALONE.code}
@@ -89,16 +90,46 @@ def _rank_steps(table: Table) -> list[_RankStep]:
     return [(one["rank"], one["step"]) for one in table.records(("rank", "step"))]
 
 
-def _place(rank: int | None, step: int | None) -> str:
-    return f"rank {text(rank)}, step {text(step)}"
-
-
 def _moved_bytes(collectives: Table, kind: str) -> dict[_RankStep, float]:
     """Bytes of a kind of collective by rank and step, where any has its size."""
     moved = collectives.having("kind", kind)
     moved = moved.take(moved.known("bytes"))
     steps = moved.group("rank", "step")
     return dict(zip(_rank_steps(moved.take(steps.first)), steps.sums(moved.real("bytes")).tolist(), strict=True))
+
+
+def _check_moved(
+    cell: Cell,
+    expected: Mapping[str, int],
+    steps: Table,
+    collectives: Table,
+    at_least: bool = False,
+) -> Iterator[_Lack]:
+    """Whether every rank moved in every step what it must have by each kind of collective, or `at_least` that."""
+    yield from _check_ranks(cell, steps)
+    rank_steps = dict.fromkeys(_rank_steps(steps))
+    for kind, size in expected.items():
+        own = collectives.having("kind", kind)
+        moved, counts = _moved_bytes(own, kind), Counter(_rank_steps(own))
+        most = math.inf if at_least else BYTES_TOLERANCE * size
+        # A tracer does not lose events so evenly that every step of every rank shows the same bytes.
+        evenly = bool(own.known("bytes").all()) and len({moved.get(key) for key in rank_steps}) == 1
+        for rank, step in rank_steps:
+            found, count = moved.get((rank, step), 0.0), counts[rank, step]
+            if -BYTES_TOLERANCE * size <= found - size <= most:
+                continue
+            unsized = f"{count} without sizes" if count else "none"
+            shown = f"{f'{found:,.0f} B' if found else unsized} (rank {text(rank)}, step {text(step)})"
+            promised = f"{_NAMES[kind]} of {size:,} B a step{_described(cell)}"
+            less_evenly = cell.traits.all_reduces and evenly and 0 < found < size
+            yield _Lack(promised, shown, *(_NOT_REDUCED if less_evenly else _LOST))
+
+
+def _described(cell: Cell) -> str:
+    if not cell.traits.all_reduces:
+        return ""
+    hook = "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
+    return f" (the gradients{hook})"
 
 
 def padded_bytes(shape: Sequence[int], element_bytes: int, shards: int) -> int:
@@ -125,19 +156,6 @@ def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
                 reduced += size if cell.options.comm_hook == "none" else size // element * HOOK_ELEMENT_BYTES
     found = {"all_gather": gathered, "reduce_scatter": reduced}
     return found | {"all_reduce": reduced // shards} if groups > 1 else found
-
-
-def _check_sharded(cell: Cell, units: Sequence[ShardedUnit], steps: Table, collectives: Table) -> Iterator[_Lack]:
-    """Whether every rank of a cell moved in every step what it must have."""
-    yield from _check_ranks(cell, steps)
-    expected = expected_bytes(cell, units)
-    moved = {kind: _moved_bytes(collectives, kind) for kind in expected}
-    for (rank, step), kind in itertools.product(dict.fromkeys(_rank_steps(steps)), expected):
-        found = moved[kind].get((rank, step), 0.0)
-        if abs(found - expected[kind]) > BYTES_TOLERANCE * expected[kind]:
-            shown = f"{f'{found:,.0f} B' if found else 'none with a size'} ({_place(rank, step)})"
-            cause = "the tracer lost events, or the model does not use all of its blocks"
-            yield _Lack(f"{_NAMES[kind]} of {expected[kind]:,} B a step", shown, cause)
 
 
 def used_map_bytes(cell: Cell, sizes: ParameterSizes) -> int:
@@ -190,28 +208,33 @@ def check_traffic(
     if len(steps) and not cell.traits.host_copies:
         cut = ~steps.known("device") & steps.truths("partial_window")
         steps = steps if cut.all() else steps.take(~cut)
+    named = attached is None or (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies))
+    if len(steps) and not named and _trained_alone(cell, steps, collectives):
+        none = f"no collective in {counted(len(_known(steps, 'step')), 'traced step')}"
+        alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
+        return [AttachCode.TRAINED_ALONE.finding(f"{cell.name}: {alone}, and no DDP or FSDP around the model")]
     if not len(steps):
         lacking = iter([_Lack("traced steps", "none", "the traced pass saved no steps")])
-    elif attached is not None and not (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)):
-        if cell.traits.transport == "unknown" and not len(collectives) and not any(_check_ranks(cell, steps)):
-            none = f"no collective in {counted(len(_known(steps, 'step')), 'traced step')}"
-            alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
-            return [AttachCode.TRAINED_ALONE.finding(f"{cell.name}: {alone}, and no DDP or FSDP around the model")]
+    elif not named:
         lacking = _check_any(cell, steps, collectives)
     elif cell.traits.all_reduces:
-        lacking = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
+        expected = {"all_reduce": reduced_bytes(cell, sizes)}
+        lacking = _check_moved(cell, expected, steps, collectives, at_least=attached is not None)
     elif cell.traits.sharded:
-        lacking = _check_sharded(cell, units, steps, collectives)
+        lacking = _check_moved(cell, expected_bytes(cell, units), steps, collectives)
     elif cell.traits.host_copies:
         lacking = _check_dp_host(cell, steps, ranges)
     else:
         lacking = _check_dp(cell, sizes, steps, collectives, copies)
-    if missing := next(lacking, None):
+    for missing in lacking:
         message = f"expected {missing.expected}, the trace shows {missing.found}; its communication is not given"
-        return [
-            cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, f"likely cause: {missing.cause}. {missing.remedy}")
-        ]
+        cause = f"likely cause: {missing.cause}. {missing.remedy}"
+        return [cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, cause)]
     return [*_check_options(cell, sizes, collectives)] if cell.traits.reducer and attached is None else []
+
+
+def _trained_alone(cell: Cell, steps: Table, collectives: Table) -> bool:
+    return cell.traits.transport == "unknown" and not len(collectives) and not any(_check_ranks(cell, steps))
 
 
 def _check_any(cell: Cell, steps: Table, collectives: Table) -> Iterator[_Lack]:
@@ -226,27 +249,6 @@ def _check_any(cell: Cell, steps: Table, collectives: Table) -> Iterator[_Lack]:
         if (rank, step) not in seen and (step in communicating or not seen):
             promised = "a collective in every step of every rank"
             yield _Lack(promised, f"none in step {text(step)} of rank {text(rank)}", "the tracer lost events")
-
-
-def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: Table, collectives: Table, at_least: bool) -> Iterator[_Lack]:
-    yield from _check_ranks(cell, steps)
-    moved, expected = _moved_bytes(collectives, "all_reduce"), reduced_bytes(cell, sizes)
-    most = math.inf if at_least else BYTES_TOLERANCE * expected
-    all_reduces = collectives.having("kind", "all_reduce")
-    reductions, rank_steps = Counter(_rank_steps(all_reduces)), dict.fromkeys(_rank_steps(steps))
-    lost = ("the tracer lost events, or the model leaves parameters unused",)
-    # A tracer does not lose events so evenly that every step of every rank shows the same bytes.
-    evenly = bool(all_reduces.known("bytes").all()) and len({moved.get(key) for key in rank_steps}) == 1
-    for rank, step in rank_steps:
-        found = moved.get((rank, step))
-        if found is not None and -BYTES_TOLERANCE * expected <= found - expected <= most:
-            continue
-        count = reductions[rank, step]
-        seen = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
-        hook = "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
-        promised = f"all-reduces of {expected:,} B a step (the gradients{hook})"
-        less_evenly = evenly and found is not None and found < expected
-        yield _Lack(promised, f"{seen} ({_place(rank, step)})", *(_NOT_REDUCED if less_evenly else lost))
 
 
 def _check_options(cell: Cell, sizes: ParameterSizes, collectives: Table) -> Iterator[Finding]:

@@ -103,7 +103,7 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
 
 def _comparable(kernels: Table, alone: Table | None) -> Table:
     """Overlapped and free kernels of the classes that have both, with their `class` and the `source` of the free ones."""
-    keys = kernels.present(*_CLASS)
+    keys: tuple[str, ...] = _CLASS
     overlapped = kernels.truths("overlapped")
     both = kernels.assign(source=np.zeros(len(kernels), dtype=np.int64))
     if alone is not None and len(alone):
@@ -156,7 +156,7 @@ def _estimate(operator: str | None, both: Table, compared: float) -> Contention 
     # How much each kernel moves the sum of `added_us`: a free one by its part in the mean of its class.
     weight = classes.sums(pace * overlapped) / classes.sums(both.real("overlapped") == 0)
     moved_us = np.where(overlapped, added_us - share * overlap_us, -weight[classes.code] * added_us / pace)
-    bounds, steps = None, both.group(*both.present(*_STEP))
+    bounds, steps = None, both.group(*_STEP)
     if min(len(np.unique(steps.code[side])) for side in (overlapped, ~overlapped)) >= _FEWEST_STEPS:
         half = student_t(len(steps) - 1) * math.sqrt(_variance(moved_us, steps, both)) / overlapped_us
         bounds = Interval(share - half, share + half)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.lateness import late_ranks, lost_once
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
 from dpscope.analysis.traces.steps import intervals
@@ -117,7 +118,7 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     column of that name; NA where it is unknown. `exposed_share` is its part of the sum over all pairs.
     """
     known = windows.take(windows.known("exposed_wait_us"))
-    own = parts.having("part", "wait").within(known, known.present(*parts.present("repeat", *_KEYS)))
+    own = parts.having("part", "wait").within(known, STEP_KEYS)
     sums, ranks = own.group("late_rank", "rank"), known.group("rank")
     found = Table.of(late_rank=own["late_rank"][sums.first], waiting_rank=own["rank"][sums.first])
     steps = Table.of(waiting_rank=known["rank"][ranks.first])
@@ -275,7 +276,7 @@ class Messages:
 
 def messages_of(windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]) -> Messages:
     """From whole windows, `exposed_parts` and the collectives of these windows."""
-    own = parts.within(windows, windows.present(*parts.present("repeat", *_KEYS)))
+    own = parts.within(windows, STEP_KEYS)
     own = own.take(own.known("bytes") & ~own.words("part").isin("wait") & ~own.words("kind").isin("broadcast"))
     small, count = is_small(own), max(len(windows), 1)
     transfer, reduces = own.words("part").isin("transfer"), own.words("kind").isin(*reducing)

@@ -22,7 +22,7 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_ro
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
 from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.ranks.whole_steps import far_longer_count, whole_steps
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS, far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.table import FrameOf, Table, joined
 from dpscope.analysis.traces.steps import collectives
 from dpscope.profiling.records.attach_codes import AttachCode
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 TRACES_ALONE = "traces alone: nothing else is known of their job"
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 """Parts of a job's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
-STEP_KEYS = ("repeat", "rank", "device", "step")
 JobStrategy = CellStrategy | Literal["other"]
 
 

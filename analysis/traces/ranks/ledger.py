@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.event_table import BoolColumn
 from dpscope.analysis.traces.reading.table import Table
 
@@ -95,7 +96,7 @@ class Ledger:
 
 def step_count(windows: Table) -> int:
     """Steps of all repeats behind means over these windows, by the rank with most: ranks may number theirs differently."""
-    steps = windows.group(*windows.present("repeat", "step"))
+    steps = windows.group("repeat", "step")
     return int(windows.group("rank").different(steps.code).max(initial=0))
 
 
@@ -106,7 +107,7 @@ def critical_rows(windows: Table) -> BoolColumn:
     the parameters to all others. A process with one device keeps all rows.
     """
     every = np.ones(len(windows), dtype=bool)
-    processes = windows.group(*windows.present("repeat", "rank"))
+    processes = windows.group("repeat", "rank")
     if (processes.different(windows["device"]) <= 1).all():
         return every
     code = processes.code
@@ -127,7 +128,7 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
         return None
     known = every.take(critical_rows(every))
     several, count = len(known) < len(every), len(known)
-    own = parts.within(known, known.present(*parts.present("repeat", "rank", "device", "step")))
+    own = parts.within(known, STEP_KEYS)
     devices = known.group("device", in_order=True)
     means: dict[str, Any] = {name: known.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)}
     return Ledger(

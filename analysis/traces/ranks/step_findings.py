@@ -34,12 +34,7 @@ def idle_findings(
     if not len(idle):
         return
     (most,) = means.take(np.array([np.nanargmax(shares)])).records()
-    which = f"device {most['device']}" + (f" of rank {most['rank']}" if most["rank"] is not None else "")
-    share_text = f"{which} is idle {idle.max():.0%} of a step"
-    if len(means) > 1:
-        least = f"{idle.min():.0%} to " if len(idle) > 1 else ""
-        devices = counted(len(means), "device")
-        share_text = f"{len(idle)} of {devices} idle {least}{idle.max():.0%} of a step, most of all {which}"
+    share_text = _idle_shares(idle.tolist(), len(means), most)
     yield _idle_finding(f"{name}: {share_text}".removeprefix(": "), most, data_wait_us)
 
 
@@ -72,6 +67,16 @@ def _idle_finding(which: str, most: Mapping[str, Any], data_wait_us: float | Non
         f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would "
         "not shorten that part"
     )
+
+
+def _idle_shares(idle: list[float], devices: int, most: Mapping[str, Any]) -> str:
+    """How idle devices are, and which is `most`."""
+    which = f"device {most['device']}" + (f" of rank {most['rank']}" if most["rank"] is not None else "")
+    if devices == 1:
+        return f"{which} is idle {max(idle):.0%} of a step"
+    least = f"{min(idle):.0%} to " if len(idle) > 1 else ""
+    each = counted(devices, "device")
+    return f"{len(idle)} of {each} idle {least}{max(idle):.0%} of a step, most of all {which}"
 
 
 _NAMED_STEPS = 3  # in a message

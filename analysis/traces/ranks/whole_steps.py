@@ -5,6 +5,9 @@ import numpy as np
 from dpscope.analysis.traces.reading.event_table import BoolColumn
 from dpscope.analysis.traces.reading.table import Table
 
+STEP_KEYS = ("repeat", "rank", "device", "step")
+"""What a row of a job's steps is of."""
+
 TIMES_AS_LONG = 3.0  # as the median step of the same repeat, from which on a step is no usual one...
 MOST_LONG = 0.25  # ...if at most this part of the steps is, or one: more of them are a part of the training
 TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps: another kind of step
@@ -40,7 +43,7 @@ def far_longer(steps: Table) -> BoolColumn:
 def far_longer_count(steps: Table) -> int:
     """Steps of all repeats with `far_longer` rows."""
     far = steps.take(far_longer(steps))
-    return len(far.group(*far.present("repeat", "step")))
+    return len(far.group("repeat", "step"))
 
 
 def _whole(steps: Table) -> BoolColumn:

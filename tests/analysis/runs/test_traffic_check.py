@@ -242,7 +242,7 @@ def test_a_parameter_is_padded_along_its_first_dimension_alone() -> None:
 
 CELL = Cell(strategy="fsdp", devices=2, batch_size=4)
 SIZES = ParameterSizes(parameter_count=1, parameter_bytes=4, gradient_bytes=4, buffer_bytes=0)
-NO_SCATTERS = "reduce-scatters of 132 B a step, the trace shows none with a size"
+NO_SCATTERS = "reduce-scatters of 132 B a step, the trace shows"
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ NO_SCATTERS = "reduce-scatters of 132 B a step, the trace shows none with a size
             {"all_gather": 148, "reduce_scatter": 132},
             "all-gathers of 284 B a step, the trace shows 148 B (rank 0, step 1)",
         ),
-        (2, {"all_gather": 284}, NO_SCATTERS),
-        (2, {"all_gather": 284, "reduce_scatter": None}, NO_SCATTERS),
+        (2, {"all_gather": 284}, f"{NO_SCATTERS} none (rank 0, step 1)"),
+        (2, {"all_gather": 284, "reduce_scatter": None}, f"{NO_SCATTERS} 1 without sizes (rank 0, step 1)"),
         (2, {}, "all-gathers of 284 B"),
         (1, {"all_gather": 284, "reduce_scatter": 132}, "traces of 2 ranks"),
     ],

@@ -8,9 +8,10 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase
 from dpscope.analysis.findings.ledger_text import cost_text
-from dpscope.analysis.traces.ranks.job import NO_TABLES, STEP_KEYS
+from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.ddp import DdpOptions
