@@ -202,25 +202,37 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         for device in devices:
             own = rows[occupied[device][rows]]
             of_phase = {name: own[phase[own] == code] for code, name in enumerate(PHASES)}
-            spans = {name: intervals.of_events(events, some[communicates[some]]) for name, some in of_phase.items()}
-            known = np.isfinite(end_us)  # else exposed time is unknown
-            exposed_us = _exposed_parts(spans, compute[device], start_us, end_us) if known else {}
+            exposed_us: dict[str, float] = {}
+            if np.isfinite(end_us):  # else exposed time is unknown
+                spans = {name: intervals.of_events(events, some[communicates[some]]) for name, some in of_phase.items()}
+                exposed_us = _exposed_parts(spans, compute[device], start_us, end_us)
             for name, some in of_phase.items():
-                if not len(some):
-                    continue
-                recorded = some[events.device[some] == device]
-                copied = events.bytes[recorded[events.category[recorded] == Category.MEMCPY]]
-                collectives = some[attribution.kind[some] == Kind.COLLECTIVE]
-                yield {
-                    "device": device,
-                    "step": attribution.steps.numbers[step],
-                    "phase": name,
-                    "time_us": intervals.length(intervals.of_events(events, some)),
-                    "exposed_us": exposed_us.get(name),
-                    "copied_bytes": int(copied.sum()) if (copied >= 0).all() else None,
-                    "collective_count": len(collectives),
-                    "collective_bytes": _collective_bytes(events, coalesced[collectives], name, len(devices)),
-                }
+                if len(some):
+                    yield {
+                        "device": device,
+                        "step": attribution.steps.numbers[step],
+                        "phase": name,
+                        "time_us": intervals.length(intervals.of_events(events, some)),
+                        "exposed_us": exposed_us.get(name),
+                        **_traffic(attribution, device, some),
+                        "collective_bytes": _collective_bytes(
+                            events,
+                            coalesced[some[attribution.kind[some] == Kind.COLLECTIVE]],
+                            name,
+                            len(devices),
+                        ),
+                    }
+
+
+def _traffic(attribution: Attribution, device: int, rows: IntColumn) -> dict[str, object]:
+    """What of these events is recorded on the device: bytes copied, None where a copy has no size, and collectives."""
+    events = attribution.events
+    recorded = rows[events.device[rows] == device]
+    copied = events.bytes[recorded[events.category[recorded] == Category.MEMCPY]]
+    return {
+        "copied_bytes": int(copied.sum()) if (copied >= 0).all() else None,
+        "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
+    }
 
 
 def _collective_bytes(events: EventTable, operators: IntColumn, phase: str, devices: int) -> int | None:
@@ -368,9 +380,3 @@ def dp_chunks(sizes: ParameterSizes) -> tuple[list[int], list[int]]:
     """Bytes of the chunks that DataParallel broadcasts in a forward pass and reduces in a backward pass."""
     sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)
     return sent, reduce_chunks(sizes.parameter_tensors)
-
-
-def even_chunks(size_bytes: float) -> list[float]:
-    """Bytes of the chunks of tensors of one dtype of which only the total is known: each as large as the limit, then the rest."""
-    whole, rest = divmod(size_bytes, DP_CHUNK_BYTES)
-    return [float(DP_CHUNK_BYTES)] * int(whole) + ([rest] if rest else [])

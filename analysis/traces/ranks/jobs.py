@@ -287,22 +287,19 @@ def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace,
 
 
 def _named(jobs: list[_Part]) -> dict[str, _Part]:
-    """Each job by its folder, as deep as needed; jobs of one folder by their number in order of time, single traces by file."""
+    """Each job by its folder; jobs of one folder by their number in order of time, single traces by file."""
     if len(jobs) == 1:
         return {"": jobs[0]}
-    shared = [os.path.commonpath([one.folder for one in job]) for job in jobs]
-    folders = [Path(folder).relative_to(os.path.commonpath(shared)).parts for folder in shared]
+    folders = [os.path.commonpath([one.folder for one in job]) for job in jobs]
+    top = os.path.commonpath(folders)
     names: list[str] = []
     numbers: Counter[str] = Counter()
-    for place, (job, folder) in enumerate(zip(jobs, folders, strict=True)):
-        others = folders[:place] + folders[place + 1 :]
-        depths = range(1, len(folder))
-        depth = next((one for one in depths if folder[:one] not in [other[:one] for other in others]), len(folder))
-        name = "/".join(folder[:depth]) or "."
-        if folder in others:
-            numbers[name] += 1
-            own_name = Path(job[0].source).name if len(job) == 1 else f"job {numbers[name]}"
-            name = own_name if name == "." else f"{name}/{own_name}"
+    for job, folder in zip(jobs, folders, strict=True):
+        name = os.path.relpath(folder, top)
+        if folders.count(folder) > 1:
+            numbers[folder] += 1
+            own_name = Path(job[0].source).name if len(job) == 1 else f"job {numbers[folder]}"
+            name = os.path.normpath(os.path.join(name, own_name))
         names.append(name)
     named = dict(zip(distinct_names(names), jobs, strict=True))
     return {name: named[name] for name in sorted(named, key=lambda name: natural_order(Path(name)))}

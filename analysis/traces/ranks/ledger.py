@@ -19,12 +19,11 @@ EXPOSED_PARTS = tuple(STEP_PARTS)[1:-1]
 
 WAITING, TRANSFER, IDLE = "waiting for late ranks", "exposed transfer", "idle time of the devices"
 UNSPLIT = "exposed communication"
-BUFFER_BROADCASTS = "broadcasts of buffers"
 
 
 def other_part(kind: str) -> str:
     """What a kind of `other_by_kind_us` is called as a part that can be removed."""
-    return BUFFER_BROADCASTS if kind == "broadcast" else f"exposed {kind}"
+    return "broadcasts of buffers" if kind == "broadcast" else f"exposed {kind}"
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,6 @@ class Ledger:
     def is_split(self) -> bool:
         """Whether waiting could be separated from transfer."""
         return self.exposed_wait_us is not None
-
-    @property
-    def by_name_us(self) -> dict[str, float]:
-        """What part an action can remove, as actions name it, and how long it is; known parts only."""
-        others = {other_part(kind): us for kind, us in self.other_by_kind_us.items()}
-        split = {WAITING: self.exposed_wait_us, TRANSFER: self.exposed_transfer_us, **others}
-        parts = (split if self.is_split else {UNSPLIT: self.exposed_other_us}) | {IDLE: self.idle_us}
-        return {name: us for name, us in parts.items() if us is not None}
 
     @property
     def parts_us(self) -> dict[str, float]:

@@ -201,7 +201,5 @@ def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:
     processes = [name.process for name in names if name.rank is None]
     if len(processes) < len(names):  # next to named ranks, a process without a name is of an unknown one
         return [name.rank for name in names], False
-    if set(processes) == set(range(len(processes))):
-        return [process if isinstance(process, int) else None for process in processes], False
     ordered = sorted(processes, key=lambda process: (isinstance(process, str), process))
-    return [ordered.index(process) for process in processes], True
+    return [ordered.index(process) for process in processes], ordered != list(range(len(ordered)))

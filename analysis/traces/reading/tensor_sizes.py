@@ -59,8 +59,11 @@ def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
     if kind not in ("all_gather", "reduce_scatter"):
         return None
     sizes = args.input_elements, args.output_elements
-    one, of_all = (sizes if None not in sizes else buffer_sizes(args))[:: 1 if kind == "all_gather" else -1]
-    return of_all // one if one and of_all and not of_all % one else None  # ranks may hold unequal parts
+    sent, received = buffer_sizes(args) if None in sizes else sizes
+    part, whole = (sent, received) if kind == "all_gather" else (received, sent)
+    if not part or not whole or whole % part:  # ranks may hold unequal parts
+        return None
+    return whole // part
 
 
 def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
@@ -70,14 +73,13 @@ def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | No
     collectives are as large on both sides (an all-to-all with uneven splits may not be).
     """
     sent, received = buffer_sizes(args)
-    one = sent if received is None else received if sent is None else max(sent, received)
-    if one is None or (kind in _ONE_SIDED and None in (sent, received)):
+    known = [size for size in (sent, received) if size is not None]
+    if not known or (kind in _ONE_SIDED and len(known) < 2):
         return None
+    size = max(known)
     if (kind == "all_gather" and received is None) or (kind == "reduce_scatter" and sent is None):
-        if not group_size:
-            return None
-        one *= group_size
-    return one if 0 <= one < MOST_COUNT else None
+        size *= group_size or -1
+    return size if 0 <= size < MOST_COUNT else None
 
 
 def buffer_sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
