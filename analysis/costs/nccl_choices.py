@@ -1,32 +1,13 @@
-"""What NCCL chose, next to what was measured: one row per collective, size, algorithm and protocol."""
+"""What NCCL chose: one row per collective, size, algorithm and protocol."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
-from dpscope.profiling.records.calibration import NcclLog
+from dpscope.profiling.records.calibration import Choice, NcclLog
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
-
-MeasuredTimes = Mapping[tuple[str, int], float]
-"""Transfer in microseconds by kind and size in bytes, the larger of a rank's buffers."""
-
-
-@dataclass(frozen=True)
-class ChoiceRow:
-    """Calls of one size with NCCL's choice and their measured time; None is unknown."""
-
-    kind: str | None
-    size_bytes: int
-    algorithm: str
-    protocol: str
-    calls: int
-    measured_us: float | None
-
-    @property
-    def choice(self) -> str:
-        return f"{self.algorithm}, {self.protocol}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +17,10 @@ class JobChoices:
     log: NcclLog
     ranks: int
     nodes: int
-    rows: tuple[ChoiceRow, ...]
+
+    @property
+    def rows(self) -> tuple[Choice, ...]:
+        return self.log.choices
 
     @property
     def bytes_in_all(self) -> int:
@@ -48,14 +32,18 @@ class JobChoices:
         """Bytes of the calls that ran on a ring, which the ring formula describes."""
         return sum(row.calls * row.size_bytes for row in self.rows if row.algorithm == "ring")
 
-    def at(self, kind: str, size_bytes: float) -> ChoiceRow | None:
-        """The choice at a size; between two sizes of which NCCL treats both alike, theirs."""
-        by_size = {row.size_bytes: row for row in self.rows if row.kind == kind}
-        below = max((size for size in by_size if size <= size_bytes), default=None)
-        above = min((size for size in by_size if size >= size_bytes), default=None)
-        if below is None or above is None or by_size[below].choice != by_size[above].choice:
+    def at(self, kind: str, size_bytes: float) -> Choice | None:
+        """The choice at a size; between two sizes of which NCCL treats both alike, theirs.
+
+        Versions of NCCL that do not print the kind have a choice for all of them.
+        """
+        alike = [row for row in self.rows if row.kind in (kind, None)]
+        below = max((row.size_bytes for row in alike if row.size_bytes <= size_bytes), default=None)
+        above = min((row.size_bytes for row in alike if row.size_bytes >= size_bytes), default=None)
+        if below is None or above is None:
             return None
-        return replace(by_size[below], size_bytes=round(size_bytes))
+        near = [row for row in alike if row.size_bytes in (below, above)]
+        return near[0] if len({row.words for row in near}) == 1 else None
 
 
 def read_logs(paths: Sequence[Path]) -> NcclLog:
@@ -86,16 +74,3 @@ def job_log(paths: Sequence[Path], ranks: Sequence[int]) -> tuple[NcclLog, int]:
             f"{counted(log.ranks, 'rank')}; {advice}"
         )
     return log, log.ranks
-
-
-def job_choices(log: NcclLog, ranks: int, nodes: int, measured: MeasuredTimes) -> JobChoices:
-    """The rows of a log. A choice without a kind is of the only measured collective of its size, if there is one."""
-    rows = []
-    for one in log.choices:
-        kind = one.kind
-        kinds = {kind for kind, measured_size in measured if measured_size == one.size_bytes}
-        if kind is None and len(kinds) == 1:
-            (kind,) = kinds
-        measured_us = None if kind is None else measured.get((kind, one.size_bytes))
-        rows.append(ChoiceRow(kind, one.size_bytes, one.algorithm, one.protocol, one.calls, measured_us))
-    return JobChoices(log, ranks, nodes, tuple(rows))

@@ -13,9 +13,9 @@ from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, choose_unit, show, show_bytes, show_time
+from dpscope.profiling.records.calibration import Choice
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
@@ -163,7 +163,7 @@ _COLLECTIVE = (
 
 
 def collective_table(
-    comparison: Comparison, choice: Callable[[CollectivePrediction], ChoiceRow | None] = lambda one: None
+    comparison: Comparison, choice: Callable[[CollectivePrediction], Choice | None] = lambda one: None
 ) -> TextTable | None:
     """Measured and predicted times of each multi-device cell's collectives by kind and size; None without predictions.
 
@@ -179,7 +179,7 @@ def collective_table(
     slowest = any(one.measured_slowest_us is not None for one in shown)
     calibrated = slowest and any(one.predicted_slowest_us is not None for one in shown)
 
-    chosen = Field("NCCL chose", lambda one: getattr(choice(one), "choice", None), meaning=_CHOSEN)
+    chosen = Field("NCCL chose", lambda one: getattr(choice(one), "words", None), meaning=_CHOSEN)
     fields = (
         *_COLLECTIVE[:3],
         *([chosen] if any(choice(one) is not None for one in shown) else ()),

@@ -8,11 +8,10 @@ from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import FEWEST_SIZES, fit_calibration
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
-from dpscope.analysis.costs.nccl_choices import ChoiceRow
 from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, Contention
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Choice, CollectiveFit, Contention
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
@@ -136,7 +135,7 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter:
     """nccl-tests' columns and, if recorded, NCCL's choice at each size."""
     first, factor = points[0], _factor(points[0], backend)
 
-    def choice(point: CalibrationPoint) -> ChoiceRow | None:
+    def choice(point: CalibrationPoint) -> Choice | None:
         return chapter.choice(point.devices, point.nodes or 1, point.collective, point.size_bytes)
 
     def rate(point: CalibrationPoint, factor: float | None = 1.0) -> str:
@@ -159,10 +158,11 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter:
         )
     if len({point.size_bytes for point in points}) == 1:
         notes.append("no fit, and no prediction from it: a line needs two sizes")
-    if known := [one for one in map(choice, points) if one is not None]:
-        fields.append(Field("NCCL chose", lambda point: getattr(choice(point), "choice", None)))
-        ring = sum(one.size_bytes for one in known if one.algorithm == "ring")
-        notes.append(f"{ring_share(ring, sum(one.size_bytes for one in known))} of one call at each size")
+    known = [(point.size_bytes, chosen) for point in points if (chosen := choice(point)) is not None]
+    if known:
+        fields.append(Field("NCCL chose", lambda point: getattr(choice(point), "words", None)))
+        ring = sum(size for size, chosen in known if chosen.algorithm == "ring")
+        notes.append(f"{ring_share(ring, sum(size for size, _ in known))} of one call at each size")
     return table_of(f"{first.collective} on {_devices(first)} devices", fields, points, notes)
 
 

@@ -1,17 +1,16 @@
 """NCCL's choices as tables, JSON and findings, from logs that the user passes, else from the calibration."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-from dpscope.analysis.costs.nccl_choices import ChoiceRow, JobChoices, MeasuredTimes, job_choices, job_log
+import msgspec
+
+from dpscope.analysis.costs.nccl_choices import JobChoices, job_log
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, show_bytes, show_time
-from dpscope.analysis.traces.reading.table import Table, joined
-from dpscope.profiling.records.calibration import Calibration
+from dpscope.analysis.text.units import NA, show_bytes
+from dpscope.profiling.records.calibration import Calibration, Choice
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import NcclCode
 
@@ -33,7 +32,7 @@ class NcclChapter:
         }
         return {name: table for name, table in tables.items() if table.rows}
 
-    def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> ChoiceRow | None:
+    def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> Choice | None:
         """`JobChoices.at` of the job with this number of ranks and hosts."""
         found = (job.at(kind, size_bytes) for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes))
         return next((row for row in found if row is not None), None)
@@ -49,7 +48,7 @@ class NcclChapter:
                 "gpu_direct": job.log.gpu_direct,
                 "ring_bytes": job.ring_bytes,
                 "bytes": job.bytes_in_all,
-                "choices": [asdict(row) for row in job.rows],
+                "choices": msgspec.to_builtins(job.rows),
             }
             for job in self.jobs
         ]
@@ -66,36 +65,17 @@ def run_chapter(run: RunData, calibration: Calibration | None, logs: Sequence[Pa
     log, ranks = job_log(logs, sorted({data.devices for data in cells}))
     of_job = [data for data in cells if data.devices == ranks]
     nodes = max(len(log.hosts), *(data.nodes for data in of_job))
-    measured = _measured_times(ranks, [data.tables.collectives for data in of_job])
-    return _chapter([job_choices(log, ranks, nodes, measured)])
+    return _chapter([JobChoices(log, ranks, nodes)])
 
 
 def calibration_chapter(calibration: Calibration) -> NcclChapter:
-    """NCCL's choices recorded by a calibration, with the median times that it measured."""
-    jobs = []
-    for one in calibration.nccl:
-        place = (one.devices, one.nodes)
-        points = [timed for timed in calibration.points if (timed.devices, timed.nodes or 1) == place]
-        times: MeasuredTimes = {(timed.collective, timed.size_bytes): float(median(timed.times_us)) for timed in points}
-        jobs.append(job_choices(one.log, one.devices, one.nodes, times))
-    return _chapter(jobs)
+    """NCCL's choices recorded by a calibration."""
+    return _chapter([JobChoices(one.log, one.devices, one.nodes) for one in calibration.nccl])
 
 
 def _chapter(jobs: Sequence[JobChoices]) -> NcclChapter:
     findings = (finding for job in jobs for finding in nccl_findings(job))
     return NcclChapter(tuple(jobs), tuple(dict.fromkeys(findings)))
-
-
-def _measured_times(ranks: int, tables: Sequence[Table]) -> MeasuredTimes:
-    """Mean transfer of the collectives that include all ranks, by kind and size."""
-    rows = joined(tables)
-    rows = rows.take(
-        rows.known("transfer_us") & rows.known("kind") & rows.known("bytes") & (rows["group_size"] == ranks)
-    )
-    sizes = rows.group("kind", "bytes", in_order=True)
-    keys = rows.take(sizes.first).records(("kind", "bytes"))
-    means = (float(rows["transfer_us"][own].mean()) for own in sizes.rows())
-    return {(key["kind"], key["bytes"]): mean for key, mean in zip(keys, means, strict=True)}
 
 
 _RANKS = Field("ranks", "ranks", meaning="Ranks of the job")
@@ -106,13 +86,12 @@ _CHOICES = (
     Field("algorithm", "algorithm", meaning="The algorithm that NCCL chose"),
     Field("protocol", "protocol", meaning="The protocol that NCCL chose: LL, LL128 or Simple"),
     Field("calls", lambda row: f"{row['calls']:,}", meaning="Calls in the log, which rank 0 of a communicator writes"),
-    Field("measured", "measured_us", "time", "Mean transfer in the traces, or median time in the calibration"),
 )
 
 
 def choices_table(jobs: Sequence[JobChoices]) -> TextTable:
     """A row per collective, size and choice; without rows if the logs contain no choice."""
-    rows = [{"ranks": job.ranks, **asdict(row)} for job in jobs for row in job.rows]
+    rows = [{"ranks": job.ranks, **msgspec.structs.asdict(row)} for job in jobs for row in job.rows]
     return table_of("What NCCL chose", _CHOICES, rows, (*map(ring_sentence, jobs), *_notes(jobs)))
 
 
@@ -130,9 +109,7 @@ def ring_share(ring_bytes: int, all_bytes: int) -> str:
 def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
     rows = [row for job in jobs for row in job.rows]
     if any(row.kind is None for row in rows):
-        yield "collective NA: this version of NCCL does not print it, and not exactly one measured collective has this size"
-    if any(row.measured_us is None for row in rows):
-        yield "measured NA: no collective of this kind and size on all ranks was measured"
+        yield "collective NA: this version of NCCL does not print it"
 
 
 _GPU_DIRECT = {None: NA, True: "enabled", False: "disabled"}
@@ -152,13 +129,10 @@ _JOB = (
 )
 _CONNECTIONS = "connections: pairs of ranks in NCCL's log, each direction counted once"
 
-_LONGER = 1.05  # time of a size over that of the next larger one, above which it is not noise of the median
-
 
 def nccl_findings(job: JobChoices) -> Iterator[Finding]:
     """All findings from one job's log."""
     yield from _transports(job)
-    yield from _protocol_switches(job)
     if lines := job.log.unread_lines:
         verb = "is" if lines == 1 else "are"
         yield NcclCode.NCCL_LOG_INCOMPLETE.finding(
@@ -187,18 +161,3 @@ def _transports(job: JobChoices) -> Iterator[Finding]:
             f"{through_host} of {counted(every, 'connection')} over InfiniBand or RoCE "
             f"{'has' if through_host == 1 else 'have'} no GPUDirect RDMA{disabled}"
         )
-
-
-def _protocol_switches(job: JobChoices) -> Iterator[Finding]:
-    """Adjacent sizes of all-reduce with different choices, of which the smaller was measured to take longer."""
-    timed = [row for row in job.rows if row.kind == "all_reduce" and row.measured_us is not None]
-    for smaller, larger in pairwise(sorted(timed, key=lambda row: row.size_bytes)):
-        assert smaller.measured_us is not None
-        assert larger.measured_us is not None
-        if smaller.size_bytes == larger.size_bytes or smaller.choice == larger.choice:
-            continue
-        if smaller.measured_us > _LONGER * larger.measured_us:
-            yield NcclCode.PROTOCOL_SLOWS_SMALLER_BUCKET.finding(
-                f"an all-reduce of {show_bytes(smaller.size_bytes)} ({smaller.choice}) takes {show_time(smaller.measured_us)}, "
-                f"one of {show_bytes(larger.size_bytes)} ({larger.choice}) {show_time(larger.measured_us)}"
-            )

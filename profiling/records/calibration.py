@@ -25,6 +25,10 @@ class Choice(Stored, frozen=True):
     protocol: str
     calls: int
 
+    @property
+    def words(self) -> str:
+        return f"{self.algorithm}, {self.protocol}"
+
 
 class NcclLog(Stored, frozen=True):
     """The logs of one job. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``; each direction is a pair.

@@ -136,9 +136,6 @@ class NcclCode(FindingCode):
     NO_GPU_DIRECT_RDMA = """warning: NCCL uses InfiniBand or RoCE without GPUDirect RDMA: every message is copied through host
         memory.
         -> load nvidia-peermem (or use a driver with DMA-BUF), check NCCL_NET_GDR_LEVEL, and run again"""
-    PROTOCOL_SLOWS_SMALLER_BUCKET = """warning: NCCL changes its algorithm or protocol between two sizes of all-reduce, and the
-        smaller one takes longer.
-        -> choose a bucket_cap_mb that avoids the smaller size, or compare NCCL_PROTO=Simple and NCCL_ALGO=Ring"""
     NCCL_LOG_INCOMPLETE = """info: Some lines of NCCL's log are cut off, have an unknown form, or state one rank's share of
         a collective whose number of ranks is unknown, so choices may be missing.
         -> write one log per process with NCCL_DEBUG_FILE=nccl.%h.%p.log"""
