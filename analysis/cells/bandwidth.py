@@ -12,7 +12,15 @@ import numpy as np
 
 from dpscope.analysis.cells.estimated import ring_loads
 from dpscope.analysis.cells.identity import communicating
-from dpscope.analysis.cells.predicted import COST_KEY, all_known, by_nccl, cell_place, model_sizes, prediction
+from dpscope.analysis.cells.predicted import (
+    COST_KEY,
+    all_known,
+    alone_us,
+    by_nccl,
+    cell_place,
+    model_sizes,
+    prediction_source,
+)
 from dpscope.analysis.cells.traced import collectives
 from dpscope.analysis.cells.view import CellView, Group, quotient
 from dpscope.analysis.costs.formulas import bus_factor
@@ -118,13 +126,13 @@ def calibrated_gb_per_s(cell: CellView) -> float:
     if cell.costs.calibration is None:
         raise Missing("no calibration was given")
     nothing = "the calibration predicts no transfer here"
-    if prediction(cell).source != "calibration":
+    if prediction_source(cell) != "calibration":
         raise Missing(nothing)
     predicted_us = cell.predicted_transfer_us
     if cell.traits.peer_copies:
         return _gb_per_s(cell.wire_bytes_per_step, predicted_us, nothing)
     moved = known(wire_bytes(cell.data, matched_only=True), NO_SIZES)
-    return _gb_per_s(moved, known(prediction(cell).alone_us, nothing), nothing)
+    return _gb_per_s(moved, alone_us(cell), nothing)
 
 
 @BANDWIDTH.column("subtr. of link", "share", "By subtraction, of the link's specification")

@@ -12,7 +12,7 @@ from dpscope.analysis.cells.columns import BY_NAME, NAMES
 from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.predicted import (
     CollectivePrediction,
-    prediction,
+    predictions,
 )
 from dpscope.analysis.cells.row import CellRow, minus, row_of
 from dpscope.analysis.cells.scaling import (
@@ -208,14 +208,14 @@ def compare(
     costs = machine_costs(recorded, link, calibration)
     views = views_of(run, costs, flops)
     rows = {name: row_of(view) for name, view in views.items()}
-    predictions = [if_known(prediction, view) for view in views.values()]
+    by_cell = [if_known(predictions, view) or () for view in views.values()]
     batched = _scalable(run)
     return Comparison(
         rows=rows,
         gaps=tuple(_gap(rows, dp, ddp, spread) for dp, ddp in strategy_pairs(run)),
         scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spread),
         choices=scaling_choices(batched, spread),
-        predictions=tuple(row for one in filter(None, predictions) for row in one.collectives),
+        predictions=tuple(row for rows_of_cell in by_cell for row in rows_of_cell),
         collective_costs=costs,
         target_efficiency=target_efficiency,
         batches_seen=_batches_seen(run),

@@ -23,7 +23,7 @@ from dpscope.analysis.costs.collective_streams import (
 from dpscope.analysis.costs.cost import Basis, Cost, NotKnown, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us
-from dpscope.analysis.stats.missing import known
+from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.ranks.job import Job
@@ -77,32 +77,9 @@ class CollectivePrediction:
         return relative_error(self.expected_us, self.measured_us)
 
 
-@dataclass(frozen=True)
-class CellPrediction:
-    """Per step and rank: `transfer_us` is compared with the sum of transfers, under DP with all communication.
-
-    None is unknown, for `transfer_reason` and `exposed_reason`: exposed needs the cost of every collective, transfer that
-    of the matched ones alone.
-    """
-
-    source: Basis | None
-    transfer_us: float | None
-    exposed_us: float | None
-    collectives: tuple[CollectivePrediction, ...]
-    transfer_reason: str
-    exposed_reason: str
-    # how much the calibration slows collectives next to others and next to compute, if that was used
-    contention: str = ""
-    alone_us: float | None = None  # of the same transfers, one after another with nothing else running
-
-
 def relative_error(predicted_us: float | None, measured_us: float | None) -> float | None:
     """(predicted - measured) / measured."""
     return predicted_us / measured_us - 1 if predicted_us is not None and measured_us else None
-
-
-def _unknown(source: Basis | None, reason: str) -> CellPrediction:
-    return CellPrediction(source, None, None, (), reason, reason)
 
 
 def place_of(data: Job, kind: str, ranks: int) -> Place:
@@ -129,25 +106,6 @@ def cost_of(
     return costs.cost(kind, size, place_of(data, kind, ranks), statistic=statistic, exact=True)
 
 
-def predict_cell(data: Job, costs: Costs) -> CellPrediction:
-    """The prediction of one measured multi-device cell."""
-    if data.traits.host_copies:
-        return _unknown(None, "host copies within one process: no link to model")
-    source = costs.basis(cell_place(data))
-    if source is None:
-        return _unknown(None, costs.no_basis(cell_place(data)))
-    if data.traits.peer_copies:
-        return _predict_dp(data, costs, source)
-    if not len(data.whole_windows) or not len(data.tables.collectives):
-        return _unknown(source, "the trace shows no collective in a whole step")
-    if not all_known(data.whole_collectives, COST_KEY):
-        return _unknown(
-            source,
-            "the trace does not show kind, size and ranks of every collective",
-        )
-    return _predict_collectives(data, costs, source)
-
-
 @dataclass(frozen=True)
 class Load:
     """What all-reduces share a step with: the group's workers (`servers`), others in flight, computing. As in `ddp_schedule`."""
@@ -158,44 +116,11 @@ class Load:
     calibrated_at: str = ""  # where both ratios were calibrated
 
 
-def _predict_collectives(data: Job, costs: Costs, source: Basis) -> CellPrediction:
-    """From kind, size and ranks of every collective of the whole steps."""
-    own = data.whole_collectives
-    rows = {key: _prediction(data, key, costs) for key in dict.fromkeys(cost_keys(own))}
-    priced = [rows[key] for key in cost_keys(own)]
-    own = own.assign(
-        cost_us=[row.slowest_us for row in priced],
-        predicted_us=[row.predicted_us for row in priced],
-    )
-    load = step_load(data, costs, own)
-    own = _in_step(own, load)
-    matched = own.take(own.known("transfer_us"))
-    unknown_matched, unknown = (_reasons(rows[key] for key in cost_keys(table)) for table in (matched, own))
-    if not data.traits.reducer:
-        unknown = unknown or "only DDP's schedule is modelled, and the traces do not show plain DDP"
-    if not len(matched):
-        unknown_matched = "needs matched collectives of every rank"
-    sums = matched.group(*STEP_KEYS).sums(matched["predicted_us"])
-    return CellPrediction(
-        source=source,
-        transfer_us=None if unknown_matched else float(sums.mean()),
-        exposed_us=None if unknown else _mean_exposed_us(own, load),
-        collectives=_by_size(data, own, rows),
-        transfer_reason=unknown_matched,
-        exposed_reason=unknown,
-        contention=load.calibrated_at,
-        alone_us=None if unknown_matched else float(matched["alone_us"].sum()) / len(data.whole_windows),
-    )
-
-
-def _mean_exposed_us(own: Table, load: Load) -> float:
-    steps = [exposed_us(own.take(step), load) for step in own.group(*STEP_KEYS).rows()]
-    return float(np.mean(steps))
-
-
-def _reasons(rows: Iterable[CollectivePrediction]) -> str:
-    """Why the cost of some of these collectives is not known; empty where all are."""
-    return "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
+def _need_costs(rows: Iterable[CollectivePrediction]) -> None:
+    """Raises Missing for what is not known of the cost of any of these."""
+    reasons = dict.fromkeys(row.reason for row in rows if row.reason)
+    if reasons:
+        raise Missing("; ".join(reasons))
 
 
 def step_load(data: Job, costs: Costs, own: Table) -> Load:
@@ -336,41 +261,6 @@ def model_sizes(data: Job) -> ParameterSizes | None:
     return data.ranks[0][1].model if data.ranks else None
 
 
-def _predict_dp(data: Job, costs: Costs, source: Basis) -> CellPrediction:
-    """Each micro-batch of a step moves all parameters and gradients; by NCCL with a row per kind and size of chunk.
-
-    By NCCL a broadcast per chunk of parameters and buffers and a reduce per chunk of gradients, else copies through device 0;
-    source and assumptions: `dp_transfer_us`. The times of chunks are not measured, since the kernels have no size.
-    """
-    sizes, passes = model_sizes(data), data.options.accumulate
-    if sizes is None or not sizes.parameter_tensors:
-        holds = "traces do" if sizes is None else "the run does"
-        return _unknown(None, f"{holds} not hold the sizes of the model's tensors")
-    if by_nccl(data):
-        chunks: Counter[_CostKey] = Counter()
-        for kind, moved in zip(("broadcast", "reduce"), dp_chunks(sizes), strict=True):
-            chunks.update((kind, data.devices, float(size)) for size in moved)
-        rows = [_prediction(data, key, costs, count * passes) for key, count in chunks.items()]
-        rows.sort(key=lambda row: -row.size_bytes)
-        reason = _reasons(rows)
-        us = None if reason else sum(row.per_step * (row.slowest_us or 0.0) for row in rows)
-        return CellPrediction(source, us, us, tuple(rows), reason, reason)
-    link = costs.link(cell_place(data))
-    if link is None:
-        return _unknown(
-            None,
-            "moved by copies between devices, which no calibration measures: give --link",
-        )
-    once_us = dp_transfer_us(
-        sizes.parameter_bytes,
-        sizes.buffer_bytes,
-        data.devices,
-        link.gb_per_s,
-        peer_copies=True,
-    )
-    return CellPrediction("specification", passes * once_us, passes * once_us, (), "", "")
-
-
 def _predictable(cell: CellView) -> None:
     on_several_devices(cell)
     communication_shown(cell)
@@ -380,18 +270,115 @@ PREDICTIONS = Group("predictions", "Predictions", needs=_predictable)
 
 
 @once
-def prediction(cell: CellView) -> CellPrediction:
-    """From a calibration, else from the link's specification."""
+def basis(cell: CellView) -> Basis:
+    """What a cell is predicted by: a calibration, else the link's specification."""
     _predictable(cell)
-    return predict_cell(cell.data, cell.costs)
+    if cell.traits.host_copies:
+        raise Missing("host copies within one process: no link to model")
+    place = cell_place(cell.data)
+    return known(cell.costs.basis(place), cell.costs.no_basis(place))
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The collectives of whole steps with what each costs alone (`cost_us` of the slowest rank, `alone_us`) and in its step."""
+
+    table: Table
+    rows: Mapping[_CostKey, CollectivePrediction]
+    load: Load
+
+    def need_costs_of(self, collectives: Table) -> None:
+        """Raises Missing if the cost of any of them is not known."""
+        _need_costs(self.rows[key] for key in cost_keys(collectives))
+
+
+@once
+def priced(cell: CellView) -> Priced:
+    """From kind, size and ranks of every collective of the whole steps."""
+    basis(cell)
+    data, costs = cell.data, cell.costs
+    if not len(data.whole_windows) or not len(data.tables.collectives):
+        raise Missing("the trace shows no collective in a whole step")
+    table = data.whole_collectives
+    if not all_known(table, COST_KEY):
+        raise Missing("the trace does not show kind, size and ranks of every collective")
+    keys = cost_keys(table)
+    rows = {key: _prediction(data, key, costs) for key in dict.fromkeys(keys)}
+    table = table.assign(
+        cost_us=[rows[key].slowest_us for key in keys],
+        predicted_us=[rows[key].predicted_us for key in keys],
+    )
+    load = step_load(data, costs, table)
+    return Priced(_in_step(table, load), rows, load)
+
+
+@once
+def matched(cell: CellView) -> Table:
+    """The collectives with a measured transfer, all of known cost."""
+    table = priced(cell).table
+    table = table.take(table.known("transfer_us"))
+    priced(cell).need_costs_of(table)
+    if not len(table):
+        raise Missing("needs matched collectives of every rank")
+    return table
+
+
+@once
+def predictions(cell: CellView) -> tuple[CollectivePrediction, ...]:
+    """A row per kind and size of collective; none where copies between devices move everything."""
+    if cell.traits.peer_copies:
+        return _chunks(cell) if by_nccl(cell.data) else ()
+    return _by_size(cell.data, priced(cell).table, priced(cell).rows)
+
+
+@once
+def _chunks(cell: CellView) -> tuple[CollectivePrediction, ...]:
+    """DataParallel by NCCL: a broadcast per chunk of parameters and buffers, a reduce per chunk of gradients.
+
+    Each micro-batch moves them all. Their times are not measured, since the kernels have no size.
+    """
+    basis(cell)
+    counts: Counter[_CostKey] = Counter()
+    for kind, sizes in zip(("broadcast", "reduce"), dp_chunks(_tensor_sizes(cell)), strict=True):
+        counts.update((kind, cell.devices, float(size)) for size in sizes)
+    passes = cell.data.options.accumulate
+    rows = [_prediction(cell.data, key, cell.costs, count * passes) for key, count in counts.items()]
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
+
+
+def _tensor_sizes(cell: CellView) -> ParameterSizes:
+    sizes = model_sizes(cell.data)
+    if sizes is None or not sizes.parameter_tensors:
+        holds = "traces do" if sizes is None else "the run does"
+        raise Missing(f"{holds} not hold the sizes of the model's tensors")
+    return sizes
+
+
+@once
+def _data_parallel_us(cell: CellView) -> float:
+    """DataParallel's transfers of a step, of which nothing overlaps: by NCCL chunk by chunk, else copies through device 0.
+
+    Source and assumptions: `dp_transfer_us`.
+    """
+    basis(cell)
+    sizes = _tensor_sizes(cell)
+    if by_nccl(cell.data):
+        rows = _chunks(cell)
+        _need_costs(rows)
+        return sum(row.per_step * (row.slowest_us or 0.0) for row in rows)
+    no_link = "moved by copies between devices, which no calibration measures: give --link"
+    link = known(cell.costs.link(cell_place(cell.data)), no_link)
+    moved = (sizes.parameter_bytes, sizes.buffer_bytes)
+    once_us = dp_transfer_us(*moved, cell.devices, link.gb_per_s, peer_copies=True)
+    return cell.data.options.accumulate * once_us
 
 
 @PREDICTIONS.column("from", "text", "calibration, or the link's specification")
 def prediction_source(cell: CellView) -> str:
-    return known(
-        prediction(cell).source,
-        prediction(cell).transfer_reason or "not predicted",
-    )
+    if not cell.traits.peer_copies or by_nccl(cell.data):
+        return basis(cell)
+    _data_parallel_us(cell)
+    return "specification"
 
 
 @PREDICTIONS.column(
@@ -400,18 +387,23 @@ def prediction_source(cell: CellView) -> str:
     "Calibrated slowdown of collectives in flight together and next to compute, if it was used",
 )
 def prediction_contention(cell: CellView) -> str:
-    return known(
-        prediction(cell).contention or None,
-        "no contention data in a calibration, or nothing overlaps",
-    )
+    nothing = "no contention data in a calibration, or nothing overlaps"
+    if cell.traits.peer_copies:
+        raise Missing(nothing)
+    return known(priced(cell).load.calibrated_at or None, nothing)
 
 
 @PREDICTIONS.column("its prediction", "time", "Predicted transfers (DP: all communication)")
 def predicted_transfer_us(cell: CellView) -> float:
-    return known(
-        prediction(cell).transfer_us,
-        prediction(cell).transfer_reason or "not predicted",
-    )
+    if cell.traits.peer_copies:
+        return _data_parallel_us(cell)
+    table = matched(cell)
+    return float(table.group(*STEP_KEYS).sums(table["predicted_us"]).mean())
+
+
+def alone_us(cell: CellView) -> float:
+    """What a step's matched collectives take one after another with nothing else running."""
+    return float(matched(cell)["alone_us"].sum()) / len(cell.data.whole_windows)
 
 
 def _error(predicted_us: float, measured_us: float) -> float:
@@ -430,10 +422,14 @@ def predicted_transfer_error(cell: CellView) -> float:
 
 @PREDICTIONS.column("its prediction", "time", "Predicted exposed communication")
 def predicted_exposed_us(cell: CellView) -> float:
-    return known(
-        prediction(cell).exposed_us,
-        prediction(cell).exposed_reason or "not predicted",
-    )
+    if cell.traits.peer_copies:
+        return _data_parallel_us(cell)
+    table, load = priced(cell).table, priced(cell).load
+    priced(cell).need_costs_of(table)
+    if not cell.traits.reducer:
+        raise Missing("only DDP's schedule is modelled, and the traces do not show plain DDP")
+    steps = [exposed_us(table.take(step), load) for step in table.group(*STEP_KEYS).rows()]
+    return float(np.mean(steps))
 
 
 @PREDICTIONS.column("error", "share", "Predicted over measured exposed comm., minus 1")

@@ -158,7 +158,11 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter:
         )
     if len({point.size_bytes for point in points}) == 1:
         notes.append("no fit, and no prediction from it: a line needs two sizes")
-    known = [(point.size_bytes, chosen) for point in points if (chosen := choice(point)) is not None]
+    known = []
+    for point in points:
+        chosen = choice(point)
+        if chosen is not None:
+            known.append((point.size_bytes, chosen))
     if known:
         fields.append(Field("NCCL chose", lambda point: getattr(choice(point), "words", None)))
         ring = sum(size for size, chosen in known if chosen.algorithm == "ring")

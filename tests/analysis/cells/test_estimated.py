@@ -9,7 +9,7 @@ import pytest
 
 from dpscope.analysis.cells.bandwidth import wire_bytes
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.predicted import predict_cell
+from dpscope.analysis.cells.predicted import predictions
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
 from dpscope.analysis.costs.costs import Costs
@@ -259,7 +259,7 @@ def test_predicted_from_a_calibration() -> None:
     check(found, predicted_transfer_us=500, predicted_transfer_error=-1 / 6)
     # 500-850, then 850-1,000; the last bucket is ready at 800: 200 us exposed, of 450 measured
     check(found, predicted_exposed_us=200, predicted_exposed_error=200 / 450 - 1)
-    first, second = predict_cell(ddp(), Costs(calibration=CALIBRATED)).collectives
+    first, second = predictions(CellView(ddp(), Costs(calibration=CALIBRATED)))
     assert (first.size_bytes, first.per_step, first.measured_us, first.predicted_us) == (3e6, 1, 400, 350)
     assert (first.relative_error, second.relative_error) == pytest.approx((-0.125, -0.25))
     # A kernel that queued starts late: what counts is when its gradients were ready.
@@ -297,7 +297,7 @@ def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None
     # 4 MB over all but 10 GB/s, the rate of a large message
     assert found.number("ring_us") == pytest.approx(400, rel=0.01)
     assert found.text("ring_source") == "calibration"
-    rows = predict_cell(data, Costs(calibration=CALIBRATED)).collectives
+    rows = predictions(CellView(data, Costs(calibration=CALIBRATED)))
     assert [(one.kind, one.measured_us, one.predicted_us, one.reason) for one in rows] == [
         ("all_reduce", 400, 350, ""),
         ("all_reduce", 200, 150, ""),
@@ -310,7 +310,7 @@ def test_a_calibrated_broadcast_is_exposed_and_no_transfer() -> None:
     found = row(with_buffer_broadcast(ddp(), 40_000), Costs(calibration=WITH_BROADCASTS))
     check(found, predicted_transfer_us=500, predicted_exposed_us=224)
     # 160 B of buffers, 4 KiB the smallest size: the first line, 20 us + 160 B / 10 GB/s
-    rows = predict_cell(with_buffer_broadcast(ddp(), 160), Costs(calibration=WITH_BROADCASTS)).collectives
+    rows = predictions(CellView(with_buffer_broadcast(ddp(), 160), Costs(calibration=WITH_BROADCASTS)))
     assert [one.extrapolated is None for one in rows] == [True, True, False]
     assert rows[2].predicted_us == pytest.approx(20.016)
     assert "below the smallest size" in str(rows[2].extrapolated)
@@ -323,12 +323,12 @@ def test_dp_by_nccl_is_predicted_per_chunk() -> None:
     kernels = traced_table("collectives", [{"kind": "broadcast", "rank": 0, "device": 0, "step": 0}])
     data = cell_data(cell, [[2900.0] * STEPS], traced, kernels)
     both = calibration({"broadcast": (20.0, 10.0), "reduce": (30.0, 10.0)})
-    found = predict_cell(data, Costs(calibration=both))
-    assert found.transfer_us == found.exposed_us == pytest.approx(1700)
-    chunks = [(one.kind, one.size_bytes, one.per_step) for one in found.collectives]
+    costs = Costs(calibration=both)
+    check(row(data, costs), predicted_transfer_us=1700, predicted_exposed_us=1700)
+    chunks = [(one.kind, one.size_bytes, one.per_step) for one in predictions(CellView(data, costs))]
     assert chunks == [("broadcast", 4e6, 2), ("reduce", 4e6, 2)]
-    lacking = predict_cell(data, Costs(calibration=calibration({"broadcast": (20.0, 10.0)})))
-    assert (lacking.transfer_us, lacking.transfer_reason) == (None, "the calibration holds no reduce on 2 ranks")
+    lacking = row(data, Costs(calibration=calibration({"broadcast": (20.0, 10.0)})))
+    assert lacking.reasons["predicted_transfer_us"] == "the calibration holds no reduce on 2 ranks"
 
 
 def test_bandwidth_three_ways() -> None:
