@@ -50,8 +50,7 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     elif matrix.scaling == "both":
         refused = f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
     elif matrix.batch_growth is not None:
-        sizes = f"{origins['batch_sizes']} {value_text(matrix.batch_sizes)}x{matrix.batch_growth}"
-        refused = f"{sizes}: name each batch size to train with, such as 32,128"
+        refused = f"{origins['batch_sizes']} with growth: name each size to train with, such as 32,128"
     if refused:
         raise DpscopeError(refused)
     parts = {"workload": workload, "optimizer": run_config.build(Optimizer, values, origins), "matrix": matrix}

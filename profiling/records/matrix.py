@@ -85,10 +85,20 @@ def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...
 
 
 def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
-    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...); raises ValueError."""
-    if growing := _PRODUCT.fullmatch(text):
-        return (int(growing[1]),), int(growing[2])
-    return tuple(sorted(set(whole_numbers(text)))), None
+    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32,128,...`` (32, 128, 512, ...); raises ValueError."""
+    listed = text.removesuffix(",...")
+    sizes = tuple(sorted(set(whole_numbers(listed))))
+    if listed == text:
+        return sizes, None
+
+    try:
+        first, second = sizes
+        growth, rest = divmod(second, first)
+    except (ValueError, ZeroDivisionError):
+        rest = 1
+    if rest:
+        raise ValueError("before ,... stand two sizes, the second a multiple of the first")
+    return (first,), growth
 
 
 def _mebibytes(text: str) -> float:
@@ -246,7 +256,7 @@ class Matrix(Variants, frozen=True):
     layouts: tuple[str, ...] = setting((), option="devices", check=_layouts_fix)  # 2x8: over two nodes
     batch_sizes: tuple[int, ...] | None = setting(
         None,
-        "per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...",
+        "per device (weak) or global (strong): 32,128, or 32,128,... to go on to 512, 2048 as far as memory allows",
         help_of={
             "train": "of a step over all devices (strong) or per device (weak): 32",
             "equal": "global, over all devices",
@@ -254,10 +264,10 @@ class Matrix(Variants, frozen=True):
         option="batch_size",
         text=parse_batch_sizes,
         sets=("batch_growth",),
-        example="32,128 or 32x4",
+        example="32,128 or 32,128,...",
         check=holds(lambda sizes: len(sizes) > 0 and min(sizes) >= 1, "every batch size must be 1 or more"),
     )
-    batch_growth: int | None = setting(None, check=at_least(2, "growth must be 2 or more"))  # 32x4: 4
+    batch_growth: int | None = setting(None, check=at_least(2, "growth must be 2 or more"))  # 32,128,...: 4
     scaling: Literal["weak", "strong", "both"] = setting(
         "weak",
         "weak, strong or both",
@@ -272,7 +282,7 @@ class Matrix(Variants, frozen=True):
             raise SettingError("every device count must be 1 or more", devices=self.devices)
         super().__post_init__()
         if self.batch_growth is not None and len(self.batch_sizes or ()) != 1:
-            fix = "growth needs one batch size to start from, as in --batch-size 32x4"
+            fix = "growth needs one batch size to start from, as in --batch-size 32,128,..."
             raise SettingError(fix, batch_growth=self.batch_growth)
         if self.overlap == ("off",) and self.bucket_mb != ("default",):
             fix = "without overlap one bucket holds all gradients; omit one of them, or compare with --overlap on,off"

@@ -133,8 +133,8 @@ PLANS: list[tuple[Devices, str, str]] = [
         "ddp-d2-b8 ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
     ),
     # Growth ends with the data set.
-    (HOST, "batch_size=32x4 strategy=single samples=600", "single-d1-b32 single-d1-b128 single-d1-b512"),
-    (HOST, "batch_size=32x4 strategy=ddp samples=600 ddp_alone=false", "ddp-d2-b32 ddp-d2-b128"),
+    (HOST, "batch_size=32,128,... strategy=single samples=600", "single-d1-b32 single-d1-b128 single-d1-b512"),
+    (HOST, "batch_size=32,128,... strategy=ddp samples=600 ddp_alone=false", "ddp-d2-b32 ddp-d2-b128"),
 ]
 
 
@@ -272,7 +272,7 @@ def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts()
         (ONE_GPU, 1, "strategy=dp", "nothing to measure"),
         (HOST, 1, "strategy=single devices=2", "nothing to measure"),
         (HOST, 1, "batch_size=32 samples=20", "nothing to measure"),
-        (HOST, 1, "batch_size=32x2 samples=20", "a step takes no more samples than the data set has"),
+        (HOST, 1, "batch_size=32,64,... samples=20", "a step takes no more samples than the data set has"),
         (HOST, 1, "strategy=dp compile=aot_eager devices=2", "leaves no cell; DataParallel makes new replicas"),
         (FOUR_GPUS, 1, "scaling=strong batch_size=6", "cannot be split over 4"),
         (EIGHT_GPUS, 2, "scaling=strong batch_size=60 devices=2x4 strategy=ddp", "over 8 devices"),

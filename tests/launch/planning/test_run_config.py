@@ -46,7 +46,7 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
     [
         ({"batch_size": "0"}, ["--batch-size", "0", "1 or more"]),
         ({"batch_size": "a,b"}, ["--batch-size a,b", "32,128"]),
-        ({"batch_size": "32x1"}, ["--batch-size", "growth must be 2 or more"]),
+        ({"batch_size": "32,100,..."}, ["--batch-size", "before ,... stand two sizes"]),
         ({"devices": "0,1"}, ["--devices", "1 or more"]),
         ({"devices": "two"}, ["--devices two", "1,2,4"]),
         ({"steps": -3}, ["--steps -3", "1 or more"]),

@@ -141,7 +141,7 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
         ({"learning_rate_scaling": "cubic"}, "cubic: unknown; choose from none, sqrt, linear"),
         ({"data": "synthetic"}, "--data synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"),
         ({"scaling": "both"}, "--scaling both: a training reads its batch sizes in one way"),
-        ({"batch_size": "32x4"}, "--batch-size 32x4: name each batch size"),
+        ({"batch_size": "32,128,..."}, "--batch-size with growth: name each size"),
     ],
 )
 def test_mistakes_are_named(flags: dict[str, object], message: str) -> None:
