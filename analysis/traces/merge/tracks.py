@@ -153,12 +153,17 @@ class TrackScan:
 
     def add(self, events: Sequence[Event]) -> None:
         """Note the next events, in file order."""
-        timed = [event for event in events if event.ts is not None and abs(event.ts) < MOST_US]
-        self.first_us = min([self.first_us, *(event.ts for event in timed if event.ph != "M" and event.ts is not None)])
+        starts, durations = np.array([(one.ts, one.dur) for one in events], dtype=np.float64).reshape(-1, 2).T
+        phases = np.array([one.ph for one in events], dtype=np.str_)
+        timed = np.abs(starts) < MOST_US
+        self.first_us = float(starts[timed & (phases != "M")].min(initial=self.first_us))
+        complete = timed & (phases == "X") & (durations >= 0) & (durations < MOST_US)
         codes = self._tracks
-        own = [one for one in timed if one.ph == "X" and one.dur is not None and 0 <= one.dur < MOST_US]
+        own = [events[row] for row in np.flatnonzero(complete).tolist()]
         track = [codes.setdefault((one.pid, one.tid), len(codes)) for one in own]
-        self._complete.append(np.array([track, [one.ts for one in own], [one.dur for one in own]], dtype=np.float64).T)
+        self._complete.append(
+            np.stack((np.array(track, dtype=np.float64), starts[complete], durations[complete]), axis=1)
+        )
 
     def moved(self) -> dict[EventPlace, int]:
         """The lane, 1 or higher, of each event that must move to another lane."""
@@ -232,17 +237,17 @@ class Span:
 
 def other_transfers(attribution: Attribution) -> list[Span]:
     """What moves data between devices and is no collective: peer copies, and the ranges of dp-host's stand-ins."""
-    events, found = attribution.events, []
-    copies, ranges = attribution.rows(Kind.PEER_COPY), attribution.rows(Kind.HOST_RANGE)
-    for row in (*np.flatnonzero(copies).tolist(), *np.flatnonzero(ranges).tolist()):
-        when, size = (float(events.start_us[row]), float(events.duration_us[row])), int(events.bytes[row])
-        if ranges[row]:
-            name = events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
-            found.append(Span("host copies", None, name, *when, {}))
-        else:
-            known: dict[str, object] = {"bytes": size} if size >= 0 else {}
-            name = f"peer copy {show_bytes(size)}" if known else "peer copy"
-            found.append(Span("peer copies", int(events.device[row]), name, *when, known))
+    events, names = attribution.events, attribution.events.names
+    spans = list(zip(events.start_us.tolist(), events.duration_us.tolist(), strict=True))
+    found = []
+    for row in np.flatnonzero(attribution.rows(Kind.PEER_COPY)).tolist():
+        size = int(events.bytes[row])
+        known: dict[str, object] = {"bytes": size} if size >= 0 else {}
+        name = f"peer copy {show_bytes(size)}" if known else "peer copy"
+        found.append(Span("peer copies", int(events.device[row]), name, *spans[row], known))
+    for row in np.flatnonzero(attribution.rows(Kind.HOST_RANGE)).tolist():
+        name = names[events.name[row]].removeprefix(f"{PREFIX}dp_")
+        found.append(Span("host copies", None, name, *spans[row], {}))
     return found
 
 

@@ -146,14 +146,17 @@ def int64(value: object) -> int | None:
 
 def count_of(value: object) -> int | None:
     """A number of elements or bytes, or one in a sequence; None if it is none, negative, or more than any machine holds."""
-    number = int64(value)
-    return number if number is not None and 0 <= number < MOST_COUNT else None
+    return _up_to(MOST_COUNT - 1, value)
 
 
 def ordinal(value: object) -> int | None:
     """A rank's, device's or process's number, also one written as a string; None if it is none, or out of range."""
+    return _up_to(MOST_ORDINAL, value)
+
+
+def _up_to(most: int, value: object) -> int | None:
     number = int64(value)
-    return number if number is not None and 0 <= number <= MOST_ORDINAL else None
+    return number if number is not None and 0 <= number <= most else None
 
 
 EVENTS = Codec[Event](

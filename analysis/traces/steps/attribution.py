@@ -216,28 +216,48 @@ def attribute(trace: Trace) -> Attribution:
     without such a call (replayed graphs; work launched before the trace) goes to the step during which it ran, `by_time`,
     or to none where it ran outside of all. A CPU event belongs to the step in which it starts.
     """
+    steps = step_ranges(trace.events)
+    found = _by_launch(trace, steps) if trace.has_accelerator else _by_start(trace, steps)
+    return replace(found, windows=_without_cut_steps(found)) if trace.lacks_events else found
+
+
+def _by_start(trace: Trace, steps: StepRanges) -> Attribution:
+    """Of a trace without a device."""
+    events = ended_in_their_pass(trace.events)
+    kind = event_kind.cpu_event_kinds(events)
+    none = np.full(len(events), -1, dtype=np.int64)
+    return Attribution(
+        trace=replace(trace, events=events),
+        steps=steps,
+        kind=kind,
+        launch_row=none,
+        launch_us=np.full(len(events), np.nan),
+        step=steps.index_at(events.start_us),
+        by_time=np.zeros(len(events), dtype=bool),
+        windows=windows_of(events, kind, none, len(steps)),
+    )
+
+
+def _by_launch(trace: Trace, steps: StepRanges) -> Attribution:
+    """Of a trace with a device."""
     events = trace.events
-    steps = step_ranges(events)
-    if not trace.has_accelerator:
-        events = ended_in_their_pass(events)
-        trace = replace(trace, events=events)
-        kind, step = event_kind.cpu_event_kinds(events), steps.index_at(events.start_us)
-        none, never = np.full(len(events), -1, dtype=np.int64), np.full(len(events), np.nan)
-        windows = windows_of(events, kind, none, len(steps))
-        if trace.lacks_events:
-            windows = _without_cut_steps(trace, steps, none, windows)
-        return Attribution(trace, steps, kind, none, never, step, np.zeros(len(events), dtype=bool), windows)
     launch_row = _launch_rows(events)
     kind = event_kind.event_kinds(events, launch_row)
     if trace.world_size != 1:
         events, kind = _with_engine_copies(events, kind, launch_row)
-        trace = replace(trace, events=events)
     launch_us = np.append(events.start_us, np.nan)[launch_row]
     launched = steps.index_at(launch_us)
     step, windows = _with_those_of_no_launch(events, kind, steps, launched)
-    if trace.lacks_events:
-        windows = _without_cut_steps(trace, steps, launch_row, windows)
-    return Attribution(trace, steps, kind, launch_row, launch_us, step, (launched == NO_STEP) & (step >= 0), windows)
+    return Attribution(
+        trace=replace(trace, events=events),
+        steps=steps,
+        kind=kind,
+        launch_row=launch_row,
+        launch_us=launch_us,
+        step=step,
+        by_time=(launched == NO_STEP) & (step >= 0),
+        windows=windows,
+    )
 
 
 def _with_those_of_no_launch(
@@ -289,19 +309,19 @@ def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
     return np.asarray((own > 0) & (own < numbers.min()) & in_order, dtype=bool)
 
 
-def _without_cut_steps(trace: Trace, steps: StepRanges, launch_row: IntColumn, windows: Windows) -> Windows:
+def _without_cut_steps(attribution: Attribution) -> Windows:
     """The windows of the steps that a file which lacks events shows to their end; those of the others are not known.
 
     Kineto writes the events of a CPU thread by thread: a step may lack those of any thread, such as gloo's. It writes a device's
     buffer by buffer, mostly but not always in order of time: those lost are taken to begin as long before the latest one read as
     any that was read begins before one ahead of it in the file.
     """
-    events = trace.events
-    if not trace.has_accelerator:
+    events, steps, windows = attribution.events, attribution.steps, attribution.windows
+    if not attribution.on_device:
         return replace(windows, cut=np.ones(len(steps), dtype=bool))
     calls = events.is_category(Category.RUNTIME) & events.named(_LAUNCHES.search)
     has_event = np.zeros(len(events) + 1, dtype=bool)
-    has_event[launch_row] = True
+    has_event[attribution.launch_row] = True
     cut = steps.end_us > _shown_until_us(events.start_us[events.is_category(Category.RUNTIME)])
     cut |= windows.end_us > _shown_until_us(events.start_us[events.is_category(*DEVICE_WORK)])
     cut[1:] |= ~windows.whole[1:]  # nothing of the step before it was read

@@ -107,11 +107,13 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
         yield from _not_timed(attribution, empty, f"{'holds' if len(empty) == 1 else 'hold'} no {what}")
         yield from _not_timed(attribution, cut, "may lack events that stood behind the file's end")
     copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
-    parts = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
-    if hidden:
-        parts.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown")
-    if parts:
-        yield TraceCode.STEPS_OUTLASTED.finding(f"in {trace.source} {'; '.join(parts)}")
+    texts = {
+        f"{copies} copies end after a later step does: they bound no step": copies,
+        f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown": hidden,
+    }
+    seen = [text for text, count in texts.items() if count]
+    if seen:
+        yield TraceCode.STEPS_OUTLASTED.finding(f"in {trace.source} {'; '.join(seen)}")
 
 
 def _not_timed(attribution: Attribution, indices: IntColumn, what_lacks: str) -> Iterator[Finding]:
@@ -163,7 +165,9 @@ def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
         return
     counts = Counter(events.names[code] for code in events.name[rows].tolist())
     named = ", ".join(f"{name[:_LONGEST_NAME]} ({count})" for name, count in counts.most_common(_NAMED))
-    more = f" and {counted(len(counts) - _NAMED, 'other name')}" if len(counts) > _NAMED else ""
+    more = ""
+    if len(counts) > _NAMED:
+        more = f" and {counted(len(counts) - _NAMED, 'other name')}"
     total_us = float(events.duration_us[rows].sum())
     yield TraceCode.COMMUNICATION_UNKNOWN.finding(
         f"{counted(len(rows), 'kernel')} of {attribution.trace.source} ({total_us:,.1f} µs) may communicate by name; "
