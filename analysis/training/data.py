@@ -20,7 +20,12 @@ from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, t
 from dpscope.profiling.records.training import TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order, read_json
-from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
+from dpscope.profiling.store.training_folders import (
+    TRAININGS_NAME,
+    TrainFolder,
+    TrainingFolder,
+    is_train_folder,
+)
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +75,6 @@ class Training:
     def best_accuracy(self) -> float:
         """Highest test accuracy of any epoch, percent."""
         return max(epoch.test_accuracy for epoch in self.epochs)
-
-    @property
-    def continued(self) -> bool:
-        """Whether another training took its first epochs (--resume-from)."""
-        return self.epochs[0].epoch > 1
 
     @property
     def train_s(self) -> list[float]:

@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings, failure
-from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, against_default, against_single
+from dpscope.analysis.training.seed_statistics import (
+    FEWEST_SEEDS,
+    CellDifference,
+    against_default,
+    against_single,
+)
 from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 
@@ -38,9 +43,7 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
         seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
         yield LearningCode.TRAINING_INCOMPLETE.finding(
             f"{cell.name}: of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
-            "its first epochs are another cell's (--resume-from): train it from the beginning to get its accuracy"
-            if all(one.continued for one in short)
-            else _RESUME,
+            _RESUME,
         )
     for training in cell.trainings:
         diverged = next((one.epoch for one in training.epochs if None in (one.train_loss, one.test_loss)), None)

@@ -62,8 +62,6 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
     if len(epochs) < seeds:
         missed = f"{seeds - len(epochs)} of {counted(seeds, 'seed')} did not reach {target:g}%"
         reason = f"{missed}; a median over the others would be too optimistic"
-    elif any(training.continued for training in cell.trainings):
-        reason = "its first epochs are another cell's (--resume-from)"
     epoch, train_s = (samples.NOTHING if reason else median_range(values) for values in (epochs, times))
     return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s, reason)
 

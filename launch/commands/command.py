@@ -49,7 +49,7 @@ _HEADINGS = {  # of options that are no settings of a run or a training, by para
         DATA: "dtype",
         AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes max_events",
         TARGETS: "calibration flops target_accuracy",
-        FILES: "config out report fresh resume_from dry_run output_format classic figures open_page verbose quiet wandb "
+        FILES: "config out report fresh dry_run output_format classic figures open_page verbose quiet wandb "
         "wandb_online",
         NODES: "nodes node_rank rendezvous wait_for_nodes",
     }.items()

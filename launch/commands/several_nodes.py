@@ -80,8 +80,7 @@ def on_all_nodes(
     from dpscope.launch.nodes.board import NodeStart
     from dpscope.launch.nodes.team import follow, led
 
-    plan = functools.partial(_plan, out, cast(str | None, given.get("resume_from")))
-    start = NodeStart(place, out, options, note, request.wait_for_nodes or _WAIT_S, plan)
+    start = NodeStart(place, out, options, note, request.wait_for_nodes or _WAIT_S, functools.partial(_plan, out))
     if place.rank > 0:
         with _ended_at_once():
             raise typer.Exit(follow(start, functools.partial(_node_info, start, device)))
@@ -126,7 +125,7 @@ def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     return NodeInfo(host_at(start.place.rank, found.address, environment), found.node0_address, devices.count)
 
 
-def _plan(out: Path, resume_from: str | None) -> "list[Job]":
+def _plan(out: Path) -> "list[Job]":
     """The jobs over several nodes that the run folder plans: every node derives the same, and none is sent a command."""
     from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.equality.run import planned_comparisons
@@ -134,12 +133,7 @@ def _plan(out: Path, resume_from: str | None) -> "list[Job]":
     from dpscope.launch.training.planned_jobs import planned_trainings
 
     jobs: list[Job] = []
-    for planned in (
-        planned_calibrations,
-        planned_comparisons,
-        planned_cells,
-        functools.partial(planned_trainings, resume_from),
-    ):
+    for planned in (planned_calibrations, planned_comparisons, planned_cells, planned_trainings):
         with suppress(DpscopeError):  # what another command and version left in the folder
             jobs += planned(out)
     return [job for job in jobs if job.nodes > 1]

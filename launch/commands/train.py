@@ -35,9 +35,6 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
     config: options.Config = None
     target_accuracy: options.TargetAccuracy = None
     out: options.Out = options.DEFAULT_OUT
-    resume_from: str | None = option(
-        "previous: the checkpoint before the last; or a file, of any strategy, to begin trainings from"
-    )
     fresh: bool = option("train everything again", "--fresh", default=False)
     dry_run: bool = option("print the plan and the commands only", "--dry-run", default=False)
 
@@ -53,7 +50,7 @@ def train(request: TrainRequest) -> None:
     place = this_node(request, request.dry_run)
     if request.dry_run:
         nodes = place.count if place is not None else 1
-        describe_trainings(settings, out, console, request.fresh, request.resume_from, nodes)
+        describe_trainings(settings, out, console, request.fresh, nodes)
         return
     from dpscope.profiling.mirrors.mirror import TrainingMirror
     from dpscope.profiling.mirrors.tensorboard_mirror import training_events
@@ -63,7 +60,7 @@ def train(request: TrainRequest) -> None:
         mirrors: list[TrainingMirror] = [training_events(out, settings)]
         if request.wandb or request.wandb_online:
             mirrors.append(wandb_mirror(out, settings, request.wandb_online))
-        outcome = run_trainings(settings, out, request.fresh, console, mirrors, request.resume_from, starter)
+        outcome = run_trainings(settings, out, request.fresh, console, mirrors, starter)
         starter.dismiss(outcome.exit_status, outcome.lost or "")
     if outcome.interrupted:
         raise typer.Exit(outcome.exit_status)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -12,7 +11,7 @@ from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning import run_config
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
-from dpscope.launch.training.checkpoints import CheckpointFolder, Resumption, check_same_learning, verify, what_differs
+from dpscope.launch.training.checkpoints import CheckpointFolder, verify
 from dpscope.launch.workload.data_files import SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
@@ -20,7 +19,13 @@ from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import check_settings, declarations, top_level_settings, value_text
 from dpscope.profiling.records.strategies import strategy_order, traits_of
-from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig, TrainResult
+from dpscope.profiling.records.training import (
+    CheckpointDescription,
+    PlannedTraining,
+    ResolvedTrainConfig,
+    TrainConfig,
+    TrainResult,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder
@@ -162,12 +167,6 @@ def train_findings(
         )
 
 
-PREVIOUS = "previous"
-"""Instead of a checkpoint's path: the one before a training's last one."""
-
-OwnCheckpoint = Literal["last", "previous", "none"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainJob(Job):
     """A training: a cell with a seed."""
@@ -178,8 +177,7 @@ class TrainJob(Job):
     seed: int
     kind: DeviceType
     grace_s: float = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
-    resume_from: Path | None = None  # the checkpoint to begin from, unless the training has one itself
-    resumption: Resumption | None = None  # as planned
+    resumption: CheckpointDescription | None = None  # the checkpoint that it continues from, as planned
 
     @property
     def trained(self) -> TrainResult | None:
@@ -202,47 +200,32 @@ class TrainJob(Job):
         learning_rate = scaled_learning_rate(self.config, self.cell)
         return msgspec.structs.replace(self.config.optimizer, learning_rate=learning_rate)
 
-    def find_resumption(self, own: OwnCheckpoint = "last") -> Resumption | None:
-        """The verified checkpoint that the training continues from; None if it starts from the beginning.
+    def find_resumption(self) -> CheckpointDescription | None:
+        """What the training's verified last checkpoint is of; None if there is none.
 
-        This is a checkpoint of this training, chosen by `own`, or, if it has none, `resume_from`. Raises DpscopeError for a
-        checkpoint that is incomplete or has other settings.
+        Raises DpscopeError for one that is incomplete or beyond the requested epochs.
         """
-        mine, path = self.checkpoints, self.resume_from
-        if own == PREVIOUS and mine.previous.exists():
-            path = mine.previous
-        elif own != "none" and mine.last.exists():
-            if own == PREVIOUS:
-                raise DpscopeError(
-                    f"--resume-from {PREVIOUS}: {mine.path} holds none before its last one; remove {self.folder.path} to start "
-                    "this training over"
-                )
-            path = mine.last
-        if path is None:
+        last = self.checkpoints.last
+        if not last.exists():
             return None
-        had = verify(path)
-        check_same_learning(path, had, self.config, self.cell, self.seed)
-        if path == self.resume_from and had.epochs >= self.config.epochs:
+        had = verify(last)
+        if (had.cell, had.seed) != (self.cell, self.seed):
+            raise DpscopeError(f"{last} is of {had.cell.name} with seed {had.seed}; remove it, or give --fresh")
+        if had.epochs > self.config.epochs:
             raise DpscopeError(
-                f"--resume-from {path}: it is at {had.place} already, and --epochs {self.config.epochs} leaves nothing to "
-                "train; give more epochs"
+                f"--epochs {self.config.epochs}: {last} is at the end of epoch {had.epochs} already; give more epochs, or start "
+                "over with --fresh"
             )
-        return Resumption(path, had, what_differs(had, self.cell, self.kind, self.threads))
+        return had
 
 
 def train_job(
-    out: TrainFolder,
-    config: ResolvedTrainConfig,
-    cell: Cell,
-    seed: int,
-    kind: DeviceType,
-    threads: int,
-    resume_from: Path | None,
+    out: TrainFolder, config: ResolvedTrainConfig, cell: Cell, seed: int, kind: DeviceType, threads: int
 ) -> TrainJob:
     module = ("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed))
     return TrainJob(
         name=f"{cell.name} seed {seed}",
-        program=(*module, *(("--resume-from", str(resume_from)) if resume_from is not None else ())),
+        program=module,
         folder=out.training(cell, seed),
         threads=threads,
         processes=cell.processes,
@@ -254,5 +237,4 @@ def train_job(
         cell=cell,
         seed=seed,
         kind=kind,
-        resume_from=resume_from,
     )

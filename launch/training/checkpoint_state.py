@@ -1,15 +1,14 @@
-"""The checkpoints of a running training: when it is saved, what of, collected from all processes and restored in each.
+"""The checkpoints of a running training: what is saved of it, collected from all processes and restored in each.
 
 Everything is a tensor or a plain Python value, so that `torch.load(weights_only=True)` reads it:
 
     description    CheckpointDescription, as plain values
     model          state of the unwrapped model, with the same keys under every strategy and precision
     optimizer, schedule, scaler
-    ranks          per rank: random generators, sums of the current epoch, buffers that DDP does not synchronise
+    ranks          per rank: random generators, buffers that DDP does not synchronise
     epochs         list of EpochRecord, as plain values
-    unfinished     train_s and learning_rate of the current epoch
 
-Tensors that FSDP shards are saved whole, so a training can resume under any strategy. `torch.distributed.checkpoint` gathers
+Tensors that FSDP shards are saved whole, so that a checkpoint is one file. `torch.distributed.checkpoint` gathers
 and distributes the model's. It cannot load every optimizer (torch 2.14: `set_optimizer_state_dict` raises for SGD without
 momentum and for parameters without gradient), so the optimizer's tensors are gathered and distributed here.
 """
@@ -18,7 +17,6 @@ import math
 import pickle
 import random
 import time
-import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,10 +33,8 @@ from dpscope.launch.jobs.process_group import all_ranks_numbers, gather_states
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.training.cells import TrainJob
-from dpscope.launch.training.checkpoints import Resumption
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.workload.strategies import is_sharded
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import remove_temporaries
@@ -50,7 +46,7 @@ Content = dict[str, Any]
 
 
 class TrainCheckpoints:
-    """Saves a training after every epoch, every `checkpoint_steps`, and when it is stopped; restores it.
+    """Saves a training after every epoch and restores it; agrees on when it stops.
 
     Every process of the job has one and calls the same methods in the same order. Rank 0 writes.
     """
@@ -67,25 +63,19 @@ class TrainCheckpoints:
         self._job, self._folder, self._training = job, job.checkpoints, begun
         self._place, self._devices = place, devices
         self._group = host_group()
-        self._agreement, self._stopping = StopAgreement(stop, self._group), False
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Differences from the conditions under which the training began."""
-        return self._training.findings
+        self._agreement = StopAgreement(stop, self._group)
 
     def go_on(self, state: TrainState) -> None:
         """Restore a training that has not begun from its checkpoint, if it has one; raises as `find_resumption` does.
 
-        Raises DpscopeError unless every process of the job continues from the same step.
+        Raises DpscopeError unless every process of the job continues after the same epoch.
         """
-        if (found := self._job.find_resumption()) is not None:
-            content = read_checkpoint(found.path)
+        if (had := self._job.find_resumption()) is not None:
+            content = read_checkpoint(self._folder.last)
             state.step.learn_graph()
-            self._restore(state, found, content)
-            self._training = msgspec.structs.replace(self._training, findings=(*found.had.findings, *found.findings))
+            self._restore(state, had, content)
         if self._group is not None:
-            places = all_ranks_numbers((state.epochs, state.steps), torch.device("cpu"), self._group)
+            places = all_ranks_numbers((state.epochs,), torch.device("cpu"), self._group)
             if len(set(places)) != 1:
                 raise DpscopeError(
                     f"{self._folder.path}: the processes read different checkpoints there; --out must be a folder that all "
@@ -94,16 +84,9 @@ class TrainCheckpoints:
         if self._place.rank == 0:
             remove_temporaries(self._folder.path)
 
-    def pause_after_step(self, state: TrainState) -> bool:
-        """Whether a checkpoint is due or a process was requested to stop. On CUDA the step is queued, not finished."""
-        self._stopping = self._agreement.reached()
-        every = self._training.config.checkpoint_steps
-        return self._stopping or (every is not None and state.steps % every == 0)
-
-    def paused(self, state: TrainState) -> bool:
-        """Save the training in the middle of an epoch; returns whether a process was requested to stop."""
-        self._save(state, best=False)
-        return self._stopping
+    def stopped_after_step(self) -> bool:
+        """Whether a process was requested to stop. On CUDA the step is queued, not finished."""
+        return self._agreement.reached()
 
     def after_epoch(self, state: TrainState) -> bool:
         """Save the end of an epoch; returns whether a process was requested to stop."""
@@ -118,7 +101,6 @@ class TrainCheckpoints:
         apart = isinstance(wrapped, DistributedDataParallel) and not wrapped.broadcast_buffers
         own = {
             "generators": rng_states(self._devices),
-            "sums": state.sums.values().cpu(),
             "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
         }
         ranks = [own] if self._group is None else gather_states(own, self._group)
@@ -128,8 +110,7 @@ class TrainCheckpoints:
             self._training,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             epochs=state.epochs,
-            step=state.steps,
-            test_accuracy=state.records[-1].test_accuracy if state.records else None,
+            test_accuracy=state.records[-1].test_accuracy,
         )
         content = {
             "description": msgspec.to_builtins(description),
@@ -139,41 +120,28 @@ class TrainCheckpoints:
             "scaler": state.step.scaler.state_dict(),
             "ranks": ranks,
             "epochs": msgspec.to_builtins(state.records),
-            "unfinished": {"train_s": state.train_s, "learning_rate": state.learning_rate},
         }
         self._folder.write(description, lambda file: torch.save(content, file), best)
 
-    def _restore(self, state: TrainState, found: Resumption, content: Content) -> None:
-        """Restore a checkpoint's state in a process that has not begun.
-
-        A rank that the checkpoint does not have keeps its generators. With another global batch than the checkpoint's, the
-        schedule of learning rates stays the process's own. Only the records of epochs that this cell trained are kept. Raises
-        DpscopeError if the model is another one.
-        """
-        cell, place, ranks = self._job.cell, self._place, content["ranks"]
-        own = ranks[place.rank] if place.rank < len(ranks) else None
+    def _restore(self, state: TrainState, had: CheckpointDescription, content: Content) -> None:
+        """Restore a checkpoint's state in a process that has not begun; raises DpscopeError if the model is another one."""
+        own = content["ranks"][self._place.rank]
         try:
             load_model_state(state.model, content["model"], is_sharded(state.step.model))
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise DpscopeError(
-                f"{found.path} does not fit the model: {reason[:300]}; start over with --fresh"
+                f"{self._folder.last} does not fit the model: {reason[:300]}; start over with --fresh"
             ) from error
-        if own is not None and own["buffers"] is not None:
+        if own["buffers"] is not None:
             state.model.load_state_dict(own["buffers"], strict=False)
-        state.epochs, state.steps = found.had.epochs, found.had.step
-        records = msgspec.convert(content["epochs"], list[EpochRecord])
-        state.records = [record for record in records if record.cell == cell.name]
-        state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
+        state.epochs = had.epochs
+        state.records = msgspec.convert(content["epochs"], list[EpochRecord])
         state.step.scaler.load_state_dict(content["scaler"])
-        _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
+        load_optimizer_state(state.step.optimizer, content["optimizer"])
+        state.schedule.load_state_dict(content["schedule"])
         state.sums.clear()  # `learn_graph` has added its samples
-        if len(ranks) == place.world_size:
-            state.sums.restore(ranks[place.rank]["sums"])
-        elif place.rank == 0:  # of another number of ranks, rank 0 takes the total
-            state.sums.restore(torch.stack([one["sums"] for one in ranks]).sum(dim=0))
-        if own is not None:
-            set_rng_states(own["generators"], self._devices)
+        set_rng_states(own["generators"], self._devices)
 
 
 def host_group() -> distributed.ProcessGroup | None:
@@ -311,24 +279,6 @@ def read_checkpoint(path: Path) -> Content:
             f"({str(error).splitlines()[0]}); start over with --fresh, and return only weights from get_extra_state"
         ) from error
     return content
-
-
-def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> None:
-    """Restore optimizer and schedule; with another global batch, advance the process's own schedule to the epoch."""
-    optimizer = state.step.optimizer
-    current_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
-    load_optimizer_state(optimizer, content["optimizer"])
-    if same_batch:
-        state.schedule.load_state_dict(content["schedule"])
-        return
-    for group, rates in zip(optimizer.param_groups, current_rates, strict=True):
-        group.update(rates)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch misses the optimizer steps, which another process took
-        for _ in range(state.epochs):
-            for _ in range(state.step.batches.steps_per_epoch):
-                state.schedule.after_step()
-            state.schedule.after_epoch()
 
 
 def rng_states(devices: Sequence[torch.device]) -> dict[str, Any]:

@@ -45,23 +45,14 @@ class LearningSums:
         self._on_device[1] += correct / max(1, labels[0].numel())
         self._samples += len(labels)
 
-    def values(self) -> Tensor:
-        """Loss, correct answers, samples, on the device."""
-        values = self._on_device.new_tensor([0.0, 0.0, self._samples])
-        values[:2] = self._on_device
-        return values
-
-    def restore(self, values: Tensor) -> None:
-        self._on_device.copy_(values[:2])
-        self._samples = int(values[2])
-
     def clear(self) -> None:
         self._on_device.zero_()
         self._samples = 0
 
     def over_all_processes(self) -> Learned:
         """Means over all processes of the job, which all must call this."""
-        total = self.values()
+        total = self._on_device.new_tensor([0.0, 0.0, self._samples])
+        total[:2] = self._on_device
         if distributed.is_initialized():
             distributed.all_reduce(total)
         loss, correct, samples = total.tolist()
@@ -176,9 +167,9 @@ class LearningRateSchedule:
 class TrainState:
     """Everything that changes while training.
 
-    `step` holds the wrapped model, the optimizer, the gradient scaler and the batches. Of the epoch that is being trained,
-    `steps` are taken, in `train_s` seconds, the last one with `learning_rate`; `sums` are this process's part of its loss
-    and accuracy. Random states are the process's own generators (dropout); batches and augmentation need none.
+    `step` holds the wrapped model, the optimizer, the gradient scaler and the batches. `sums` are this process's part of the loss
+    and accuracy of the epoch that is being trained. Random states are the process's own generators (dropout); batches and
+    augmentation need none.
     """
 
     model: nn.Module  # unwrapped: its state has the same keys under every strategy
@@ -187,6 +178,4 @@ class TrainState:
     sums: LearningSums
     records: list[EpochRecord] = field(default_factory=list)  # of finished epochs
     epochs: int = 0  # finished
-    steps: int = 0
-    train_s: float = 0.0
-    learning_rate: float = 0.0
+    learning_rate: float = 0.0  # of the last step

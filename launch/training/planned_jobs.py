@@ -22,13 +22,13 @@ from dpscope.launch.planning.manifest import (
     print_left_out,
 )
 from dpscope.launch.training import cells
-from dpscope.launch.training.cells import PREVIOUS, TrainJob, train_job
+from dpscope.launch.training.cells import TrainJob, train_job
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
+from dpscope.profiling.store.training_folders import TrainFolder, is_train_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,7 @@ class TrainPlan(Plan[TrainJob]):
     plan: tuple[PlannedTraining, ...]
 
 
-def plan_trainings(
-    config: TrainConfig, out: Path, fresh: bool = False, resume_from: str | None = None, nodes: int = 1
-) -> TrainPlan:
+def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False, nodes: int = 1) -> TrainPlan:
     """Plan of `run_trainings`; starts and writes nothing. Raises DpscopeError for an impossible training.
 
     Cells may span up to `nodes` nodes.
@@ -53,33 +51,21 @@ def plan_trainings(
     if is_train_folder(out) and not fresh:
         had = folder.manifest().config
         check_same_settings(f"--out {out}: holds trainings", had, resolved, TRAINING_MAY_CHANGE)
-    origin = _origin(resume_from)
-    trainings = (out / TRAININGS_NAME).resolve()
-    if fresh and (resume_from == PREVIOUS or (origin is not None and origin.resolve().is_relative_to(trainings))):
-        raise DpscopeError(
-            f"--resume-from {resume_from}: --fresh removes it; omit --fresh, or name a checkpoint outside {trainings}"
-        )
     if resolved.max_restarts > 0 and resolved.matrix.layouts:
         raise DpscopeError(
             f"--max-restarts {resolved.max_restarts} with --devices {','.join(resolved.matrix.layouts)}: a training over "
             "several nodes is not restarted automatically; omit it, and give the same command again to resume from the checkpoint"
         )
-    own: cells.OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
     plan = cells.make_train_plan(resolved, devices.kind)
     threads = threads_per_process(resolved.matrix)
     jobs = []
-    for job in _jobs(folder, resolved, plan, devices.kind, threads, origin):
+    for job in _jobs(folder, resolved, plan, devices.kind, threads):
         done = not fresh and job.trained is not None
-        jobs.append(replace(job, done=done, resumption=None if done else job.find_resumption(own)))
+        jobs.append(replace(job, done=done, resumption=None if done or fresh else job.find_resumption()))
     findings = tuple(cells.train_findings(resolved, plan, devices.kind))
     return TrainPlan(
         device_type=devices.kind, threads=threads, jobs=tuple(jobs), findings=findings, config=resolved, plan=plan
     )
-
-
-def _origin(resume_from: str | None) -> Path | None:
-    """The file that --resume-from names."""
-    return None if resume_from in (None, PREVIOUS) else Path(resume_from)
 
 
 def _jobs(
@@ -88,31 +74,23 @@ def _jobs(
     plan: Iterable[PlannedTraining],
     kind: DeviceType,
     threads: int,
-    origin: Path | None,
 ) -> list[TrainJob]:
     """The trainings of a plan in the order in which they run: seed by seed."""
     order = product(config.seeds, measured_cells(one.planned for one in plan))
-    return [train_job(out, config, cell, seed, kind, threads, origin) for seed, cell in order]
+    return [train_job(out, config, cell, seed, kind, threads) for seed, cell in order]
 
 
-def planned_trainings(resume_from: str | None, out: Path) -> Sequence[Job]:
+def planned_trainings(out: Path) -> Sequence[Job]:
     """The jobs in the manifest of trainings that have begun, with or without results."""
     if not is_train_folder(out):
         return []
     folder, had = TrainFolder(out), TrainFolder(out).manifest()
-    return _jobs(folder, had.config, had.plan, had.device_type, had.threads_per_process, _origin(resume_from))
+    return _jobs(folder, had.config, had.plan, had.device_type, had.threads_per_process)
 
 
-def describe_trainings(
-    config: TrainConfig,
-    out: Path,
-    console: Console,
-    fresh: bool = False,
-    resume_from: str | None = None,
-    nodes: int = 1,
-) -> None:
+def describe_trainings(config: TrainConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1) -> None:
     """Print the plan of trainings and the remaining commands; starts and writes nothing."""
-    description = plan_trainings(config, out, fresh, resume_from, nodes)
+    description = plan_trainings(config, out, fresh, nodes)
     print_train_plan(description, console)
     for job in description.to_do:
         console.print(Text(shlex.join(job.command)), soft_wrap=True)
@@ -139,5 +117,5 @@ def print_train_plan(description: TrainPlan, console: Console) -> None:
         soft_wrap=True,
     )
     for job, found in resumed:
-        console.print(Text(f"{job.name} goes on from {found.had.place} ({found.path})"), soft_wrap=True)
-    print_findings((*description.findings, *(finding for _, found in resumed for finding in found.findings)), console)
+        console.print(Text(f"{job.name} goes on from the end of epoch {found.epochs}"), soft_wrap=True)
+    print_findings(description.findings, console)

@@ -77,17 +77,16 @@ def run_trainings(
     fresh: bool,
     console: Console,
     mirrors: Sequence[TrainingMirror] = (),
-    resume_from: str | None = None,
     starter: JobStarter = THIS_HOST,
 ) -> Outcome[TrainResult]:
     """Train every cell with every seed, seed by seed, except what is trained already.
 
-    An interrupted training continues from its last checkpoint, or from `resume_from`. A training that fails
-    is recorded, and the others follow. SIGINT and SIGTERM save and end the running one. Every epoch is written to train.json and
+    An interrupted training continues after its last whole epoch. A training that fails is recorded, and the others follow. SIGINT
+    and SIGTERM end the running one. Every epoch is written to train.json and
     to `mirrors` at once. `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything
     starts.
     """
-    description = plan_trainings(config, out, fresh, resume_from, starter.count)
+    description = plan_trainings(config, out, fresh, starter.count)
     print_train_plan(description, console)
     folder = TrainFolder(out)
     starter.check_gpus(description.jobs)
@@ -178,14 +177,13 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
 
     def failed(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
         last = CheckpointFolder(job.folder.checkpoints_path).last
-        saved = f"saved at {verify(last).place}" if last.exists() else "nothing was saved yet"
+        saved = f"saved at the end of epoch {verify(last).epochs}" if last.exists() else "nothing was saved yet"
         return TrainResult(
             cell=job.cell,
             seed=job.seed,
             status=outcome.status,
             epochs=len(job.folder.epochs()),
             duration_s=took_s,
-            findings=() if job.resumption is None else job.resumption.findings,
             message=f"{outcome.message}; {saved}",
             log_tail=outcome.log_tail,
         )

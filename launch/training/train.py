@@ -40,7 +40,7 @@ _LONGEST_WAIT_S = 1800.0  # of a collective for a late rank: torch's default for
 def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
     """Train a cell in this process and return its result; global rank 0 saves each epoch's record.
 
-    The training continues from its last checkpoint. Signal N saves and ends the process with status 128 + N.
+    The training continues after its last whole epoch. Signal N ends the process with status 128 + N.
     """
     torch.set_num_threads(job.threads)
     devices = devices_of(job.kind, place, job.cell)
@@ -50,7 +50,7 @@ def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
     with starting_up():  # the optimizer and DDP import torch's compiler
         state, test = prepare(job, place, devices)
     stop = StopRequest()
-    checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)
+    checkpoints = TrainCheckpoints(job, _begun(job), place, devices, stop)
     checkpoints.go_on(state)
     place.report("training")
     with stop.listening():
@@ -60,7 +60,7 @@ def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
         leave_group()
         sys.exit(stop.exit_status)
     parameters = parameter_sizes(state.model).parameter_count
-    findings = (*checkpoints.findings, *_compilation_findings(job))
+    findings = tuple(_compilation_findings(job))
     return TrainResult(job.cell, job.seed, "ok", state.epochs, time.time() - place.began_s, parameters, findings)
 
 
@@ -75,7 +75,7 @@ def _compilation_findings(job: TrainJob) -> list[Finding]:
     return [LearningCode.COMPILED_WHILE_TRAINING.finding(text)]
 
 
-def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:
+def _begun(job: TrainJob) -> CheckpointDescription:
     """The description of this training's checkpoints before its first step."""
     return CheckpointDescription(
         dpscope_version=importlib.metadata.version("dpscope"),
@@ -84,12 +84,7 @@ def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:
         config=job.config,
         cell=job.cell,
         seed=job.seed,
-        device_type=job.kind,
-        threads_per_process=job.threads,
-        train_samples=job.config.workload.samples,
-        steps_per_epoch=state.step.batches.steps_per_epoch,
         epochs=0,
-        step=0,
         test_accuracy=None,
     )
 
@@ -152,46 +147,40 @@ class _Training:
     checkpoints: TrainCheckpoints
 
     def run(self) -> bool:
-        """Train until all epochs are finished, from wherever the state is; False when a signal stopped it before."""
+        """Train until all epochs are finished; False when a signal stopped it before."""
         state, epochs = self.state, self.job.config.epochs
         while state.epochs < epochs:
-            if self._stopped_in_epoch():
+            train_s = self._steps_s()
+            if train_s is None:
                 return False
             began_s = time.perf_counter()
             tested = self.test()
             synchronise(self.devices)
-            self._record(state.sums.over_all_processes(), tested, time.perf_counter() - began_s)
+            evaluation_s = time.perf_counter() - began_s
+            self._record(state.sums.over_all_processes(), tested, train_s, evaluation_s)
             state.schedule.after_epoch()
             state.epochs += 1
-            state.steps, state.train_s = 0, 0.0
             state.sums.clear()
             if self.checkpoints.after_epoch(state) and state.epochs < epochs:
                 return False
         return True
 
-    def _stopped_in_epoch(self) -> bool:
-        """Take what is left of an epoch's steps; True when a signal stopped it."""
+    def _steps_s(self) -> float | None:
+        """Take an epoch's steps; how long they took, None when a signal stopped them."""
         state, batches = self.state, self.state.step.batches
         synchronise(self.devices)
         began_s = time.perf_counter()
-        batches.start_epoch(state.epochs, state.steps)
-        while state.steps < batches.steps_per_epoch:
+        batches.start_epoch(state.epochs)
+        for _ in range(batches.steps_per_epoch):
             state.learning_rate = state.schedule.learning_rate
             state.step()
             state.schedule.after_step()
-            state.steps += 1
-            if self.checkpoints.pause_after_step(state):
-                synchronise(self.devices)
-                state.train_s += time.perf_counter() - began_s
-                if self.checkpoints.paused(state):
-                    return True
-                synchronise(self.devices)
-                began_s = time.perf_counter()
+            if self.checkpoints.stopped_after_step():
+                return None
         synchronise(self.devices)
-        state.train_s += time.perf_counter() - began_s
-        return False
+        return time.perf_counter() - began_s
 
-    def _record(self, learned: Learned, tested: Learned, evaluation_s: float) -> None:
+    def _record(self, learned: Learned, tested: Learned, train_s: float, evaluation_s: float) -> None:
         """Record an epoch; rank 0 saves it."""
         state, cell = self.state, self.job.cell
         record = EpochRecord(
@@ -208,9 +197,9 @@ class _Training:
             test_loss=tested.loss,
             test_accuracy=tested.accuracy,
             learning_rate=state.learning_rate,
-            train_s=state.train_s,
+            train_s=train_s,
             evaluation_s=evaluation_s,
-            trained_s=sum(one.train_s for one in state.records) + state.train_s,
+            trained_s=sum(one.train_s for one in state.records) + train_s,
             ended_at_s=time.time(),
             train_samples=learned.samples,
             test_samples=tested.samples,

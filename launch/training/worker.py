@@ -33,13 +33,12 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Ta
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
     parser.add_argument("--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16")
     parser.add_argument("--seed", type=int, required=True, help="one of its seeds")
-    parser.add_argument("--resume-from", type=Path, help="a checkpoint to begin from, unless the training has one")
     options = parser.parse_args(arguments)
     out = TrainFolder(options.out)
     had = out.manifest()
     cell = planned_cell(options.cell, [one.planned for one in had.plan], out.manifest_path, place)
     kind, threads = had.device_type, had.threads_per_process
-    job = train_job(out, had.config, cell, options.seed, kind, threads, options.resume_from)
+    job = train_job(out, had.config, cell, options.seed, kind, threads)
     return job.folder, partial(_train, job)
 
 

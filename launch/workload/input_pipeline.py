@@ -88,8 +88,8 @@ class SyntheticBatches:
         self._returned += 1
         return self.batch
 
-    def start_epoch(self, epoch: int, step: int = 0) -> None:
-        self._returned = epoch * self.steps_per_epoch + step
+    def start_epoch(self, epoch: int) -> None:
+        self._returned = epoch * self.steps_per_epoch
 
     def leave_out_short_batches(self) -> None: ...
 
@@ -100,8 +100,8 @@ class RankOrderBatchSampler(Sampler[EpochSamples]):
     """Batches that consist of the shares of `ranks` in rank order; each share is what DDP would give that rank.
 
     A DDP process passes its own rank, DataParallel and a single device pass all. Micro-batches are consecutive in a batch,
-    each with its shares in rank order. `whole_only` omits a short last batch, if it is not the only one; an epoch begins at
-    `first_step`. `ahead` holds the batches that are being loaded, in order.
+    each with its shares in rank order. `whole_only` omits a short last batch, if it is not the only one. `ahead` holds
+    the batches that are being loaded, in order.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RankOrderBatchSampler(Sampler[EpochSamples]):
             DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed) for rank in ranks
         ]
         self._batch_size, self._micro_batches = batch_size, micro_batches
-        self.whole_only, self.epoch, self.first_step = False, 0, 0
+        self.whole_only, self.epoch = False, 0
         self.ahead: deque[EpochSamples] = deque()
 
     def set_epoch(self, epoch: int) -> None:
@@ -127,7 +127,7 @@ class RankOrderBatchSampler(Sampler[EpochSamples]):
     def __iter__(self) -> Iterator[EpochSamples]:
         self.ahead.clear()
         shares = [list(sampler) for sampler in self._samplers]
-        for start in range(self.first_step * self._batch_size, len(self) * self._batch_size, self._batch_size):
+        for start in range(0, len(self) * self._batch_size, self._batch_size):
             batch = [share[start : start + self._batch_size] for share in shares]
             samples = [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
             self.ahead.append(EpochSamples(self.epoch, samples))  # loader workers do not know the epoch
@@ -153,11 +153,10 @@ class LoadedBatches:
         inputs, targets = batch
         return inputs, targets
 
-    def start_epoch(self, epoch: int, step: int = 0) -> None:
-        """Continue with batch `step` of `epoch`, both counted from 0."""
+    def start_epoch(self, epoch: int) -> None:
+        """Continue with the first batch of `epoch`, counted from 0."""
         self.epoch = epoch
         self._sampler.set_epoch(epoch)
-        self._sampler.first_step = step
         self._iterator = iter(self._loader)
 
     def leave_out_short_batches(self) -> None:

@@ -12,9 +12,6 @@ class LearningCode(FindingCode):
         -> use fewer --warmup-epochs"""
     SAMPLES_PADDED = """info: Some samples are used twice in an epoch, to give all processes equally many.
         -> no action needed; a data set size divisible by the number of devices needs no padding"""
-    RESUMED_UNDER_OTHER_CONDITIONS = """warning: A training resumed from a checkpoint that was made under other conditions.
-        -> Model, optimizer and epoch are those of the checkpoint. For the accuracy of a single strategy, train from the
-        beginning (--fresh)."""
     COMPILED_WHILE_TRAINING = """info: The times of a training's first epoch and of its evaluation include compilation by
         torch.compile.
         -> no action needed with many epochs, whose median excludes the first; compare total times over equally many epochs"""

@@ -4,7 +4,7 @@ R/train.json                                  TrainLog: every epoch of every tra
 R/train_manifest.json                         TrainManifest, written once
 R/training/<cell>/seed<k>/epochs.json         list of EpochRecord of that training, rewritten whole after each epoch
 R/training/<cell>/seed<k>/log.txt             of its torchrun job
-R/training/<cell>/seed<k>/checkpoints/        last.pt, previous.pt (the one before), best.pt
+R/training/<cell>/seed<k>/checkpoints/        last.pt, of the last epoch, and best.pt
 R/training/<cell>/seed<k>/result.json         TrainResult; a training without one, or with another status than ok, is not done
 
 They are in the folder of `dpscope run --out R`, so that accuracy can be compared with measured times. Accuracies are
@@ -24,7 +24,7 @@ from dpscope.profiling.records.config import (
     Workload,
     needs_data,
 )
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
 from dpscope.profiling.records.quantities import Amount, Count, Duration, Percent, Positive, Stamp
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
@@ -34,9 +34,9 @@ from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.typed_text import whole_numbers
 
 TRAIN_SCHEMA_VERSION = 1
-CHECKPOINT_FORMAT_VERSION = 1
+CHECKPOINT_FORMAT_VERSION = 2
 
-TRAINING_MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts", "timeout_s", "download")
+TRAINING_MAY_CHANGE = ("seeds", "epochs", "max_restarts", "timeout_s", "download")
 """Settings that may change when trainings are added or go on: rates do not depend on them."""
 
 
@@ -96,12 +96,6 @@ class TrainConfig(Config, frozen=True):
         idle=needs_data(("synthetic", "digits", "cifar10"), "fake images are random already"),
     )
     eval_batch_size: int = setting(256, "samples a device tests at a time", heading=AMOUNT, check=at_least(1))
-    checkpoint_steps: int | None = setting(
-        None,
-        "a checkpoint every so many steps, besides every epoch's",
-        heading=AMOUNT,
-        check=at_least(1, "must be 1 step or more"),
-    )
     max_restarts: int = setting(
         0, "times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0)
     )
@@ -177,7 +171,7 @@ class TrainResult(Stored, frozen=True):
     epochs: Count  # trained
     duration_s: Amount  # of the job that ended it, start of torchrun to its end
     parameter_count: Count | None = None
-    findings: tuple[Finding, ...] = ()  # such as what differs since it was resumed under other conditions
+    findings: tuple[Finding, ...] = ()  # such as how long compilation took
     message: str = ""  # why it is not ok, in one line
     log_tail: tuple[str, ...] = ()
 
@@ -191,11 +185,7 @@ class TrainLog(Stored, frozen=True):
 
 
 class CheckpointDescription(Stored, frozen=True, kw_only=True):
-    """Which training a checkpoint is of, and where in it.
-
-    `epochs` are finished; `step` of the next one's steps are taken, and where that is all of them, only its evaluation
-    is missing.
-    """
+    """Which training a checkpoint is of, and after how many epochs."""
 
     format_version: int = CHECKPOINT_FORMAT_VERSION
     dpscope_version: str
@@ -204,17 +194,5 @@ class CheckpointDescription(Stored, frozen=True, kw_only=True):
     config: ResolvedTrainConfig
     cell: Cell
     seed: Stamp
-    device_type: Literal["cuda", "cpu"]
-    threads_per_process: Positive
-    train_samples: Count  # of the data set, repeated ones not counted
-    steps_per_epoch: Count
     epochs: Count
-    step: Count
-    test_accuracy: Percent | None  # percent, after the last finished epoch
-    findings: tuple[Finding, ...] = ()  # what differs because the training was begun by another cell
-
-    @property
-    def place(self) -> str:
-        """Such as ``epoch 3, after 40 steps``."""
-        after = f"epoch {self.epochs + 1}, after {counted(self.step, 'step')}"
-        return after if self.step else f"the end of epoch {self.epochs}"
+    test_accuracy: Percent | None  # percent, after the last one

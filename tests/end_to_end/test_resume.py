@@ -1,4 +1,4 @@
-"""Trainings that are cut short and go on: bit for bit as if they had not been, or under another strategy.
+"""Trainings that are cut short and go on after their last whole epoch: bit for bit as if they had not been.
 
 DDP's run on three processes where bits are compared: with two, sums do not depend on the order of summation. digits'
 1,440 samples are 30 steps of 48.
@@ -47,19 +47,18 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     torch.set_num_threads(threads)
 
 
-def plan(out: Path, resume_from: str | None = None, **flags: object) -> TrainPlan:
-    return plan_trainings(load_train_config(None, {**SETTINGS, **flags}), out, resume_from=resume_from)
+def plan(out: Path, **flags: object) -> TrainPlan:
+    return plan_trainings(load_train_config(None, {**SETTINGS, **flags}), out)
 
 
-def train_here(out: Path, resume_from: str | None = None, **flags: object) -> TrainJob:
+def train_here(out: Path, **flags: object) -> TrainJob:
     """Train the only cell of a plan in this process."""
-    description = plan(out, resume_from, **flags)
+    description = plan(out, **flags)
     (planned,) = description.jobs
     open_train_manifest(TrainFolder(out), description)
     if planned.resumption is not None:
         restore_progress(planned.resumption, planned.folder)
-    origin = None if resume_from in (None, "previous") else Path(resume_from)
-    job = train_job(TrainFolder(out), description.config, planned.cell, planned.seed, "cpu", 1, origin)
+    job = train_job(TrainFolder(out), description.config, planned.cell, planned.seed, "cpu", 1)
     job.folder.path.mkdir(parents=True, exist_ok=True)
     write_json(job.folder.result_path, run_training(job, ALONE))
     return job
@@ -129,8 +128,9 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
     with pytest.raises(SystemExit) as ended:
         train_here(tmp_path / "stopped", **settings)
     assert ended.value.code == 128 + signal.SIGTERM
-    stopped = verify(training(tmp_path / "stopped")[0].last)
-    assert (stopped.epochs, stopped.step) == (2, 10)  # step 70 of a process is step 10 after two epochs of 30
+    assert (
+        verify(training(tmp_path / "stopped")[0].last).epochs == 2
+    )  # step 70 of a process is step 10 of the third epoch
     train_here(tmp_path / "stopped", **settings)
     train_here(tmp_path / "straight", **settings)  # the model has sent its signal once
     assert_same_bits(tmp_path / "stopped", tmp_path / "straight")
@@ -143,7 +143,7 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
 
 def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: Path) -> None:
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
-    train(killed, "stopped_and_killed", max_restarts=2, checkpoint_steps=7)
+    train(killed, "stopped_and_killed", max_restarts=2)
     with light_jobs():
         train(straight, "stopped_and_killed")  # the markers prevent a second time
     assert {path.name for path in tmp_path.glob("marker-*")} == {"marker-SIGTERM", "marker-SIGKILL"}
@@ -153,20 +153,14 @@ def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: 
     assert_same_bits(killed, straight)
 
 
-def test_the_command_saves_when_stopped_and_a_single_device_goes_on(tmp_path: Path) -> None:
+def test_the_command_ends_when_stopped_and_goes_on(tmp_path: Path) -> None:
     had = stop_on_the_way(tmp_path / "ddp")
-    checkpoint = str(training(tmp_path / "ddp")[0].last)
-    job = train_here(tmp_path / "single", checkpoint, strategy="single", model="resumed_models:slow")
-    result = job.folder.result()
-    assert result is not None
-    assert "of rank 1 come to an end" in result.findings[0].message
-    epochs = job.folder.epochs()
-    assert [record.epoch for record in epochs] == list(range(had.epochs + 1, EPOCHS + 1))
-    assert {record.train_samples for record in epochs} == {1440}  # of the unfinished one, both cells' together
+    (job,) = plan(tmp_path / "ddp", strategy="ddp", devices="2", model="resumed_models:slow", timeout=200).jobs
+    assert job.resumption == had
 
 
 def stop_on_the_way(out: Path) -> CheckpointDescription:
-    """Stop DDP in the middle of its second epoch or later; it saves, and leaves no process behind."""
+    """Stop DDP in the middle of its second epoch or later; it leaves no process behind."""
     running = subprocess.Popen(command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None, 120)
     running.send_signal(signal.SIGTERM)
@@ -174,69 +168,27 @@ def stop_on_the_way(out: Path) -> CheckpointDescription:
     assert running.returncode == 128 + signal.SIGTERM, printed
     had = verify(training(out)[0].last)
     assert 1 <= had.epochs < EPOCHS
-    assert f"saved at {had.place}" in " ".join(printed.split())
+    assert f"saved at the end of epoch {had.epochs}" in " ".join(printed.split())
     assert processes_of(out) == []
     return had
 
 
-def test_going_on_under_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the middle of an epoch of a single device's to two replicas: the epoch is finished, and the difference is reported."""
-    model: dict[str, Any] = {"model": "resumed_models:stopped", "devices": "2"}
-    with pytest.raises(SystemExit):
-        train_here(tmp_path / "single", strategy="single", **model)
-    origin = training(tmp_path / "single")[0]
-    job = train_here(tmp_path / "dp", str(origin.last), strategy="dp", **model)
-    result = job.folder.result()
-    assert result is not None
-    assert [finding.code for finding in result.findings] == ["resumed_under_other_conditions"]
-    assert "goes on from epoch 3, after 10 steps of single-d1-b48" in result.findings[0].message
-    epochs = job.folder.epochs()
-    assert [record.epoch for record in epochs] == [3, 4]
-    assert epochs[0].train_samples == 1440  # both strategies' parts of it
-    assert [record.learning_rate for record in epochs] == pytest.approx([0.05, 0.005])
-    ranks = torch.load(job.checkpoints.last, weights_only=True)["model"]
-    assert list(ranks) == list(torch.load(origin.last, weights_only=True)["model"])
-    config = load_train_config(None, {**SETTINGS, **model, "strategy": "ddp", "timeout": 200})
-    with light_jobs():
-        assert run_trainings(config, tmp_path / "ddp", False, Console(quiet=True), resume_from=str(origin.last)).ok
-    assert {record.train_samples for record in training(tmp_path / "ddp")[1]} == {1440}  # on both ranks together
-    with pytest.raises(DpscopeError, match=r"in steps of 48 samples, and dp-host-d2-b48 takes 96"):
-        plan(tmp_path / "other", str(origin.last), strategy="dp", batch_size="96", **model)
-    at_an_epochs_end = train_here(tmp_path / "other", str(origin.previous), strategy="dp", batch_size="96", **model)
-    assert [record.epoch for record in at_an_epochs_end.folder.epochs()] == [3, 4]
-    assert [record.learning_rate for record in at_an_epochs_end.folder.epochs()] == pytest.approx([0.05, 0.005])
-
-
-def test_a_torn_checkpoint_is_reported_and_the_previous_one_used_on_request(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
-    train_here(tmp_path / "run", **{**settings, "epochs": 3})
-    folder, _ = training(tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "straight")
-    whole = folder.last.read_bytes()
-    folder.last.unlink()
-    folder.last.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DpscopeError, match=r"last\.pt is .*torn.*--resume-from previous"):
-        plan(tmp_path / "run", **settings)
-    assert plan(tmp_path / "run", "previous", **settings).jobs[0].resumption is not None
-    train_here(tmp_path / "run", "previous", **settings)
-    train_here(tmp_path / "straight", **settings)
-    assert_same_bits(tmp_path / "run", tmp_path / "straight")
-
-
 def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
-    train_here(tmp_path / "run", **{**settings, "epochs": 1})
-    last = str(training(tmp_path / "run")[0].last)
-    with pytest.raises(DpscopeError, match="--epochs 1 leaves nothing to train; give more epochs"):
-        plan(tmp_path / "other", last, **{**settings, "epochs": 1})
-    with pytest.raises(DpscopeError, match=r"trained with --lr 0\.05, not 0\.1"):
-        plan(tmp_path / "other", last, **{**settings, "lr": 0.1})
-    with pytest.raises(DpscopeError, match="holds none before its last one; remove"):
-        plan(tmp_path / "run", "previous", **settings)
-    with pytest.raises(DpscopeError, match=r"--resume-from .*last\.pt: --fresh removes it"):
-        plan_trainings(load_train_config(None, {**SETTINGS, **settings}), tmp_path / "run", True, last)
-    foreign = tmp_path / "theirs.pt"
-    torch.save({"weights": torch.zeros(3)}, foreign)
-    with pytest.raises(DpscopeError, match="no checkpoint of dpscope's"):
-        plan(tmp_path / "other", str(foreign), **settings)
-    assert not (tmp_path / "other").exists()
+    train_here(tmp_path / "run", **{**settings, "epochs": 2})
+    folder, _ = training(tmp_path / "run")
+    for path in (tmp_path / "run" / "training").glob("*/seed0/result.json"):
+        path.unlink()
+    with pytest.raises(
+        DpscopeError, match=r"--epochs 1: .*last\.pt is at the end of epoch 2 already; give more epochs"
+    ):
+        plan(tmp_path / "run", **{**settings, "epochs": 1})
+    shutil.copytree(folder.path.parent, folder.path.parents[1] / "seed3")
+    with pytest.raises(DpscopeError, match=r"seed3/checkpoints/last\.pt is of single-d1-b48 with seed 0; remove it"):
+        plan(tmp_path / "run", **{**settings, "seeds": "3"})
+    whole = folder.last.read_bytes()
+    folder.last.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DpscopeError, match=r"last\.pt is .*torn.*remove it, or give --fresh"):
+        plan(tmp_path / "run", **settings)
+    config = load_train_config(None, {**SETTINGS, **settings})
+    assert plan_trainings(config, tmp_path / "run", fresh=True).jobs[0].resumption is None

@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
-from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.training_report import show_training, training_page, write_training
 from dpscope.analysis.stats.samples import Range
@@ -99,19 +97,6 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     assert table.rows == (("single-d1", "2 of 3", "NA", "NA", "NA", "NA"), ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"))
     assert len(table.missing) == 2
     assert "1 of 3 seeds did not reach 91%" in table.missing[0]
-
-
-def test_a_training_continued_from_another_has_no_time_to_an_accuracy(tmp_path: Path) -> None:
-    """Its first four epochs were another cell's, whose time is not in it; it is drawn where it began."""
-    late = [one | {"epoch": number} for number, one in enumerate(plain_epochs("ddp", 2, 0, [85.0, 96.0], [1.0] * 2), 5)]
-    data = loaded(tmp_path, plain_epochs("single", 1, 0, [50.0, 60.0, 70.0, 80.0, 81.0, 82.0], [2.0] * 6), late)
-    whole, continued = (time_to_accuracy(cell, 80.0) for cell in data.cells)
-    assert (whole.epoch.value, whole.train_s.value, whole.reason) == (4, 8.0, "")
-    assert (continued.reached, continued.epoch.value, continued.train_s.value) == (1, None, None)
-    assert continued.reason == "its first epochs are another cell's (--resume-from)"
-    assert training_tables(data)["time_to_accuracy"].missing == (f"NA (epoch, time; ddp-d2): {continued.reason}",)
-    (by_epoch, *_) = training_figures(data)["training_accuracy"].axes
-    assert [np.asarray(line.get_xdata()).tolist() for line in by_epoch.lines] == [[1, 2, 3, 4, 5, 6], [5, 6]]
 
 
 def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:

@@ -33,32 +33,30 @@ def over_several(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
 def test_a_run_s_jobs(tmp_path: Path) -> None:
     config = load_config(None, {**FLAGS, "steps": 4, "repeats": 2})
     described = plan_run(config, tmp_path, nodes=2)
-    assert _plan(tmp_path, None) == []
+    assert _plan(tmp_path) == []
     manifest = new_manifest(described.config, "cpu", described.threads, described.plan, code=tmp_path)
     manifest = msgspec.structs.replace(manifest, orders=described.orders)
     write_json(RunFolder(tmp_path).manifest_path, manifest)
-    planned = _plan(tmp_path, None)
+    planned = _plan(tmp_path)
     assert [one.command for one in planned] == over_several(described.jobs)
     assert {(one.threads, one.run is None) for one in planned} == {(described.threads, False)}
     folders = {job.command: job.folder.path for job in described.jobs}
     assert all(one.folder.path == folders[one.command] for one in planned)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})  # is no part of the plan
-    assert [one.command for one in _plan(tmp_path, None)] == [one.command for one in planned]
+    assert [one.command for one in _plan(tmp_path)] == [one.command for one in planned]
 
 
 @pytest.mark.process  # git
-@pytest.mark.parametrize("origin", [None, "previous", "elsewhere"])
-def test_trainings(tmp_path: Path, origin: str | None) -> None:
+def test_trainings(tmp_path: Path) -> None:
     config = load_train_config(None, {**FLAGS, "data": "fake", "seeds": "0,1", "epochs": 1})
     described = plan_trainings(config, tmp_path, nodes=2)
     open_train_manifest(TrainFolder(tmp_path), described)
-    planned = _plan(tmp_path, origin)
-    added = ("--resume-from", "elsewhere") if origin == "elsewhere" else ()
-    assert [one.command for one in planned] == [(*one, *added) for one in over_several(described.jobs)]
+    planned = _plan(tmp_path)
+    assert [one.command for one in planned] == over_several(described.jobs)
 
 
 def test_comparisons_and_calibrations(tmp_path: Path) -> None:
-    settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", False, False, 2)
+    settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", False, 2)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, settings)
     timed = calibration_settings(
         device="cpu", devices="2x1", collectives=None, dtype="float32", min_bytes="4KiB", max_bytes="8KiB", iterations=1,
@@ -66,8 +64,8 @@ def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     )  # fmt: skip
     folder = tmp_path / ".tmp-calibrate-a"
     folder.mkdir()
-    assert all(one.name != "calibration" for one in _plan(tmp_path, None))
+    assert all(one.name != "calibration" for one in _plan(tmp_path))
     write_json(JobFolder(folder).settings_path, timed)
-    first, *others = _plan(tmp_path, None)
+    first, *others = _plan(tmp_path)
     assert (first.name, first.command[-1], first.run) == ("calibration", str(folder), None)
     assert [one.name for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]

@@ -47,11 +47,7 @@ def held(folder: CheckpointFolder) -> dict[str, int]:
 def test_last_previous_and_best(folder: CheckpointFolder) -> None:
     for epochs, best in ((1, True), (2, True), (3, False)):
         save(folder, epochs, best)
-    assert held(folder) == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
-    assert folder.go_back().epochs == 2
-    assert held(folder) == {"last.pt": 2, "previous.pt": 2, "best.pt": 2}
-    save(folder, 3)
-    assert held(folder) == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
+    assert held(folder) == {"last.pt": 3, "best.pt": 2}
 
 
 def test_without_links_names_are_copies(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +57,7 @@ def test_without_links_names_are_copies(folder: CheckpointFolder, monkeypatch: p
     monkeypatch.setattr(os, "link", no_links)
     save(folder, 1, best=True)
     save(folder, 2)
-    assert held(folder) == {"last.pt": 2, "previous.pt": 1, "best.pt": 1}
+    assert held(folder) == {"last.pt": 2, "best.pt": 1}
     assert folder.last.stat().st_nlink == 1
 
 
@@ -74,12 +70,12 @@ def test_a_write_that_fails_leaves_the_last_one(folder: CheckpointFolder) -> Non
 
     with pytest.raises(OSError, match="No space"):
         folder.write(checkpoint(CELL), fail, best=True)
-    assert held(folder) == {"last.pt": 1, "previous.pt": 1}
+    assert held(folder) == {"last.pt": 1}
 
 
 def refused(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(DpscopeError, match=rf"{path.name} is {message}.*--resume-from previous"):
+    with pytest.raises(DpscopeError, match=rf"{path.name} is {message}.*remove it, or give --fresh"):
         verify(path)
 
 
@@ -108,9 +104,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_versions_checkpoint_names_the_version(folder: CheckpointFolder) -> None:
-    newer = checkpoint(CELL, format_version=2, dpscope_version="9.1")
+    newer = checkpoint(CELL, format_version=3, dpscope_version="9.1")
     write_sealed(folder.last, newer, lambda file: torch.save({}, file))
-    with pytest.raises(DpscopeError, match=r"written by dpscope 9\.1 \(it has format 2, this dpscope reads 1\)"):
+    with pytest.raises(DpscopeError, match=r"written by dpscope 9\.1 \(it has format 3, this dpscope reads 2\)"):
         verify(folder.last)
 
 
