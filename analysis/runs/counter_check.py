@@ -1,7 +1,10 @@
 """DDP's own counters compared with the trace: the sizes of its buckets, and the span of its communication."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median
 from types import MappingProxyType
 
 import msgspec
@@ -44,16 +47,11 @@ def check_counters(
     bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
     other sizes are left out: a script may make some in addition to DDP's. Those of `map_bytes` (`used_map_bytes`) always are.
     """
-    own = collectives.take(collectives["rank"] == rank).having("kind", "all_reduce")
     sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
-    own = own.take(own["bytes"] != map_bytes) if map_bytes else own
+    own = collectives.take((collectives["rank"] == rank) & (collectives["bytes"] != map_bytes))
+    own = own.having("kind", "all_reduce")
     if buckets_alone:
-        own = own.take(
-            np.isin(
-                own["bytes"],
-                [size for sizes in sizes_of.values() for size in sizes],
-            )
-        )
+        own = own.take(np.isin(own["bytes"], list(chain.from_iterable(sizes_of.values()))))
     slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US
     compared, unclear = list[_Compared](), False
     for counter in counters:
@@ -68,12 +66,18 @@ def check_counters(
     return CounterCheck(
         rank=rank,
         steps=len(compared),
-        span_ratio=float(np.median([one.ratio for one in compared])) if compared else None,
+        span_ratio=median([one.ratio for one in compared]) if compared else None,
         buckets_equal=buckets_equal,
-        spans_agree=2 * sum(one.agrees for one in compared) > len(compared),
-        union_within_span=2 * sum(one.within for one in compared) > len(compared),
+        spans_agree=_most(one.agrees for one in compared),
+        union_within_span=_most(one.within for one in compared),
         not_comparable=_not_comparable(rank, counters, compared, unclear) if buckets_equal else None,
     )
+
+
+def _most(truths: Iterable[bool]) -> bool:
+    """Whether more than half of them hold."""
+    counts = Counter(truths)
+    return counts[True] > counts[False]
 
 
 def _not_comparable(
@@ -87,8 +91,8 @@ def _not_comparable(
         return times if unclear else None
     if not all(one.cpu_wait_us > one.ddp_us for one in compared):
         return None
-    waited = show_time(float(np.median([one.cpu_wait_us for one in compared])))
-    communicated = show_time(float(np.median([one.ddp_us for one in compared])))
+    waited = show_time(median([one.cpu_wait_us for one in compared]))
+    communicated = show_time(median([one.ddp_us for one in compared]))
     longer = f"waited for a core longer ({waited} a step) than DDP communicated ({communicated})"
     return f"rank {rank}'s threads {longer}, so the two spans may differ by as much"
 

@@ -213,24 +213,39 @@ def check_traffic(
         none = f"no collective in {counted(len(_known(steps, 'step')), 'traced step')}"
         alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
         return [AttachCode.TRAINED_ALONE.finding(f"{cell.name}: {alone}, and no DDP or FSDP around the model")]
+    lacking = (
+        _check_strategy(cell, sizes, steps, collectives, ranges, copies, units, attached is not None)
+        if named
+        else _check_any(cell, steps, collectives)
+    )
     if not len(steps):
         lacking = iter([_Lack("traced steps", "none", "the traced pass saved no steps")])
-    elif not named:
-        lacking = _check_any(cell, steps, collectives)
-    elif cell.traits.all_reduces:
-        expected = {"all_reduce": reduced_bytes(cell, sizes)}
-        lacking = _check_moved(cell, expected, steps, collectives, at_least=attached is not None)
-    elif cell.traits.sharded:
-        lacking = _check_moved(cell, expected_bytes(cell, units), steps, collectives)
-    elif cell.traits.host_copies:
-        lacking = _check_dp_host(cell, steps, ranges)
-    else:
-        lacking = _check_dp(cell, sizes, steps, collectives, copies)
     for missing in lacking:
         message = f"expected {missing.expected}, the trace shows {missing.found}; its communication is not given"
         cause = f"likely cause: {missing.cause}. {missing.remedy}"
         return [cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, cause)]
     return [*_check_options(cell, sizes, collectives)] if cell.traits.reducer and attached is None else []
+
+
+def _check_strategy(
+    cell: Cell,
+    sizes: ParameterSizes,
+    steps: Table,
+    collectives: Table,
+    ranges: Iterable[dict[str, dict[int | None, int]]],
+    copies: Table,
+    units: Sequence[ShardedUnit],
+    at_least: bool,
+) -> Iterator[_Lack]:
+    """What the strategy must move, and does not."""
+    if cell.traits.all_reduces:
+        expected = {"all_reduce": reduced_bytes(cell, sizes)}
+        return _check_moved(cell, expected, steps, collectives, at_least)
+    if cell.traits.sharded:
+        return _check_moved(cell, expected_bytes(cell, units), steps, collectives)
+    if cell.traits.host_copies:
+        return _check_dp_host(cell, steps, ranges)
+    return _check_dp(cell, sizes, steps, collectives, copies)
 
 
 def _trained_alone(cell: Cell, steps: Table, collectives: Table) -> bool:

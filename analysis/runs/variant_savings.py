@@ -57,7 +57,10 @@ def _only_option(having: Cell, without: Cell) -> str | None:
     if (having.options.overlap, without.options.overlap) == ("on", "off"):
         with_overlap = msgspec.structs.replace(without.options, overlap="on", bucket_mb=having.options.bucket_mb)
         return "overlap" if with_overlap == having.options else None
-    own, other, default = map(msgspec.structs.asdict, (having.options, without.options, CellOptions()))
+    own, other, default = map(
+        msgspec.structs.asdict,
+        (having.options, without.options, CellOptions()),
+    )
     differing = [field for field in own if own[field] != other[field]]
     if len(differing) != 1 or differing == ["overlap"] or other[differing[0]] != default[differing[0]]:
         return None
@@ -65,19 +68,10 @@ def _only_option(having: Cell, without: Cell) -> str | None:
 
 
 def _in_words(option: str, options: CellOptions) -> str:
-    return {
-        "overlap": "overlap",
-        "bucket_mb": f"a bucket cap of {options.bucket_mb or 0:g} MiB",
-        "comm_hook": f"sending gradients as {options.comm_hook}",
-        "gradient_as_bucket_view": "keeping gradients in the buckets",
-        "static_graph": "a static graph",
-        "broadcast_buffers": "leaving buffers unsent",
-        "accumulate": f"cutting the batch into {options.accumulate}",
-        "amp": f"computing with amp {options.amp}",
-        "ddp_args": f"DDP's {options.ddp_args}",
-        "nccl_engine": f"torch's NCCL engine {options.nccl_engine}",
-        "compile": f"torch.compile ({options.compile})",
-    }.get(option, f"{option.replace('_', '-')} {getattr(options, option)}")
+    """The option as it was given, such as ``--comm-hook fp16``."""
+    value = getattr(options, option)
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return "overlap" if option == "overlap" else f"--{option.replace('_', '-')} {shown}"
 
 
 def variant_findings(run: RunData) -> Iterator[Finding]:
@@ -127,7 +121,11 @@ def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
     alike = [
         data
         for data in singles
-        if msgspec.structs.replace(shared_options(data.cell.options), accumulate=options.accumulate) == options
+        if msgspec.structs.replace(
+            shared_options(data.cell.options),
+            accumulate=options.accumulate,
+        )
+        == options
         and data.cell.batch_size * options.accumulate == cell.batch_size * data.cell.options.accumulate
     ]
     return {data.cell.batch_size: data for data in (*alike, *same)}

@@ -199,11 +199,11 @@ def test_what_every_other_option_saves(buckets: RunData) -> None:
     """120 ms as DDP is, 90 ms with the option."""
     plain, without = planted(buckets, plain=120e3, overlap_off=90e3).measured
     for options, message in (
-        (CellOptions(comm_hook="fp16"), "sending gradients as fp16 saves 30.0 ms a step, 25.0% of the step without it"),
-        (CellOptions(bucket_mb=2.5), "a bucket cap of 2.5 MiB saves 30.0 ms"),
-        (CellOptions(gradient_as_bucket_view="on"), "keeping gradients in the buckets saves 30.0 ms"),
-        (CellOptions(static_graph="on"), "a static graph saves 30.0 ms"),
-        (CellOptions(broadcast_buffers="off"), "leaving buffers unsent saves 30.0 ms"),
+        (CellOptions(comm_hook="fp16"), "--comm-hook fp16 saves 30.0 ms a step, 25.0% of the step without it"),
+        (CellOptions(bucket_mb=2.5), "--bucket-mb 2.5 saves 30.0 ms"),
+        (CellOptions(gradient_as_bucket_view="on"), "--gradient-as-bucket-view on saves 30.0 ms"),
+        (CellOptions(static_graph="on"), "--static-graph on saves 30.0 ms"),
+        (CellOptions(broadcast_buffers="off"), "--broadcast-buffers off saves 30.0 ms"),
         (CellOptions(accumulate=4), "cutting the batch into 4 saves 30.0 ms"),
     ):
         having = in_cell(without, msgspec.structs.replace(plain.cell, variant="", options=options))

@@ -21,7 +21,7 @@ from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
-from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity, named_collectives, rank_order, trace_identity
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary, named_collectives, rank_order, trace_identity
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
@@ -46,7 +46,7 @@ class RankFile:
     others: list[tracks.Span]
     moved: dict[tracks.EventPlace, int]
     first_us: float  # of all its events, in the table's time
-    identity: TraceIdentity
+    identity: TraceSummary
 
 
 def read_rank(path: Path, limits: ReadLimits) -> RankFile:

@@ -8,13 +8,13 @@ one process are one job. Whatever cannot be separated stands alone, since nothin
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.traces.ranks.rank_tables import Group, TraceIdentity
+from dpscope.analysis.traces.ranks.rank_tables import Group, TraceSummary
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order
@@ -39,7 +39,7 @@ class FoundJobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trace(TraceIdentity):
+class _Trace(TraceSummary):
     """A trace with its index among all, and the absolute folder of its file."""
 
     index: int
@@ -50,14 +50,14 @@ class _Trace(TraceIdentity):
         return None if self.process_id is None else (self.host, self.process_id, self.rank)
 
 
-def _indexed(trace: TraceIdentity, index: int, folder: str) -> _Trace:
-    return _Trace(**{one.name: getattr(trace, one.name) for one in fields(TraceIdentity)}, index=index, folder=folder)
+def _indexed(trace: TraceSummary, index: int, folder: str) -> _Trace:
+    return _Trace(**vars(trace), index=index, folder=folder)
 
 
 _Part = list[_Trace]
 
 
-def find_jobs(traces: Sequence[TraceIdentity], places: Sequence[Path], findings: Sequence[Finding] = ()) -> FoundJobs:
+def find_jobs(traces: Sequence[TraceSummary], places: Sequence[Path], findings: Sequence[Finding] = ()) -> FoundJobs:
     """The jobs among traces; `places` are the files that hold them, whose folders name the jobs.
 
     A job is named by the folder that contains its files, ``.`` if these lie next to the others' folders. A single trace in a
@@ -149,7 +149,7 @@ def _moment(since_1970_ns: int) -> str | None:
     return f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}" if since_1970_ns else None
 
 
-def windows_of(traces: Sequence[TraceIdentity]) -> list[Indices]:
+def windows_of(traces: Sequence[TraceSummary]) -> list[Indices]:
     """One job's traces by profiled window, in order of time: each process once in each; one window unless one is there twice."""
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]

@@ -140,15 +140,17 @@ _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (se
 class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds": "asked_kinds"}):
     """What one process's trace shows."""
 
-    devices: Count  # that worked in its steps
-    world_size: Count | None
-    data_parallel: bool  # DataParallel's operators or ranges, on several devices
-    stand_in: bool  # dp-host's ranges
-    ddp_forward: bool  # the range of DistributedDataParallel's forward call
-    autograd: bool  # nodes of a backward pass; without them the origin of collectives is unknown
-    requested_kinds: frozenset[str]  # of all `c10d` operators: gloo carries out a reduce-scatter by an all-reduce
-    all_reduces: Requests
-    reduce_scatters: Requests
+    devices: Count = 0  # that worked in its steps
+    world_size: Count | None = None
+    data_parallel: bool = False  # DataParallel's operators or ranges, on several devices
+    stand_in: bool = False  # dp-host's ranges
+    ddp_forward: bool = False  # the range of DistributedDataParallel's forward call
+    autograd: bool = False  # nodes of a backward pass; without them the origin of collectives is unknown
+    requested_kinds: frozenset[str] = (
+        frozenset()
+    )  # of all `c10d` operators: gloo carries out a reduce-scatter by an all-reduce
+    all_reduces: Requests = Requests()
+    reduce_scatters: Requests = Requests()
 
 
 def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,8 +33,11 @@ Group = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class TraceIdentity:
-    """None where the trace does not record it; `start_ns` and `end_ns` are those of its first and last event since 1970."""
+class TraceSummary:
+    """What one process's trace shows besides its tables; None where it does not record it.
+
+    `start_ns` and `end_ns` are those of its first and last event since 1970.
+    """
 
     source: str
     rank: Count | None = None
@@ -47,10 +50,22 @@ class TraceIdentity:
     first_step: Count | None = None
     last_step: Count | None = None
     content: str | None = None  # digest of its events; None without events
+    on_device: bool = False
+    range_counts: dict[str, dict[Count | None, Count]] = field(default_factory=dict)
+    """Of dpscope's own ranges: name -> step -> how many."""
+    parallelism: ParallelismEvidence = field(default_factory=ParallelismEvidence)
+    # False: it must have communicated, or computed on devices, and nothing of it is there.
+    communication_shown: bool = True
+    # Step -> when DDP had copied the last gradient out of its bucket, each time that it reduced.
+    reduction_ends_us: dict[int | None, list[float]] = field(default_factory=dict)
+    zero_ns: int = 0  # the trace's clock, as in `Trace`
+    read_on: str | None = None  # the host that reduced the trace where it lay
+    cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
+    device_name: str | None = None  # of the first device that the trace lists
 
 
-def trace_identity(attribution: Attribution) -> TraceIdentity:
-    """The identity of one trace whose events have been read."""
+def trace_identity(attribution: Attribution) -> TraceSummary:
+    """Which trace it is whose events have been read: of which process, job and time."""
     start_ns = end_ns = content = None
     trace, events = attribution.trace, attribution.trace.events
     if len(events):
@@ -63,7 +78,7 @@ def trace_identity(attribution: Attribution) -> TraceIdentity:
         digest.update("\0".join(events.names).encode(errors="surrogatepass"))
         content = digest.hexdigest()
     numbers = [number for number in attribution.steps.numbers if number is not None]
-    return TraceIdentity(
+    return TraceSummary(
         source=trace.source,
         rank=trace.rank,
         world_size=trace.world_size,
@@ -76,23 +91,6 @@ def trace_identity(attribution: Attribution) -> TraceIdentity:
         last_step=max(numbers, default=None),
         content=content,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceSummary(TraceIdentity):
-    """What one process's trace shows besides its tables."""
-
-    on_device: bool
-    range_counts: dict[str, dict[Count | None, Count]]  # dpscope's own ranges: name -> step -> how many
-    parallelism: ParallelismEvidence
-    # False: it must have communicated, or computed on devices, and nothing of it is there.
-    communication_shown: bool = True
-    # Step -> when DDP had copied the last gradient out of its bucket, each time that it reduced.
-    reduction_ends_us: dict[int | None, list[float]] = field(default_factory=dict)
-    zero_ns: int = 0  # the trace's clock, as in `Trace`
-    read_on: str | None = None  # the host that reduced the trace where it lay
-    cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
-    device_name: str | None = None  # of the first device that the trace lists
 
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -127,7 +125,10 @@ class RankTables:
 
 def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
     """Places of traces by rank, unknown ranks last; those of the same rank by their source."""
-    return sorted(range(len(ranks)), key=lambda one: (ranks[one] is None, ranks[one] or 0, sources[one]))
+    return sorted(
+        range(len(ranks)),
+        key=lambda one: (ranks[one] is None, ranks[one] or 0, sources[one]),
+    )
 
 
 def join_ranks(ranks: Sequence[RankTables]) -> RankTables:
@@ -173,8 +174,8 @@ def rank_tables(attribution: Attribution) -> RankTables:
     trace, own = attribution.trace, named_collectives(attribution)
     steps, exposed = step_tables(attribution)
     idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    summary = TraceSummary(
-        **vars(trace_identity(attribution)),
+    summary = replace(
+        trace_identity(attribution),
         on_device=attribution.on_device,
         range_counts=range_counts(attribution),
         parallelism=parallelism_evidence(attribution),

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
-from dpscope.analysis.traces.ranks.rank_tables import TraceIdentity
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.what_if.job_profile import job_profile
 from dpscope.profiling.store.errors import DpscopeError
@@ -20,21 +20,21 @@ SECOND = 10**9
 EPOCH = 1_700_000_000 * SECOND
 
 
-def trace(rank: int | None, place: str = "", start_s: float | None = None, **recorded: Any) -> TraceIdentity:
+def trace(rank: int | None, place: str = "", start_s: float | None = None, **recorded: Any) -> TraceSummary:
     start = None if start_s is None else EPOCH + round(start_s * SECOND)
     end = None if start is None else start + SECOND
-    return TraceIdentity(place or f"rank{rank}.json", rank, start_ns=start, end_ns=end, **recorded)
+    return TraceSummary(place or f"rank{rank}.json", rank, start_ns=start, end_ns=end, **recorded)
 
 
-def found_jobs(*traces: TraceIdentity) -> FoundJobs:
+def found_jobs(*traces: TraceSummary) -> FoundJobs:
     return find_jobs(traces, [Path("/traces", one.source) for one in traces])
 
 
-def jobs(*traces: TraceIdentity) -> dict[str, list[str]]:
+def jobs(*traces: TraceSummary) -> dict[str, list[str]]:
     return {name: [traces[index].source for index in job] for name, job in found_jobs(*traces).jobs.items()}
 
 
-def codes(*traces: TraceIdentity) -> list[str]:
+def codes(*traces: TraceSummary) -> list[str]:
     found = found_jobs(*traces)
     return [finding.code for name in found.jobs for finding in found.of(name)]
 
@@ -114,7 +114,7 @@ def test_identical_content_is_one_rank() -> None:
 
 
 def test_later_windows_of_the_same_processes_are_one_job() -> None:
-    def window(rank: int, number: int, first_step: int) -> TraceIdentity:
+    def window(rank: int, number: int, first_step: int) -> TraceSummary:
         steps = {"first_step": first_step, "last_step": first_step + 2}
         return trace(rank, f"w{number}r{rank}", 60.0 * number, process_id=100 + rank, **steps)
 
