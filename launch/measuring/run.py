@@ -376,12 +376,17 @@ class _Sweep(JobQueue[CellJob, CellResult]):
         return None
 
     def time_left_s(self, index: int) -> float:
-        """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the ratio so far."""
+        """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the ratio so far.
+
+        In that ratio the estimate itself counts as one job: the first job alone, which reads torch from a cold disk, says little.
+        """
         took_s = {job.cell: seconds for job, seconds in self.took_s}
-        known_s = sum(self._estimates[cell].duration_s for cell in took_s)
-        ratio = sum(took_s.values()) / known_s if known_s else 1.0
+        estimates_s = {cell: estimate.duration_s for cell, estimate in self._estimates.items()}
+        usual_s = sum(estimates_s.values()) / len(estimates_s)
+        known_s = sum(estimates_s[cell] for cell in took_s)
+        ratio = (sum(took_s.values()) + usual_s) / (known_s + usual_s)
         return sum(
-            took_s.get(job.cell, self._estimates[job.cell].duration_s * ratio)
+            took_s.get(job.cell, estimates_s[job.cell] * ratio)
             for job in self.jobs[index:]
             if not job.done and self.reason_to_skip(job) is None
         )

@@ -195,3 +195,13 @@ def test_a_job_done_by_hand_since_it_was_planned_is_not_run_again(tmp_path: Path
         write_json(job.folder.result_path, result)
     assert len(planned.to_do) == 2
     assert list(run._Sweep(planned, printed, THIS_HOST).work_off()) == results
+
+
+def test_a_slow_first_job_does_not_double_the_estimate(tmp_path: Path) -> None:
+    """Six jobs of 10 s: after a first one of 20 s the other cells are taken for 10 s x (20 + 10) / (10 + 10)."""
+    planned = plan_run(load_config(None, TINY), tmp_path)
+    estimates = {cell: replace(estimate, duration_s=10.0) for cell, estimate in planned.estimates.items()}
+    sweep = run._Sweep(replace(planned, estimates=estimates), Console(file=io.StringIO()), THIS_HOST)
+    assert sweep.time_left_s(0) == 60.0
+    sweep.took_s.append((planned.jobs[0], 20.0))
+    assert sweep.time_left_s(1) == 20.0 + 4 * 15.0
