@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
+    from dpscope.analysis.stats.missing import Missing
     from dpscope.analysis.traces.merge.merge_ranks import merge_traces
     from dpscope.analysis.traces.ranks.frames import (
         align_clocks,
@@ -40,6 +41,7 @@ __all__ = [
     "EpochEstimate",
     "EpochTable",
     "EpochTime",
+    "Missing",
     "RankOrigin",
     "ReadLimits",
     "Scenario",
@@ -81,6 +83,7 @@ _HOMES = {
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
+    "stats.missing": "Missing",
     "traces.merge.merge_ranks": "merge_traces",
     "traces.ranks.frames": "align_clocks collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
     "traces.ranks.matching": "RankOrigin",

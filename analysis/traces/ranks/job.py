@@ -347,7 +347,11 @@ class Job:
         """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if waits are unknown."""
         own = self.step_collectives
         repeats = np.unique(own["repeat"]).tolist() if self.communication_known else []
-        pairs = (lateness.waits_by_pair(own.take(own["repeat"] == one)).assign(repeat=one) for one in repeats)
+        alone = len(repeats) == 1  # without a copy of all collectives
+        pairs = (
+            lateness.waits_by_pair(own if alone else own.take(own["repeat"] == one)).assign(repeat=one)
+            for one in repeats
+        )
         return joined([without_rows(lateness.PAIR_COLUMNS), *pairs])
 
     @property

@@ -142,13 +142,13 @@ def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, A
     evidence = [one.parallelism for one in summaries]
     ranks = [one.rank for one in summaries if one.rank is not None]
     sizes = [one.world_size for one in evidence if one.world_size is not None]
-    groups, read = collectives["group_size"].tolist(), len(evidence)
+    largest_group, read = int(collectives["group_size"].max(initial=0)), len(evidence)
     processes = max(
         [
             read,
             *sizes,
             *(rank + 1 for rank in ranks),
-            *groups,
+            largest_group,
         ]
     )
     ranks_read = counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"

@@ -85,7 +85,13 @@ class Words:
         codes = []
         for one in columns:
             words += [*one.categories, None]
-            codes.append(np.where(one.code < 0, len(words) - 1, len(words) - 1 - len(one.categories) + one.code))
+            codes.append(
+                np.where(
+                    one.code < 0,
+                    len(words) - 1,
+                    len(words) - 1 - len(one.categories) + one.code,
+                )
+            )
         return cls.coded(np.concatenate(codes), words)
 
     def __len__(self) -> int:
@@ -394,7 +400,9 @@ def _joined(columns: Sequence[Column]) -> Column:
 def _stored(value: object, kind: Kind, length: int) -> Column:
     if isinstance(value, Words):
         return value
-    if value is None or np.isscalar(value):
+    if isinstance(value, int | float):
+        value = np.full(length, value)
+    elif value is None or np.isscalar(value):
         value = [value] * length
     if kind == "word":
         return Words.of(cast("Iterable[str | None]", value))
