@@ -1,5 +1,6 @@
 """The schedule of collectives on NCCL's stream, or on gloo's workers, which share the link; pure functions, microseconds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,20 +22,20 @@ def run_collectives(
     transfer_us: Sequence[float],
     servers: int = 1,
     slowdown: float = 2.0,
-    free_us: float = float("-inf"),
     turn_us: float = 0.0,
 ) -> tuple[list[float], list[float]]:
     """Start and end of collectives that run in this order, each once it is ready and a server is free.
 
     Each first waits for its latency, which is not shared, then moves its bytes over a link that all in flight share: with two in
     flight each transfer takes `slowdown` times as long as alone (2: they share every byte), and each further one adds as
-    much. No server is free before `free_us`; a single stream needs `turn_us` between two collectives.
+    much. A single stream needs `turn_us` between two collectives.
 
     >>> run_collectives([0.0, 0.0], [5.0, 5.0], [10.0, 10.0], servers=2)  # latencies in parallel, then half speed each
     ([0.0, 0.0], [25.0, 25.0])
     """
     if servers == 1:
         starts, ends = [], []
+        free_us = -math.inf
         for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):
             starts.append(max(ready, free_us))
             ends.append(starts[-1] + latency + transfer)
@@ -44,7 +45,8 @@ def run_collectives(
     starts, ends = [0.0] * count, [0.0] * count
     waits, left = list(latency_us), list(transfer_us)
     running: list[int] = []
-    now, following = free_us, 0
+    now = -math.inf
+    following = 0
     while running or following < count:
         if not running:
             now = max(now, ready_us[following])

@@ -109,6 +109,11 @@ class Cost:
         """How far the band reaches towards dearer, in logarithms."""
         return math.log(self.high_us / self.total_us) if self.total_us > 0 else 0.0
 
+    @property
+    def explanation(self) -> str:
+        """The formula with its numbers, else what the cost rests on."""
+        return self.formula or self.words
+
     def computed_by(self, formula: str, extrapolated: str | None = None) -> "Cost":
         return replace(self, formula=formula, extrapolated=extrapolated)
 

@@ -99,7 +99,7 @@ def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaL
         assert one.predicted_us is not None
         assert one.expected_us is not None
         cost = model.cost_of(data, costs, (one.kind, one.ranks, one.size_bytes), "shortest")
-        what, formula = f"{one.kind}, {one.per_step:.3g} a step", cost.formula
+        what, formula = f"{one.kind}, {one.per_step:.3g} a step", cost.explanation
         if one.in_step_us is not None:
             formula += (
                 f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"

@@ -48,11 +48,6 @@ def test_latencies_run_beside_each_other_and_bytes_share_the_link() -> None:
     assert run_collectives([0.0, 2.0], [10.0, 10.0], [20.0, 20.0])[1] == [30, 60]
 
 
-def test_no_server_is_free_before_it_is() -> None:
-    assert run_collectives([0.0], [1.0], [4.0], free_us=7.0) == ([7.0], [12.0])
-    assert run_collectives([0.0], [1.0], [4.0], servers=2, free_us=7.0)[1] == pytest.approx([12.0])
-
-
 def test_computing_slows_what_runs_beside_it() -> None:
     """Twice as long until compute ends at 20. 0-12 are 6 us of work; 12-20 the next 4 of 6, and 2 after; then 5 alone."""
     schedule = ddp_schedule([0.0, 10.0, 20.0], [6.0, 6.0, 5.0], beside_compute=2.0)
