@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
     from dpscope.analysis.epoch_times.table import read_epoch_times
-    from dpscope.analysis.output.analyzed import analyze_jobs, analyze_partials, analyze_traces
+    from dpscope.analysis.output.analyzed import analyze_jobs, analyze_traces
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
@@ -47,7 +47,6 @@ __all__ = [
     "Scenario",
     "align_clocks",
     "analyze_jobs",
-    "analyze_partials",
     "analyze_traces",
     "attribute",
     "base_of_run",
@@ -79,7 +78,7 @@ _HOMES = {
     "epoch_times.estimates": "EpochEstimate epoch_estimates",
     "epoch_times.report": "estimate_markdown estimate_report",
     "epoch_times.table": "read_epoch_times",
-    "output.analyzed": "analyze_jobs analyze_partials analyze_traces",
+    "output.analyzed": "analyze_jobs analyze_traces",
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",

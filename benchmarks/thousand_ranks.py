@@ -28,15 +28,15 @@ from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.partial import read_partial
 from dpscope.analysis.traces.ranks.process_pool import read_file
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
-from tests.helpers.many_ranks import PER_NODE, equal_partials, write_partials
+from tests.helpers.many_ranks import PER_NODE, equal_ranks, write_partials
 
 _LIMIT_S = 300.0
 _ANALYZE = """
 import json, resource, sys, time
 start = time.perf_counter()
 from dpscope.analysis.output.traces import fold_ranks, placed
-from dpscope.analysis.partials.jobs import analyze_partials
-found, places = placed(analyze_partials(sys.argv[1]))
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+found, places = placed(analyze_traces(sys.argv[1]))
 fold_ranks(found, places)
 messages = [one.message for one in found.findings if one.code == "waiting_for_node"]
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -120,7 +120,7 @@ def killed(moments: int, folder: Path) -> bool:
         saved = place.with_name(f"{place.name}.unfinished")
         done = len(read_partial(saved).ranks) if saved.exists() else PER_NODE if place.exists() else 0
         again = reduce_traces(traces, place)
-        sound &= equal_partials(read_partial(place), whole) and (again.kept, again.read) == (done, PER_NODE - done)
+        sound &= equal_ranks(read_partial(place), whole) and (again.kept, again.read) == (done, PER_NODE - done)
         taken_up += done
     sound &= taken_up > 0  # else no call was ended while it read, and nothing is shown
     say(f"killed at {moments} moments, {taken_up} traces taken up: {'equal, none read twice' if sound else 'FAILED'}")

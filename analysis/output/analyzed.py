@@ -5,11 +5,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
-from dpscope.analysis.partials import jobs as partials
 from dpscope.analysis.traces.ranks import trace_analysis
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.process_pool import FileProgress
-from dpscope.analysis.traces.ranks.trace_analysis import Paths
+from dpscope.analysis.traces.ranks.readers import Paths
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.short_repr import short_repr
 
@@ -45,8 +44,3 @@ def analyze_jobs(
 ) -> dict[str, AnalyzedJob]:
     """`trace_analysis.analyze_jobs`, each job with its verdict."""
     return {name: _with_verdict(one) for name, one in trace_analysis.analyze_jobs(paths, limits, progress).items()}
-
-
-def analyze_partials(paths: Paths) -> AnalyzedJob:
-    """`partials.analyze_partials`, with the verdict."""
-    return _with_verdict(partials.analyze_partials(paths))

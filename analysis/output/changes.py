@@ -18,7 +18,6 @@ from dpscope.analysis.findings.answers import Verdict, traces_verdict
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.output.analyze import load
 from dpscope.analysis.output.traced_report import read_jobs
-from dpscope.analysis.partials.found import find_partials
 from dpscope.analysis.runs.compare import (
     JUDGED,
     Change,
@@ -35,6 +34,7 @@ from dpscope.analysis.runs.compare import (
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
 from dpscope.analysis.text.terminal import Trimmed, folded, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import OutputFormat, finding_line, in_markdown, render
+from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.tables import difference_table
@@ -161,7 +161,7 @@ def print_comparison(
 def _load(path: Path) -> RunData:
     """A run; or the traces of one job that a file or folder holds in its place, of several jobs alike each as a repeat of it."""
     is_run = is_run_folder(path) or holds_epochs(path) or (path / "cells").is_dir()
-    if path.is_file() or (not is_run and any((*path.rglob("*.json*"), *find_partials([path])))):
+    if path.is_file() or (not is_run and holds_files(path)):
         return traced_repeats(read_jobs([path]), [path])
     return load(path)
 

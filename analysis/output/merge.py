@@ -10,7 +10,7 @@ from dpscope.analysis.text.terminal import print_findings, print_table, progress
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
-from dpscope.analysis.traces.ranks.trace_analysis import find_traces
+from dpscope.analysis.traces.ranks.readers import find_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import choose_from

@@ -26,7 +26,6 @@ from dpscope.analysis.output.traces import (
     trace_content,
     trace_status,
 )
-from dpscope.analysis.partials.found import partials_among
 from dpscope.analysis.report.rank_tables import without_cell
 from dpscope.analysis.text.terminal import (
     Terminal,
@@ -85,13 +84,13 @@ ReadJobs = Mapping[str, ReadJob]
 
 
 def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
-    """`analyze_jobs`, with progress on standard error; or `analyze_partial_jobs`, where paths hold these."""
-    if partials_among(paths):
-        from dpscope.analysis.partials.jobs import analyze_partial_jobs
-
-        return analyze_partial_jobs(paths)
+    """`analyze_jobs`, with progress on standard error."""
     with progress() as report:
-        return analyze_jobs(paths, limits, progress=lambda done, of: report(f"{done} of {of} read"))
+
+        def show(done: int, of: int) -> None:
+            report(f"{done} of {of} read")
+
+        return analyze_jobs(paths, limits, progress=show)
 
 
 def report_of_traces(analysis: Job, paths: Sequence[Path], targets: Targets) -> "Report":

@@ -9,25 +9,20 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpscope.analysis.partials.found import SUFFIX, partials_among
 from dpscope.analysis.partials.share import Share
 from dpscope.analysis.traces.ranks.origin import Origin, origin_of
-from dpscope.analysis.traces.ranks.partial import (
-    Partial,
-    Unread,
-    join_partials,
-    of_trace,
-    read_partial,
-    write_partial,
-)
+from dpscope.analysis.traces.ranks.partial import read_partial, write_partial
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
-from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, none_read
+from dpscope.analysis.traces.ranks.rank_tables import RankTables, Unread, join_ranks
+from dpscope.analysis.traces.ranks.readers import PARTIALS, Paths, find_files
+from dpscope.analysis.traces.ranks.trace_analysis import none_read
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable
 
+(PARTIAL_SUFFIX,) = PARTIALS.suffixes
 _UNFINISHED = ".unfinished"  # suffix of the file with what an unfinished call has read so far
 _MOST_OF_TIME = 10  # time between saves, as a multiple of the time that saving took
 
@@ -63,12 +58,16 @@ def reduce_traces(
     nothing can be read is written all the same: joined with the others it tells of the traces that are missing.
     """
     place = Path(out)
-    if place.suffix != SUFFIX:  # a share's file is named by its number, since another host may continue it
-        place /= f"{f'share-{share.name}' if share else socket.gethostname()}{SUFFIX}"
+    host = socket.gethostname()
+    if place.suffix != PARTIAL_SUFFIX:
+        # A share's file is named by its number, since another host may continue it.
+        name = host if share is None else f"share-{share.name}"
+        place /= f"{name}{PARTIAL_SUFFIX}"
     check_overwritable(place)
-    if partials := partials_among(paths):
-        return _join_into(place, partials)
-    files = find_traces(paths)
+    found = find_files(paths)
+    if found.reader is PARTIALS:
+        return _join_into(place, found.files)
+    files = found.files
     if share is not None:
         files = share.among(files)
     origins = {file: origin_of(file) for file in files}
@@ -80,9 +79,16 @@ def reduce_traces(
         missing,
         unfinished,
         parts=[earlier],
-        host=socket.gethostname() if share is None else None,
+        host=host if share is None else None,
     )
-    with closing(files_as_read(list(missing), limits, executor, jobs)) as answers:
+    answers = files_as_read(
+        list(missing),
+        limits,
+        executor,
+        jobs,
+        found.reader,
+    )
+    with closing(answers):
         reading.take(answers, progress)
     whole = reading.so_far()
     if reading.unread and share is None and not whole.ranks:
@@ -99,7 +105,7 @@ def _join_into(place: Path, partials: Sequence[Path]) -> Reduced:
     if place.exists():
         files.append(place)
     once = {path.resolve(): path for path in files}
-    whole = join_partials([read_partial(path) for path in once.values()])
+    whole = join_ranks([read_partial(path) for path in once.values()])
     ranks = whole.each_once()
     return _written(whole.take(ranks), place, read=0, kept=len(ranks))
 
@@ -110,7 +116,7 @@ class _Reading:
 
     missing: Mapping[Path, Origin | None]
     unfinished: Path
-    parts: list[Partial]
+    parts: list[RankTables]
     host: str | None  # that reads them, if they are on it
     unread: list[Unread] = field(default_factory=list)
     # How long saving took the last time.
@@ -132,7 +138,8 @@ class _Reading:
         if isinstance(outcome, DpscopeError):
             self.unread.append(Unread(str(file), str(outcome)))
             return
-        self.parts.append(of_trace(outcome, self.missing[file], self.host))
+        origin = self.missing[file] or Origin(str(file.absolute()))
+        self.parts.append(outcome.stored_of(origin, self.host))
 
     def _save_sometimes(self) -> None:
         began = time.monotonic()
@@ -141,49 +148,49 @@ class _Reading:
             self.saved_at = time.monotonic()
             self.saving_s = self.saved_at - began
 
-    def so_far(self) -> Partial:
-        whole = join_partials(self.parts, self.unread)
+    def so_far(self) -> RankTables:
+        whole = join_ranks(self.parts, self.unread)
         return whole.take(whole.order())
 
 
-def _written(partial: Partial, place: Path, read: int, kept: int) -> Reduced:
-    write_partial(partial, place)
-    cut_short = tuple(one.origin.file for one in partial.ranks if one.summary.cut_short)
+def _written(ranks: RankTables, place: Path, read: int, kept: int) -> Reduced:
+    write_partial(ranks, place)
+    cut_short = tuple(one.origin.file for one in ranks.ranks if one.summary.cut_short)
     return Reduced(
         path=place,
-        ranks=len(partial.ranks),
+        ranks=len(ranks.ranks),
         read=read,
         kept=kept,
-        unread=partial.unread,
+        unread=ranks.unread,
         cut_short=cut_short,
     )
 
 
-def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None]) -> Partial:
+def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None]) -> RankTables:
     """The ranks of an earlier call whose traces are unchanged, also of an unfinished one.
 
     Raises DpscopeError if the existing partial cannot be read or has ranks of other traces: it is not overwritten then. What
     another version saved of an unfinished call is ignored, so that its traces are read again.
     """
-    found: list[Partial] = []
+    found: list[RankTables] = []
     if place.exists():
         try:
             found.append(read_partial(place))
         except DpscopeError as error:
             raise DpscopeError(
-                f"{error}; it is the output file: remove it first, or choose another with -o NAME{SUFFIX}"
+                f"{error}; it is the output file: remove it first, or choose another with -o NAME{PARTIAL_SUFFIX}"
             ) from error
     if unfinished.exists():
         check_overwritable(unfinished)
         with contextlib.suppress(DpscopeError):
             found.append(read_partial(unfinished))
-    earlier = join_partials(found)
+    earlier = join_ranks(found)
     now, origins = {str(file.absolute()) for file in files}, set(files.values())
     had = {one.origin.file for one in earlier.ranks}
     if gone := sorted(had - now):
         raise DpscopeError(
             f"{place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "
-            f"choose another file with -o NAME{SUFFIX}, or remove it"
+            f"choose another file with -o NAME{PARTIAL_SUFFIX}, or remove it"
         )
     unchanged = [index for index in earlier.each_once() if earlier.ranks[index].origin in origins]
     # What could not be read then is read again.

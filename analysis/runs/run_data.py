@@ -210,15 +210,23 @@ def _with_traces(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]
     first = next(rank for number, rank in job.ranks if number == repeat)
     counts = [summary.range_counts for summary in read.summaries]
     traffic = check_traffic(
-        job.cell, first.model, own.steps, own.collectives, counts, own.copies, first.attached, first.units
+        job.cell,
+        first.model,
+        own.steps,
+        own.collectives,
+        counts,
+        own.copies,
+        first.attached,
+        first.units,
     )
     tables.append(own)
     known = all(one.communication_shown for one in read.summaries)
     shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
+    timelines = read.timelines(range(len(read.ranks)))
     return replace(
         job.with_findings(*read.findings, *matching, *traffic),
         summaries=(*job.summaries, *read.summaries),
-        timelines=job.timelines or tuple((repeat, one) for one in read.timelines if one is not None),
+        timelines=job.timelines or tuple((repeat, one) for one in timelines),
         communication_known=job.communication_known and known and shown,
     )
 
@@ -253,7 +261,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
     return [
         check_counters(
             done.counters(rank.node, rank.rank),
-            read.collectives,
+            read.table("collectives"),
             rank.rank,
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",

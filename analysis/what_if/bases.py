@@ -17,12 +17,12 @@ from dpscope.analysis.stats.samples import pooled_median
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.ranks.trace_analysis import (
+from dpscope.analysis.traces.ranks.readers import (
     Paths,
-    analyze_traces,
     as_paths,
     find_traces,
 )
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.band import NINE_OF_TEN
 from dpscope.analysis.what_if.job_profile import JobProfile, job_profile, run_profile
 from dpscope.analysis.what_if.lateness import lateness
@@ -137,7 +137,8 @@ def base_of_traces(
 ) -> Question:
     """Traces of one job as base, of which the rest is stated; what they lack is in `lacks`. Raises DpscopeError where they cannot
     be read."""
-    files, name = find_traces(paths), str(as_paths(paths)[0])
+    files = find_traces(paths)
+    name = str(as_paths(paths)[0])
     job = job_profile(files)
     devices = devices or job.devices
     if devices is None:

@@ -21,13 +21,14 @@ def bundle(
     from dpscope.analysis.bundle.write import collect, write
     from dpscope.analysis.output.analyze import findings_of
     from dpscope.analysis.text.terminal import print_table, progress
+    from dpscope.analysis.traces.ranks.readers import holds_files
     from dpscope.profiling.records.finding import Finding
     from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
     from dpscope.profiling.store.ownership import check_overwritable
     from dpscope.profiling.store.training_folders import holds_epochs
 
     other = is_run_folder(run) or holds_epochs(run) or (run / CELLS_NAME).is_dir()
-    if not other and (run.is_file() or any(run.rglob("*.json*"))):
+    if not other and (run.is_file() or holds_files(run)):
         raise DpscopeError(
             f"{run} holds traces and no run; dpscope reduce {run} -o FOLDER makes them small enough to send"
         )

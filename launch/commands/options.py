@@ -87,10 +87,13 @@ def any_run(values: Mapping[str, Any]) -> bool:
 
 
 def any_partial(values: Mapping[str, Any]) -> bool:
-    """Whether one of the paths is or holds a partial."""
-    return any(
-        path.suffix == ".dpscope" or (path.is_dir() and any(path.rglob("*.dpscope"))) for path in values["paths"]
-    )
+    """Whether the paths are read as partials."""
+    from dpscope.analysis.traces.ranks.readers import PARTIALS, find_files
+
+    try:
+        return find_files(values["paths"]).reader is PARTIALS
+    except DpscopeError:  # the command reports it
+        return False
 
 
 def trainings_alone(values: Mapping[str, Any]) -> bool:

@@ -36,9 +36,9 @@ def tensorboard(
     stated = options.read_link(link)
     check_address(host, port)
     if not runs_among(paths):
-        from dpscope.analysis.partials.found import require_traces
+        from dpscope.analysis.traces.ranks.readers import find_traces
 
-        require_traces(paths)
+        find_traces(paths)  # TensorBoard shows events
     console = open_console()
     console.print("Writing the TensorBoard folder ...", highlight=False)
     from dpscope.analysis.output.tensorboard import write_tensorboard

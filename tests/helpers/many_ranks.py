@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
-from dpscope.analysis.traces.ranks.partial import NO_RANKS, Partial, RankRecord, write_partial
+from dpscope.analysis.traces.ranks.partial import write_partial
 from dpscope.analysis.traces.ranks.rank_rows import RankRows
-from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, NO_RANKS, RankRecord, RankTables, TraceSummary
 from dpscope.analysis.traces.reading.table import Table
 
 TRANSFER_US = 500.0
@@ -63,7 +63,7 @@ def write_partials(
 
 def _partial(
     own: list[int], ranks: int, late: _Times, latest: _Times, begun: _Times, steps: int, per_step: int
-) -> Partial:
+) -> RankTables:
     count, each = len(own), steps * per_step
     numbers = np.arange(each)
     starts = (begun[:, None] + late).T.ravel()
@@ -90,13 +90,12 @@ def _partial(
     rows_each = {"collectives": each, "exposed": each, "steps": steps}
     tables = {"collectives": collectives, "exposed": exposed, "steps": table}
     rows = {name: _table(name, np.repeat(own, rows_each[name]), columns) for name, columns in tables.items()}
-    return Partial(
+    return RankTables(
         ranks=[_record(rank, ranks) for rank in own],
         tables={
             name: RankRows(rows.get(name, NO_RANKS.tables[name].table), np.full(count, rows_each.get(name, 0)))
             for name in COLUMNS
         },
-        timelines=[b""] * count,
     )
 
 
@@ -114,7 +113,7 @@ def _record(rank: int, ranks: int) -> RankRecord:
         ),
     )
     origin = Origin(f"/scratch/{host_of(rank)}_{rank}.pt.trace.json.gz", 5_000_000, 1, "", "1")
-    return RankRecord(origin, summary)
+    return RankRecord(summary, origin=origin)
 
 
 _NOTHING = ("hidden_us", "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "by_time_us")
@@ -125,10 +124,10 @@ def _table(name: str, ranks: npt.NDArray[np.int64], columns: Mapping[str, Any]) 
     return Table.of(**{column: columns.get(column) for column in COLUMNS[name]} | {"rank": ranks})
 
 
-def equal_partials(partial: Partial, other: Partial) -> bool:
-    """Whether two partials hold the same ranks and rows, in the same order."""
-    pairs = [(partial.tables[name], other.tables[name]) for name in COLUMNS]
+def equal_ranks(ranks: RankTables, other: RankTables) -> bool:
+    """Whether two hold the same ranks and rows, in the same order."""
+    pairs = [(ranks.tables[name], other.tables[name]) for name in COLUMNS]
     tables = all(own.table.frame.equals(others.table.frame) for own, others in pairs)
     lengths = all(np.array_equal(own.lengths, others.lengths) for own, others in pairs)
-    rest = (partial.ranks, partial.timelines, partial.unread) == (other.ranks, other.timelines, other.unread)
+    rest = (ranks.ranks, ranks.unread) == (other.ranks, other.unread)
     return tables and lengths and rest

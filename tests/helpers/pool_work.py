@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_file
+from dpscope.analysis.traces.ranks.readers import Reader
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 
 
@@ -16,10 +17,10 @@ def die_at_rank_c(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> list[str]:
     return [path.name[0]]
 
 
-def read_or_die_at_rank_c(path: Path, limits: ReadLimits) -> FileOutcome:
+def read_or_die_at_rank_c(path: Path, limits: ReadLimits, reader: Reader) -> FileOutcome:
     """A file's tables; of c, a killed process."""
     die_at_rank_c(path)
-    return read_file(path, limits)
+    return read_file(path, limits, reader)
 
 
 def mark_and_wait(mark: Path) -> None:

@@ -56,12 +56,13 @@ analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/trac
 analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}
   analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if profiling/{machine,records,store}
 analysis/equality: profiling/{records,store}
-analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,partials,report,runs,text,training}
+analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,report,runs,text,training}
   analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{records,store}
 analysis: analysis/{cells,epoch_times,output,partials,report,runs,stats} analysis/traces/{merge,ranks,reading,steps}
   analysis/what_if profiling/store
-launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if} analysis/traces/reading
+launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if}
+  analysis/traces/{ranks,reading}
   launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
   profiling/{machine,mirrors,records,store}
 launch: launch/{commands,jobs,measuring} profiling/{machine,store}

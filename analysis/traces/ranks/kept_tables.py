@@ -17,7 +17,7 @@ import msgspec
 import platformdirs
 
 from dpscope.analysis.traces.ranks.origin import Origin, origin_of
-from dpscope.analysis.traces.ranks.partial import Partial, RankRecord, of_trace, read_partial, write_partial
+from dpscope.analysis.traces.ranks.partial import read_partial, write_partial
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables
 from dpscope.analysis.traces.reading.chunks import RUN_LIMITS
@@ -40,15 +40,15 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
     found: dict[Path, FileOutcome] = {}
     for file, origin in origins.items():
         if (kept := _read_kept(file, origin)) is not None:
-            found[file] = [kept]
+            found[file] = kept
     missing = [file for file in files if file not in found]
     for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
         found[file] = outcome
         origin = origins[file]
         if origin is None or isinstance(outcome, DpscopeError):
             continue
-        if len(outcome) == 1 and origin == origin_of(file):
-            _keep(write_partial, of_trace(outcome, origin), _place(origin.key, TABLES_SUFFIX))
+        if len(outcome.ranks) == 1 and origin == origin_of(file):
+            _keep(write_partial, outcome.stored_of(origin), _place(origin.key, TABLES_SUFFIX))
     if missing:
         _remove_least_recently_used(MOST_BYTES)
     return [found[file] for file in files]
@@ -87,18 +87,24 @@ def _read_kept(trace: Path, origin: Origin | None) -> RankTables | None:
     place = _place(origin.key, TABLES_SUFFIX)
     with contextlib.suppress(OSError, DpscopeError):
         os.utime(place)
-        partial = read_partial(place)
-        if [rank.origin.key for rank in partial.ranks] == [origin.key]:
-            return _moved(partial, str(trace)).to_ranks()
+        kept = read_partial(place)
+        if [rank.origin.key for rank in kept.ranks] == [origin.key]:
+            return _moved(kept, str(trace))
     return None
 
 
-def _moved(partial: Partial, now: str) -> Partial:
+def _moved(kept: RankTables, now: str) -> RankTables:
     """With another path of the trace, in its source and in what was found."""
-    (rank,) = partial.ranks
-    then = rank.summary.source
-    findings = [msgspec.structs.replace(one, message=one.message.replace(then, now)) for one in rank.findings]
-    return replace(partial, ranks=[RankRecord(rank.origin, replace(rank.summary, source=now), tuple(findings))])
+    (record,) = kept.ranks
+    then = record.summary.source
+    findings = [msgspec.structs.replace(one, message=one.message.replace(then, now)) for one in record.findings]
+    moved = msgspec.structs.replace(
+        record,
+        summary=replace(record.summary, source=now),
+        findings=tuple(findings),
+        origin=Origin(""),
+    )
+    return replace(kept, ranks=[moved])
 
 
 def _place(key: str, suffix: str) -> Path:

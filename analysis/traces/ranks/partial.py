@@ -1,4 +1,4 @@
-"""Partials: the tables of ranks in a file. `dpscope reduce` writes them, and they keep what was read of a run's traces.
+"""Partials: files of ranks' tables. `dpscope reduce` writes them, and they keep what was read of a run's traces.
 
 A file is Parquet with a row per rank: what is known of it, and its tables as lists of structs. No row refers to another, so
 that rows of any number of files are joined by putting them together, in whatever order and tree. The file's metadata hold the
@@ -6,52 +6,26 @@ version of the format and the traces that could not be read. Nothing is pickled:
 reading a file never executes its content.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.origin import Origin
-from dpscope.analysis.traces.ranks.rank_rows import RankRows, from_lists, list_type, texts, to_lists
-from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankTables, TraceSummary
-from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_bytes, timeline_of
+from dpscope.analysis.traces.ranks.arrow_lists import from_lists, list_type, texts, to_lists
+from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankRecord, RankTables, Unread
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import MOST_COUNT
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
-FORMAT_VERSION = 10  # increase it when a column is redefined; one that is added or removed shows in the schema
+FORMAT_VERSION = 11  # increase it when a column is redefined; one that is added or removed shows in the schema
 _RECORD = "record"  # a `RankRecord` as msgpack
-_TIMELINE = "timeline"  # its bytes, none where a rank has none
 _LISTS = [(table, list_type(columns)) for table, columns in COLUMNS.items()]
-_SCHEMA = pa.schema(
-    [
-        (_RECORD, pa.binary()),
-        *_LISTS,
-        (_TIMELINE, pa.binary()),
-    ]
-)
-
-
-class RankRecord(msgspec.Struct, frozen=True):
-    """What a partial holds of a rank besides its tables."""
-
-    origin: Origin
-    summary: TraceSummary
-    findings: tuple[Finding, ...] = ()
-
-
-class Unread(msgspec.Struct, frozen=True, order=True):
-    """A trace that could not be read, and why."""
-
-    file: str
-    message: str
+_SCHEMA = pa.schema([(_RECORD, pa.binary()), *_LISTS])
 
 
 class _Head(msgspec.Struct):
@@ -59,109 +33,15 @@ class _Head(msgspec.Struct):
     unread: list[Unread] = []
 
 
-@dataclass(frozen=True)
-class Partial:
-    """Ranks, and their tables by name."""
-
-    ranks: Sequence[RankRecord]
-    tables: Mapping[str, RankRows]
-    timelines: Sequence[bytes]  # of each rank, b"" for none; no element where they were not read
-    unread: tuple[Unread, ...] = ()
-
-    def take(self, places: Sequence[int]) -> "Partial":
-        """The ranks at these places, in this order."""
-        chosen = np.array(places, dtype=np.int64)
-        timelines = [self.timelines[place] for place in places] if self.timelines else ()
-        return Partial(
-            ranks=[self.ranks[place] for place in places],
-            tables={name: rows.take(chosen) for name, rows in self.tables.items()},
-            timelines=timelines,
-            unread=self.unread,
-        )
-
-    def order(self) -> list[int]:
-        """Places of the ranks by number, unknown ones last."""
-
-        def key(place: int) -> tuple[bool, int, str, Origin]:
-            summary = self.ranks[place].summary
-            return summary.rank is None, summary.rank or 0, summary.source, self.ranks[place].origin
-
-        return sorted(range(len(self.ranks)), key=key)
-
-    def each_once(self) -> list[int]:
-        """As `order`, with always the same one of the ranks that several partials hold of one trace: the last."""
-        once: dict[object, int] = {}
-        for place in self.order():
-            origin = self.ranks[place].origin
-            trace = (
-                self.ranks[place].summary.rank,
-                Path(origin.file).name,
-                origin.size_bytes,
-                origin.modified_ns,
-            )
-            once.pop(trace, None)
-            once[trace] = place
-        return list(once.values())
-
-    def to_ranks(self) -> RankTables:
-        """As what reading the traces gives; without timelines where they were not read."""
-        return RankTables(
-            **{name: rows.table for name, rows in self.tables.items()},
-            summaries=tuple(one.summary for one in self.ranks),
-            findings=tuple(finding for one in self.ranks for finding in one.findings),
-            collective_owner=self.tables["collectives"].owners,
-            timelines=tuple(map(timeline_of, self.timelines)),
-        )
-
-
-def of_trace(ranks: Sequence[RankTables], origin: Origin | None, read_on: str | None = None) -> Partial:
-    """What was read of one trace; `read_on` is the host that did, if the trace was on it."""
-    tables = {}
-    for name, columns in COLUMNS.items():
-        each = [getattr(one, name) for one in ranks]
-        tables[name] = RankRows.of_ranks(each, columns)
-    records = []
-    for one in ranks:
-        (summary,) = one.summaries
-        known = origin or Origin(summary.source)
-        records.append(
-            RankRecord(
-                known,
-                replace(summary, read_on=read_on),
-                one.findings,
-            )
-        )
-    timelines = [timeline_bytes(one.timelines[0]) for one in ranks]
-    return Partial(records, tables, timelines)
-
-
-NO_RANKS = of_trace((), None)
-
-
-def join_partials(parts: Sequence[Partial], unread: Sequence[Unread] = ()) -> Partial:
-    """The ranks of these partials, one after the other; `unread` are further traces that could not be read."""
-    parts = [NO_RANKS, *parts]  # has the columns where the others are none
-    ranks = [rank for part in parts for rank in part.ranks]
-    read = {rank.origin.file for rank in ranks}
-    missing = {one for part in parts for one in part.unread if one.file not in read}
-    return Partial(
-        ranks=ranks,
-        tables={name: RankRows.joined([part.tables[name] for part in parts]) for name in COLUMNS},
-        timelines=[timeline for part in parts for timeline in part.timelines],
-        unread=tuple(sorted(missing.union(unread))),
-    )
-
-
-def write_partial(partial: Partial, place: Path) -> None:
+def write_partial(ranks: RankTables, place: Path) -> None:
     """Write a partial whole or not at all; raises DpscopeError if it cannot be written."""
     import pyarrow.parquet as pq
 
-    head = _Head(FORMAT_VERSION, list(partial.unread))
-    records = [msgspec.msgpack.encode(one) for one in partial.ranks]
+    head = _Head(FORMAT_VERSION, list(ranks.unread))
+    records = [msgspec.msgpack.encode(one) for one in ranks.ranks]
     arrays = [
         texts(records, pa.binary()),
-        *(to_lists(partial.tables[table], columns) for table, columns in COLUMNS.items()),
-        texts(partial.timelines, pa.binary()),
+        *(to_lists(ranks.tables[table], columns) for table, columns in COLUMNS.items()),
     ]
     rows = pa.Table.from_arrays(arrays, schema=_SCHEMA)
     # Statistics and Arrow's own schema would be half of the file.
@@ -184,31 +64,25 @@ def write_partial(partial: Partial, place: Path) -> None:
         raise DpscopeError(f"cannot write {place}: {reason}; choose another folder with -o") from error
 
 
-def read_partial(path: Path, with_timelines: bool = True) -> Partial:
+def read_partial(path: Path) -> RankTables:
     """Read a partial; raises DpscopeError for other or damaged files and for another version of the format."""
-    names = [name for name in _SCHEMA.names if with_timelines or name != _TIMELINE]
     decode = msgspec.msgpack.Decoder(RankRecord).decode
     with _damage_in_a_line(path):
-        head, rows = _content(path, names)
-        partial = Partial(
+        head, rows = _content(path)
+        ranks = RankTables(
             ranks=list(map(decode, rows[_RECORD].to_pylist())),
             tables={name: from_lists(rows[name].combine_chunks(), columns) for name, columns in COLUMNS.items()},
-            timelines=rows[_TIMELINE].to_pylist() if with_timelines else (),
             unread=tuple(head.unread),
         )
-        for timeline in partial.timelines:
-            timeline_of(timeline)
-    for name, table in partial.tables.items():
-        if reason := _unsound(table.table):
+    for name in COLUMNS:
+        if reason := _unsound(ranks.table(name)):
             raise DpscopeError(f"{path}: {name}.{reason}, which no trace gives; reduce its traces again, or omit it")
-    return partial
+    return ranks
 
 
-def read_timelines(path: Path) -> list[StepTimeline | None]:
-    """The drawn step of each rank in a partial; raises as `read_partial`."""
-    with _damage_in_a_line(path):
-        _, rows = _content(path, [_TIMELINE])
-        return [timeline_of(timeline) for timeline in rows[_TIMELINE].to_pylist()]
+def read(path: Path, limits: ReadLimits) -> RankTables:
+    """`read_partial`, which was limited when its traces were read."""
+    return read_partial(path)
 
 
 @contextmanager
@@ -224,8 +98,8 @@ def _damage_in_a_line(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _content(path: Path, names: list[str]) -> tuple[_Head, pa.Table]:
-    """The head and some columns of a file of this version."""
+def _content(path: Path) -> tuple[_Head, pa.Table]:
+    """The head and the rows of a file of this version."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -237,9 +111,8 @@ def _content(path: Path, names: list[str]) -> tuple[_Head, pa.Table]:
                 f"{path} is a partial of version {head.schema_version}, and this dpscope reads {FORMAT_VERSION}; reduce its "
                 "traces again, or read it with the dpscope that wrote it"
             )
-        rows = file.read(names, use_threads=False).replace_schema_metadata(None)
-    expected = pa.schema([_SCHEMA.field(name) for name in names])
-    if not rows.schema.equals(expected):
+        rows = file.read(use_threads=False).replace_schema_metadata(None)
+    if not rows.schema.equals(_SCHEMA):
         raise DpscopeError(f"{path} was written by another dpscope: its columns differ; reduce its traces again")
     return head, rows
 

@@ -15,7 +15,8 @@ from pickle import PickleError
 from typing import Any, TypeAlias, TypeVar
 
 from dpscope.analysis.traces.ranks import pool_worker
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables, read_attributed
+from dpscope.analysis.traces.ranks.rank_tables import RankTables
+from dpscope.analysis.traces.ranks.readers import TRACES, Reader
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.store.errors import DpscopeError
@@ -29,16 +30,20 @@ _GZIP_RATIO = 12  # of traces, roughly
 FileProgress = Callable[[int, int], None]
 """Called with the files done and the files in all, after each file, in the calling process."""
 
-FileOutcome: TypeAlias = list[RankTables] | DpscopeError
+FileOutcome: TypeAlias = RankTables | DpscopeError
 """The tables of a file's ranks, or why it could not be read."""
 
 
 def read_files(
-    files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, progress: FileProgress | None = None
+    files: Sequence[Path],
+    limits: ReadLimits,
+    executor: Executor | None = None,
+    progress: FileProgress | None = None,
+    reader: Reader = TRACES,
 ) -> list[FileOutcome]:
     """The tables of each file's ranks, in the files' order; for a file that could not be read its error."""
     outcomes: dict[int, FileOutcome] = {}
-    with closing(files_as_read(files, limits, executor)) as answers:
+    with closing(files_as_read(files, limits, executor, reader=reader)) as answers:
         for place, outcome in answers:
             outcomes[place] = outcome
             if progress is not None:
@@ -47,7 +52,11 @@ def read_files(
 
 
 def files_as_read(
-    files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, jobs: int | None = None
+    files: Sequence[Path],
+    limits: ReadLimits,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    reader: Reader = TRACES,
 ) -> Generator[tuple[int, FileOutcome]]:
     """The place of each file and its tables, as they come.
 
@@ -55,8 +64,8 @@ def files_as_read(
     that saves more than their start costs. The processes end with the generator, however it ends.
     """
     if executor is not None:
-        return _submitted(files, limits, executor)
-    return _answers(partial(read_file, limits=limits), files, files, jobs)
+        return _submitted(files, limits, executor, reader)
+    return _answers(partial(read_file, limits=limits, reader=reader), files, files, jobs)
 
 
 def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
@@ -84,16 +93,20 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
     return count if sum(sizes) - longest >= START_BYTES else 0
 
 
-def read_file(file: Path, limits: ReadLimits) -> FileOutcome:
+def read_file(file: Path, limits: ReadLimits, reader: Reader = TRACES) -> FileOutcome:
     """The tables of a trace file's ranks, or the error, which in a worker is pickled: the work of processes and executors."""
     try:
-        return [rank_tables(one) for one in read_attributed(file, limits)]
+        return reader.read(file, limits)
     except DpscopeError as error:
         return DpscopeError(str(error))
 
 
-def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) -> Generator[tuple[int, FileOutcome]]:
-    places: dict[Any, int] = {executor.submit(read_file, file, limits): place for place, file in enumerate(files)}
+def _submitted(
+    files: Sequence[Path], limits: ReadLimits, executor: Executor, reader: Reader
+) -> Generator[tuple[int, FileOutcome]]:
+    places: dict[Any, int] = {
+        executor.submit(read_file, file, limits, reader): place for place, file in enumerate(files)
+    }
     own = all(isinstance(future, Future) for future in places)
     for future in as_completed(places) if own else places:  # submitit's jobs are no futures: waited for in turn
         try:

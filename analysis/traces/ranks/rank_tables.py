@@ -1,32 +1,21 @@
-"""One trace file to the small tables of its ranks, what a worker process sends back; the tables of all ranks of a job."""
+"""What readers give: the tables of ranks, each by itself, and what else is known of each."""
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from dpscope.analysis.traces.data_parallel import phases
-from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phase_table, peer_copies
-from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
-from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline, timeline_bytes, timeline_of
-from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.analysis.traces.reading.event_table import IntColumn
-from dpscope.analysis.traces.reading.reader import read_traces
-from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.ranks.origin import Origin
+from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
+from dpscope.analysis.traces.ranks.rank_rows import RankRows
+from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_of
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
-from dpscope.analysis.traces.steps.attribution import Attribution, attribute
-from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
-from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
-from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
-from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import Count, Stamp
-
-_KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
-_SINCE_1970_NS = 10**18  # smaller times count from another moment, such as the host's start, and are not compared
 
 Group = tuple[str, tuple[int, ...]]
 """A process group's name and its ranks."""
@@ -64,35 +53,6 @@ class TraceSummary:
     device_name: str | None = None  # of the first device that the trace lists
 
 
-def trace_identity(attribution: Attribution) -> TraceSummary:
-    """Which trace it is whose events have been read: of which process, job and time."""
-    start_ns = end_ns = content = None
-    trace, events = attribution.trace, attribution.trace.events
-    if len(events):
-        start_ns = trace.zero_ns + round(float(events.start_us.min()) * 1e3)
-        if start_ns >= _SINCE_1970_NS:
-            end_ns = trace.zero_ns + round(float(events.end_us.max()) * 1e3)
-        digest = hashlib.blake2b(str(trace.zero_ns).encode(), digest_size=16)
-        for column in (events.start_us, events.duration_us, events.category, events.name, events.thread):
-            digest.update(np.ascontiguousarray(column).data)
-        digest.update("\0".join(events.names).encode(errors="surrogatepass"))
-        content = digest.hexdigest()
-    numbers = [number for number in attribution.steps.numbers if number is not None]
-    return TraceSummary(
-        source=trace.source,
-        rank=trace.rank,
-        world_size=trace.world_size,
-        host=trace.host,
-        process_id=trace.process_id,
-        groups=tuple((group.name, group.ranks) for group in trace.process_groups),
-        start_ns=start_ns if end_ns is not None else None,
-        end_ns=end_ns,
-        first_step=min(numbers, default=None),
-        last_step=max(numbers, default=None),
-        content=content,
-    )
-
-
 COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": breakdown.COLUMNS,
     "collectives": collectives.COLUMNS,
@@ -104,23 +64,91 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The tables of a rank and their columns, as its trace gives them and as files keep them."""
 
 
+class RankRecord(msgspec.Struct, frozen=True):
+    """What is known of a rank besides its tables."""
+
+    summary: TraceSummary
+    findings: tuple[Finding, ...] = ()
+    timeline: bytes = b""  # `timeline_bytes` of one whole step to draw
+    origin: Origin = Origin("")  # of a stored rank
+
+
+class Unread(msgspec.Struct, frozen=True, order=True):
+    """A trace that could not be read, and why."""
+
+    file: str
+    message: str
+
+
 @dataclass(frozen=True)
 class RankTables:
-    """What the trace of one rank shows, or those of several ranks, their rows one below the other in the order of `summaries`.
+    """Ranks, and their tables by name, keyed by (rank, device, step); unknown values are missing."""
 
-    Tables are keyed by (rank, device, step); unknown values are missing.
-    """
+    ranks: Sequence[RankRecord]
+    tables: Mapping[str, RankRows]  # COLUMNS
+    unread: tuple[Unread, ...] = ()
 
-    steps: Table  # step_tables
-    collectives: Table  # collective_table
-    dp_phases: Table  # dp_phase_table; empty for a job that is none of `nn.DataParallel`
-    exposed: Table  # step_tables
-    copies: Table  # peer_copies
-    kernels: Table  # kernel_times
-    summaries: tuple[TraceSummary, ...]
-    findings: tuple[Finding, ...]
-    collective_owner: IntColumn  # the summary that each collective is of
-    timelines: tuple[StepTimeline | None, ...]  # of each, one whole step to draw; empty where they are not at hand
+    @property
+    def summaries(self) -> tuple[TraceSummary, ...]:
+        return tuple(one.summary for one in self.ranks)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for one in self.ranks for finding in one.findings)
+
+    def table(self, name: str) -> Table:
+        """The rows of all ranks."""
+        return self.tables[name].table
+
+    def timelines(self, places: Iterable[int]) -> list[StepTimeline]:
+        """The drawn steps of those of these ranks that have one."""
+        found = [timeline_of(self.ranks[place].timeline) for place in places]
+        return [timeline for timeline in found if timeline is not None]
+
+    def take(self, places: Sequence[int]) -> "RankTables":
+        """The ranks at these places, in this order."""
+        chosen = np.array(places, dtype=np.int64)
+        return RankTables(
+            ranks=[self.ranks[place] for place in places],
+            tables={name: rows.take(chosen) for name, rows in self.tables.items()},
+            unread=self.unread,
+        )
+
+    def order(self) -> list[int]:
+        """Places of the ranks, in `rank_order`."""
+        sources = [f"{one.summary.source}\0{one.origin.file}" for one in self.ranks]
+        numbers = [one.summary.rank for one in self.ranks]
+        return rank_order(numbers, sources)
+
+    def each_once(self) -> list[int]:
+        """As `order`, with always the same one of the ranks that several files hold of one trace: the last."""
+        once: dict[object, int] = {}
+        for place in self.order():
+            origin = self.ranks[place].origin
+            trace: object = place
+            if origin.file:
+                trace = (
+                    self.ranks[place].summary.rank,
+                    Path(origin.file).name,
+                    origin.size_bytes,
+                    origin.modified_ns,
+                )
+            once.pop(trace, None)
+            once[trace] = place
+        return list(once.values())
+
+    def stored_of(self, origin: Origin, read_on: str | None = None) -> "RankTables":
+        """To be stored as read of this trace; `read_on` is the host that did, if the trace was on it."""
+        records = []
+        for record in self.ranks:
+            summary = replace(record.summary, read_on=read_on)
+            stored = msgspec.structs.replace(
+                record,
+                summary=summary,
+                origin=origin,
+            )
+            records.append(stored)
+        return replace(self, ranks=records)
 
 
 def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
@@ -131,69 +159,23 @@ def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]
     )
 
 
-def join_ranks(ranks: Sequence[RankTables]) -> RankTables:
-    """Tables of one rank each, joined by `rank_order`."""
-    summaries = [one.summaries[0] for one in ranks]
-    order = rank_order([one.rank for one in summaries], [one.source for one in summaries])
-    ranks = [ranks[place] for place in order]
+def of_rank(record: RankRecord, **tables: Table) -> RankTables:
+    """One rank and its tables."""
+    rows = {name: RankRows.of_ranks([tables[name]], columns) for name, columns in COLUMNS.items()}
+    return RankTables([record], rows)
+
+
+NO_RANKS = RankTables((), {name: RankRows.of_ranks([], columns) for name, columns in COLUMNS.items()})
+
+
+def join_ranks(parts: Sequence[RankTables], unread: Sequence[Unread] = ()) -> RankTables:
+    """The ranks of these parts, one after the other; `unread` are further traces that could not be read."""
+    parts = [NO_RANKS, *parts]
+    ranks = [rank for part in parts for rank in part.ranks]
+    read = {rank.origin.file for rank in ranks}
+    missing = {one for part in parts for one in part.unread if one.file not in read}
     return RankTables(
-        **{name: joined([getattr(one, name) for one in ranks]) for name in COLUMNS},
-        summaries=tuple(summaries[place] for place in order),
-        findings=tuple(finding for one in ranks for finding in one.findings),
-        collective_owner=np.repeat(np.arange(len(ranks)), [len(one.collectives) for one in ranks]),
-        timelines=tuple(one.timelines[0] for one in ranks),
-    )
-
-
-def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
-    """The traces of every rank in a file with their events attributed; raises DpscopeError as `read_traces` does.
-
-    Those of small files are kept in this process: a replay needs the same traces after their tables have been made.
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        status = None  # which reading it reports
-    if status is None or status.st_size > _KEPT_BYTES:
-        return _attributed.__wrapped__(path, limits)
-    return _attributed(path, limits, (status.st_size, status.st_mtime_ns))
-
-
-@lru_cache(maxsize=_KEPT_FILES)
-def _attributed(path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)) -> Sequence[Attribution]:
-    return [attribute(trace) for trace in read_traces(path, limits)]
-
-
-def named_collectives(attribution: Attribution) -> Table:
-    """`collective_table`, DataParallel's named by their phases where nothing else names them."""
-    return collective_table(attribution, collective_kinds(attribution))
-
-
-def rank_tables(attribution: Attribution) -> RankTables:
-    """The tables of one rank."""
-    trace, own = attribution.trace, named_collectives(attribution)
-    steps, exposed = step_tables(attribution)
-    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    summary = replace(
-        trace_identity(attribution),
-        on_device=attribution.on_device,
-        range_counts=range_counts(attribution),
-        parallelism=parallelism_evidence(attribution),
-        communication_shown=not idle_device and not communication_lost(attribution),
-        reduction_ends_us=reduction_ends_us(attribution),
-        zero_ns=trace.zero_ns,
-        cut_short=trace.cut_short,
-        device_name=next(iter(trace.device_names), None),
-    )
-    return RankTables(
-        steps=steps,
-        collectives=own,
-        dp_phases=dp_phase_table(attribution),
-        exposed=exposed,
-        copies=peer_copies(attribution),
-        kernels=kernel_times.kernel_times(attribution),
-        summaries=(summary,),
-        findings=(*trace.findings, *attribution_findings(attribution)),
-        collective_owner=np.zeros(len(own), dtype=np.int64),
-        timelines=(timeline_of(timeline_bytes(step_timeline(attribution))),),  # to the nanosecond, as it is stored
+        ranks=ranks,
+        tables={name: RankRows.joined([part.tables[name] for part in parts]) for name in COLUMNS},
+        unread=tuple(sorted(missing.union(unread))),
     )

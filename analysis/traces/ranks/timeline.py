@@ -4,6 +4,7 @@ The step is the middle one of those with a complete window, so that every rank o
 microseconds after the trace's start. Small on purpose: it travels from the process that reads the trace to the report.
 """
 
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -20,6 +21,7 @@ from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.store.errors import DpscopeError
 
 MOST_TO_DRAW = 32  # ranks: up to so many all are at hand, of which a page draws the first
 _CHOSEN = 8
@@ -269,10 +271,15 @@ _decoder = cache(lambda: msgspec.msgpack.Decoder(StepTimeline))
 
 
 def timeline_bytes(timeline: StepTimeline | None) -> bytes:
-    """A timeline as msgpack: its fields in order; nothing for none."""
-    return b"" if timeline is None else msgspec.msgpack.encode(timeline)
+    """A timeline as msgpack, compressed, since a job may have thousands; nothing for none."""
+    return b"" if timeline is None else zlib.compress(msgspec.msgpack.encode(timeline))
 
 
 def timeline_of(content: bytes) -> StepTimeline | None:
-    """The timeline that `timeline_bytes` was given."""
-    return _decoder().decode(content) if content else None
+    """The timeline that `timeline_bytes` was given. Raises DpscopeError where it was damaged since."""
+    if not content:
+        return None
+    try:
+        return _decoder().decode(zlib.decompress(content))
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise DpscopeError(f"a stored step cannot be drawn: {error}; reduce its traces again") from error

@@ -1,8 +1,7 @@
 """From the trace files of one job to its tables: steps, collectives, findings. What the command line calls."""
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -10,25 +9,21 @@ from typing import Any
 
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts, with_waits
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, Tables, join_tables
-from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
+from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
-from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankTables, TraceSummary, join_ranks
+from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankTables, TraceSummary, Unread, join_ranks
+from dpscope.analysis.traces.ranks.readers import Paths, as_paths, find_files
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings, uneven_steps
-from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, StepTimeline, drawn_ranks
+from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import natural_order
-
-Paths = str | Path | Sequence[str | Path] | Sequence[Path]
 
 _NAMED_JOBS = 3
-_TRACE_NAME = re.compile(r"\.json(\.gz)?$")
-
 
 JobAnalyses = dict[str, Job]
 
@@ -45,16 +40,15 @@ def analyze_traces(
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder, and where the traces are of several jobs.
     """
-    ranks, found = _read(paths, limits, executor, progress)
-    require_one_job(found.jobs, paths, "this analysis")
-    return _each_job(ranks, found)[""]
+    ((_, job),) = _each_job(paths, limits, executor, progress, one_alone="this analysis")
+    return job
 
 
 def analyze_jobs(
     paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> JobAnalyses:
     """As `analyze_traces` of each job whose traces are among the paths, by its name as in `find_jobs`; one job's is ``""``."""
-    return _each_job(*_read(paths, limits, None, progress))
+    return dict(_each_job(paths, limits, None, progress))
 
 
 def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None:
@@ -68,45 +62,65 @@ def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None
         )
 
 
+def _each_job(
+    paths: Paths,
+    limits: ReadLimits,
+    executor: Executor | None,
+    progress: FileProgress | None,
+    one_alone: str = "",
+) -> Iterator[tuple[str, Job]]:
+    """Each job's name and analysis; `one_alone` names what is made of one job and refused for several."""
+    whole, holders = _read(paths, limits, executor, progress)
+    kept = whole.each_once()
+    found = find_jobs(
+        [whole.ranks[place].summary for place in kept],
+        [holders[place] for place in kept],
+        [not_read(one.message) for one in whole.unread],
+    )
+    if one_alone:
+        require_one_job(found.jobs, paths, one_alone)
+    jobs: dict[str, RankTables] = {}
+    for name, traces in found.jobs.items():
+        jobs[name] = whole.take([kept[trace] for trace in traces])
+    del whole  # at thousands of ranks as large as the analysis
+    for name in list(jobs):
+        yield name, analyze_job(jobs.pop(name), found.of(name))
+
+
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
-) -> tuple[list[RankTables], FoundJobs]:
-    """The ranks of the files that could be read, and their jobs; raises as `analyze_traces`."""
-    files, named = find_traces(paths), {path for path in as_paths(paths) if not os.path.isdir(path)}
-    ranks: list[tuple[RankTables, Path]] = []
-    unread: list[Finding] = []
-    for file, outcome in zip(files, read_files(files, limits, executor, progress), strict=True):
+) -> tuple[RankTables, list[Path]]:
+    """The ranks of the files that could be read, and each one's file; raises as `analyze_traces`."""
+    found = find_files(paths)
+    named = {path for path in as_paths(paths) if not os.path.isdir(path)}
+    parts: list[RankTables] = []
+    holders: list[Path] = []
+    unread: list[Unread] = []
+    outcomes = read_files(
+        found.files,
+        limits,
+        executor,
+        progress,
+        found.reader,
+    )
+    for file, outcome in zip(found.files, outcomes, strict=True):
         if not isinstance(outcome, DpscopeError):
-            ranks += [(one, file) for one in outcome]
+            parts.append(outcome)
+            holders += [file] * len(outcome.ranks)
         elif file in named:
             raise outcome
         else:
-            unread.append(not_read(str(outcome)))
-    if not ranks:
-        raise none_read(unread[0].message)
-    summaries, places = [one.summaries[0] for one, _ in ranks], [file for _, file in ranks]
-    return [one for one, _ in ranks], find_jobs(summaries, places, unread)
+            unread.append(Unread(str(file), str(outcome)))
+    whole = join_ranks(parts, unread)
+    if not whole.ranks:
+        reasons = [one.message for one in whole.unread]
+        reasons.append(f"{found.files[0]} contains no rank")
+        raise none_read(reasons[0])
+    return whole, holders
 
 
-def _each_job(ranks: Sequence[RankTables], found: FoundJobs) -> JobAnalyses:
-    return {
-        name: analyze_job(
-            join_ranks([ranks[place] for place in places]),
-            found.of(name),
-        )
-        for name, places in found.jobs.items()
-    }
-
-
-def analyze_job(
-    job: RankTables,
-    findings: Sequence[Finding],
-    timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]] | None = None,
-) -> Job:
-    """The analysis of a job's ranks; `findings` are of the files, and go first.
-
-    `timelines` gives the drawn steps of ranks by their places, once it is known which are drawn; default: the job's own.
-    """
+def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
+    """The analysis of a job's ranks; `findings` are of the files, and go first."""
     tables, matching = job_tables(job)
     steps, ranks = tables.steps, [one.rank for one in job.summaries]
     communication_known = all(one.communication_shown for one in job.summaries)
@@ -130,10 +144,9 @@ def analyze_job(
     )
     many = len(ranks) > MOST_TO_DRAW  # else no rank is chosen by its waits, which take time to compute
     chosen = drawn_ranks(ranks, steps, analysis.waits_caused) if many else range(len(ranks))
-    drawn = [job.timelines[place] for place in chosen] if timelines is None else timelines(chosen)
     return replace(
         analysis,
-        timelines=tuple((0, one) for one in drawn if one is not None),
+        timelines=tuple((0, timeline) for timeline in job.timelines(chosen)),
     )
 
 
@@ -168,8 +181,9 @@ def read_kept(files: Sequence[Path]) -> RankTables:
     for outcome in read_files_once(files):
         if isinstance(outcome, DpscopeError):
             raise outcome
-        found += outcome
-    return join_ranks(found)
+        found.append(outcome)
+    whole = join_ranks(found)
+    return whole.take(whole.order())
 
 
 def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding, ...]]:
@@ -183,64 +197,20 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         )
         for one in job.summaries
     ]
-    matched = match_windows(job.collectives, job.collective_owner, windows, origins)
+    matched = match_windows(job.table("collectives"), job.tables["collectives"].owners, windows, origins)
     collectives = matched.table
-    parts = exposed_parts(collectives, job.exposed)
-    tables = {name: getattr(job, name) for name in COLUMNS}
+    parts = exposed_parts(collectives, job.table("exposed"))
+    tables = {name: job.table(name) for name in COLUMNS}
     tables |= {
         "collectives": collectives,
         "exposed_parts": parts,
-        "steps": with_waits(job.steps, collectives, parts),
+        "steps": with_waits(tables["steps"], collectives, parts),
     }
     whole = replace(
         NO_TABLES,
         **{name: table.assign(repeat=repeat) for name, table in tables.items()},
     )
     return join_tables([whole]), matched.findings  # with all columns, where nothing was recorded too
-
-
-def as_paths(paths: Paths) -> list[Path]:
-    """One path or several, as Path."""
-    return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-
-
-def find_traces(paths: Paths) -> list[Path]:
-    """Trace files among the paths: files as named, folders searched for `*.json` and `*.json.gz`.
-
-    What cannot be searched inside a folder is among them, and its reader reports why. Raises DpscopeError when a path does not
-    exist or a folder holds none.
-    """
-    found: list[Path] = []
-    for path in as_paths(paths):
-        if os.path.isdir(path):
-            inside = _inside(path)
-            if not inside:
-                raise DpscopeError(f"{path} holds no trace: no *.json or *.json.gz in it; name a folder with traces")
-            found += sorted(inside, key=natural_order)
-        elif _unless_hidden(path.exists):
-            found.append(path)
-        else:
-            raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
-    return found
-
-
-def _inside(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for parent, _, names in os.walk(
-        folder,
-        onerror=lambda error: found.append(Path(error.filename)),
-    ):
-        files = [Path(parent, name) for name in names if _TRACE_NAME.search(name)]
-        found.extend(file for file in files if _unless_hidden(file.is_file))
-    return found
-
-
-def _unless_hidden(check: Callable[[], bool]) -> bool:
-    """The check of a path, or True where the permissions of its folder prevent it: its reader reports that."""
-    try:
-        return check()
-    except OSError:
-        return True
 
 
 def not_read(message: str) -> Finding:

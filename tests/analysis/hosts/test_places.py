@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.figures.step import wait_strips
 from dpscope.analysis.hosts.places import fold, rank_means, rank_places, read_topology, spreads
-from dpscope.analysis.partials.jobs import analyze_partials
 from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(folder: Path) -> Job:
-    return analyze_partials(folder)
+    return analyze_traces(folder)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
     """Of 1,024, 99% are 1,014."""
     missing = frozenset({300, 301, 302, 511, *range(900, 900 + left_out - 4)})
     write_partials(tmp_path, RANKS, 128, 2, 2, left_out=missing)
-    found = analyze_partials(tmp_path)
+    found = analyze_traces(tmp_path)
     assert len(found.summaries) == RANKS - left_out
     assert bool(found.collectives["transfer_us"].notna().all()) is known
     (message,) = [one["message"] for one in analyzed(tmp_path)["findings"] if one["code"] == "ranks_missing"]

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -22,28 +23,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dpscope.analysis.partials import jobs, reduce
-from dpscope.analysis.partials.found import find_partials
-from dpscope.analysis.partials.jobs import analyze_partial_jobs, analyze_partials
+from dpscope.analysis.partials import reduce
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.partials.share import Share, read_share
-from dpscope.analysis.traces.ranks import origin
+from dpscope.analysis.traces.ranks import origin, readers
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
-from dpscope.analysis.traces.ranks.partial import (
-    FORMAT_VERSION,
-    NO_RANKS,
-    Partial,
-    RankRecord,
-    read_partial,
-    read_timelines,
-    write_partial,
-)
+from dpscope.analysis.traces.ranks.partial import FORMAT_VERSION, read_partial, write_partial
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
 from dpscope.analysis.traces.ranks.rank_rows import RankRows
-from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
-from dpscope.analysis.traces.ranks.timeline import StepTimeline
+from dpscope.analysis.traces.ranks.rank_tables import (
+    COLUMNS,
+    NO_RANKS,
+    RankRecord,
+    RankTables,
+    TraceSummary,
+    join_ranks,
+    of_rank,
+)
+from dpscope.analysis.traces.ranks.readers import PARTIALS, TRACES, Reader, find_files, find_traces, holds_files
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
@@ -51,7 +50,7 @@ from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_ddp_job, write_trace
-from tests.helpers.many_ranks import equal_partials
+from tests.helpers.many_ranks import equal_ranks
 
 TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "kernels", "exposed_parts", "waits")
 RANKS = 4
@@ -63,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Partial:
+def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> RankTables:
     return read_partial(reduce_traces(made, tmp_path_factory.mktemp("whole") / "all.dpscope").path)
 
 
@@ -84,9 +83,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def recorded(
-        files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, jobs: int | None = None
+        files: Sequence[Path], limits: ReadLimits, executor: Executor | None, jobs: int | None, reader: Reader
     ) -> Generator[tuple[int, FileOutcome]]:
-        for place, outcome in files_as_read(files, limits, executor, jobs):
+        for place, outcome in files_as_read(files, limits, executor, jobs, reader):
             names.append(files[place].name)
             yield place, outcome
 
@@ -107,7 +106,7 @@ def assert_equal(found: Job, expected: Job) -> None:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
-    seed: int, parts: int, depth: int, whole: Partial, expected: Job, tmp_path: Path
+    seed: int, parts: int, depth: int, whole: RankTables, expected: Job, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     folder = tmp_path / f"{seed}-{parts}-{depth}"
@@ -119,15 +118,15 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
         name = f"{chance.random()}.dpscope"
         write_partial(whole.take(own), folder / name)
     for level in range(depth):  # some are joined, and also kept: each rank counts once
-        chosen = [path for path in find_partials(folder) if chance.random() < 0.6] or find_partials(folder)
+        chosen = [path for path in find_files(folder).files if chance.random() < 0.6] or find_files(folder).files
         reduce_traces(chosen, folder / f"{chance.random()}-{level}.dpscope")
-    files = find_partials(folder)
+    files = find_files(folder).files
     chance.shuffle(files)
-    assert_equal(analyze_partials(files), expected)
+    assert_equal(analyze_traces(files), expected)
     shutil.rmtree(folder)
 
 
-def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(whole: Partial, tmp_path: Path) -> None:
+def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(whole: RankTables, tmp_path: Path) -> None:
     write_partial(whole, tmp_path / "whole.dpscope")
     rows = pq.read_table(tmp_path / "whole.dpscope")
     place = rows.column_names.index("steps")
@@ -136,25 +135,7 @@ def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(whole: P
     older = rows.set_column(place, "steps", pa.array(fewer)).replace_schema_metadata(head)
     pq.write_table(older, tmp_path / "older.dpscope")
     with pytest.raises(DpscopeError, match="written by another dpscope: its columns differ; reduce its traces again"):
-        analyze_partials(tmp_path / "older.dpscope")
-
-
-def test_each_partial_s_timelines_are_read_once(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = reduce_traces(traces, tmp_path)
-    read: list[tuple[Path, bool]] = []
-
-    def noted(path: Path, with_timelines: bool) -> Partial:
-        read.append((path, with_timelines))
-        return read_partial(path, with_timelines)
-
-    def noted_timelines(path: Path) -> list[StepTimeline | None]:
-        read.append((path, True))
-        return read_timelines(path)
-
-    monkeypatch.setattr(jobs, "read_partial", noted)
-    monkeypatch.setattr(jobs, "read_timelines", noted_timelines)
-    assert len(analyze_partials(tmp_path).timelines) > 1
-    assert read == [(made.path, False), (made.path, True)]
+        analyze_traces(tmp_path / "older.dpscope")
 
 
 def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -176,8 +157,8 @@ def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_wri
         TraceSummary(source="a", rank=rank, on_device=True, range_counts=counts, parallelism=evidence)
         for rank in (None, 7)
     ]
-    ranks = [RankRecord(trace, summary) for summary in summaries]
-    write_partial(Partial(ranks, tables, [b"", b""]), tmp_path / "a.dpscope")
+    ranks = [RankRecord(summary, origin=trace) for summary in summaries]
+    write_partial(RankTables(ranks, tables), tmp_path / "a.dpscope")
     found = read_partial(tmp_path / "a.dpscope")
     assert found.ranks == ranks
     for name, columns in COLUMNS.items():
@@ -191,7 +172,7 @@ def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_wri
 
 
 @pytest.mark.process
-def test_reading_and_writing_a_partial_imports_no_pandas(whole: Partial, tmp_path: Path) -> None:
+def test_reading_and_writing_a_partial_imports_no_pandas(whole: RankTables, tmp_path: Path) -> None:
     write_partial(whole, tmp_path / "a.dpscope")
     program = """
 import sys
@@ -203,7 +184,7 @@ sys.exit("pandas" in sys.modules)
     subprocess.run(
         [sys.executable, "-c", program, tmp_path / "a.dpscope", tmp_path / "b.dpscope"], check=True, timeout=60
     )
-    assert equal_partials(read_partial(tmp_path / "b.dpscope"), whole)
+    assert equal_ranks(read_partial(tmp_path / "b.dpscope"), whole)
 
 
 @pytest.mark.parametrize("kind", ["dp", "gloo"])
@@ -215,7 +196,7 @@ def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path
     expected = analyze_traces(tmp_path / "traces")
     assert len(expected.dp_phases) > 0 if kind == "dp" else len(expected.collectives) > 0
     reduce_traces(tmp_path / "traces", tmp_path / "partials")
-    assert_equal(analyze_partials(tmp_path / "partials"), expected)
+    assert_equal(analyze_traces(tmp_path / "partials"), expected)
 
 
 @pytest.mark.long
@@ -233,36 +214,88 @@ def test_the_command_prints_the_same_for_partials_as_for_traces_and_reports_them
     assert "traces of 4 ranks" in (page / "report.html").read_text()
 
 
-def test_bad_partials_are_reported_in_a_line(traces: Path, whole: Partial, tmp_path: Path) -> None:
+def test_bad_partials_are_reported_in_a_line(traces: Path, whole: RankTables, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DpscopeError, match=r"contains no partial \(\*\.dpscope\)"):
-        analyze_partials(empty)
+    with pytest.raises(DpscopeError, match=r"holds no trace: no \*\.dpscope, \*\.json or \*\.json\.gz in it"):
+        analyze_traces(empty)
     write_partial(NO_RANKS, empty / "a.dpscope")
     with pytest.raises(DpscopeError, match="contains no rank"):
-        analyze_partials(empty)
+        analyze_traces(empty)
     write_partial(whole, tmp_path / "jobs" / "four.dpscope")
     damaged = tmp_path / "damaged.dpscope"
     damaged.write_bytes((tmp_path / "jobs" / "four.dpscope").read_bytes()[:-50])
-    for path in (damaged, traces):
-        with pytest.raises(DpscopeError, match=r"is not a complete partial|contains no partial"):
-            analyze_partials(path)
-    with pytest.raises(DpscopeError, match="pass only partials or only traces"):
-        analyze_partials([tmp_path / "jobs" / "four.dpscope", traces])
+    with pytest.raises(DpscopeError, match="is not a complete partial"):
+        analyze_traces(damaged)
+    with pytest.raises(DpscopeError, match=r"four.dpscope is read as partial and .*traces as trace: give one kind"):
+        analyze_traces([tmp_path / "jobs" / "four.dpscope", traces])
+    damaged.rename(tmp_path / "jobs" / "damaged.dpscope")
+    found = analyze_traces(tmp_path / "jobs")
+    assert len(found.summaries) == RANKS
+    (finding,) = [one for one in found.findings if one.code == "file_not_read"]
+    assert "damaged.dpscope is not a complete partial" in finding.message
 
 
-def changed(partial: Partial, name: str, value: Any) -> Partial:
-    """With another value in the first row of a table's column, of a field of the first rank, or of the timelines."""
+def test_files_are_found_by_their_names_and_read_as_one_format(traces: Path, whole: RankTables, tmp_path: Path) -> None:
+    assert find_files(traces).reader is TRACES
+    assert len(find_files(traces).files) == RANKS
+    named = (traces / "0_0.pt.trace.json.gz").rename(traces / "export")
+    assert find_files(named).files == [named]  # a named file of any name is a trace
+    assert len(find_files(traces).files) == RANKS - 1
+    write_partial(whole, traces / "all.dpscope")  # next to its traces, as `reduce -o` of their folder writes it
+    for name in (".tmp-b.dpscope", "events.out.tfevents.1.dpscope"):
+        (traces / name).write_bytes(b"")
+    found = find_files(traces)
+    assert (found.reader, found.files) == (PARTIALS, [traces / "all.dpscope"])
+    with pytest.raises(DpscopeError, match=r"all\.dpscope is a partial and holds no events"):
+        find_traces(traces)
+    assert holds_files(traces)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("")
+    assert not holds_files(tmp_path / "notes")
+
+
+def read_letters(file: Path, limits: ReadLimits) -> RankTables:
+    """A format that holds ranks' names alone."""
+    evidence = ParallelismEvidence(1, 2, False, False, True, True, frozenset(), Requests(), Requests())
+    parts = []
+    for rank, letter in enumerate(file.read_text()):
+        summary = TraceSummary(
+            source=f"{file} ({letter})", rank=rank, on_device=True, range_counts={}, parallelism=evidence
+        )
+        parts.append(of_rank(RankRecord(summary), **{name: NO_RANKS.table(name) for name in COLUMNS}))
+    return join_ranks(parts)
+
+
+def test_another_format_needs_its_module_and_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with `read`, and a line of READERS: analyze, reduce and messages know it."""
+    module = types.ModuleType("letters")
+    module.read = read_letters  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, f"{readers.__package__}.letters", module)
+    letters = Reader("list of letters", (".letters",), "letters")
+    monkeypatch.setattr(readers, "READERS", (PARTIALS, letters, TRACES))
+    with pytest.raises(DpscopeError, match=r"no \*\.dpscope, \*\.letters, \*\.json or \*\.json\.gz in it"):
+        analyze_traces(tmp_path)
+    (tmp_path / "job.letters").write_text("ab")
+    assert [summary.rank for summary in analyze_traces(tmp_path).summaries] == [0, 1]
+    made = reduce_traces(tmp_path, tmp_path / "out")
+    assert (made.ranks, made.read) == (2, 1)
+    assert [summary.rank for summary in analyze_traces(tmp_path / "out").summaries] == [0, 1]
+    with pytest.raises(DpscopeError, match=r"job\.letters is a list of letters and holds no events"):
+        find_traces(tmp_path / "job.letters")
+
+
+def changed(partial: RankTables, name: str, value: Any) -> RankTables:
+    """With another value in the first row of a table's column, or of a field of the first rank."""
     table, _, column = name.partition(".")
     first, *others = partial.ranks
-    if table == "timelines":
-        return replace(partial, timelines=[value, *partial.timelines[1:]])
     if table == "summary":
-        return replace(partial, ranks=[RankRecord(first.origin, replace(first.summary, **{column: value})), *others])
+        summary = replace(first.summary, **{column: value})
+        return replace(partial, ranks=[msgspec.structs.replace(first, summary=summary), *others])
     if table == "findings":
         found = Finding(severity="info", code="a", message="b", next_step="c")
         found = msgspec.structs.replace(found, **{column: value})
-        return replace(partial, ranks=[RankRecord(first.origin, first.summary, (found,)), *others])
+        return replace(partial, ranks=[msgspec.structs.replace(first, findings=(found,)), *others])
     rows = partial.tables[table]
     values = rows.table[column].copy()
     values[0] = value
@@ -284,11 +317,10 @@ def changed(partial: Partial, name: str, value: Any) -> Partial:
         ("exposed.end_us", float("-inf"), "exposed.end_us is -inf"),
         ("kernels.pace", -1.0, "kernels.pace is -1"),
         ("findings.severity", "grave", "is not a complete partial"),
-        ("timelines", b"\x01", "is not a complete partial"),
     ],
 )
 def test_a_number_that_no_trace_gives_is_refused(
-    name: str, value: float | bytes, told: str, whole: Partial, tmp_path: Path
+    name: str, value: float | bytes, told: str, whole: RankTables, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.dpscope"
     write_partial(changed(whole, name, value), path)
@@ -297,19 +329,10 @@ def test_a_number_that_no_trace_gives_is_refused(
     assert str(path) in str(raised.value)
 
 
-def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(whole: Partial, tmp_path: Path) -> None:
+def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(whole: RankTables, tmp_path: Path) -> None:
     for name, value in (("steps.step_us", float("nan")), ("collectives.queue_us", -3.0), ("steps.idle_us", -1e-9)):
         write_partial(changed(whole, name, value), tmp_path / "a.dpscope")
         assert len(read_partial(tmp_path / "a.dpscope").ranks) == RANKS
-
-
-def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(_: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "iterdir", denied)
-    with pytest.raises(DpscopeError, match=r"cannot read .*: Permission denied"):
-        find_partials(tmp_path)
 
 
 @pytest.mark.long
@@ -322,7 +345,7 @@ def test_partials_of_several_jobs_are_distinguished_by_folder_and_compared_as_re
             for rank, trace in enumerate(sorted(made.iterdir())):
                 reduce_traces(trace, folder / f"{rank}.dpscope")
             reduce_traces(folder, folder / "all.dpscope")
-    found = analyze_partial_jobs(tmp_path / "partials" / "before")
+    found = analyze_jobs(tmp_path / "partials" / "before")
     expected = analyze_jobs(tmp_path / "traces" / "before")
     assert list(found) == list(expected) == ["0", "1", "2"]
     for name, own in found.items():
@@ -413,7 +436,7 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
     taken_up = reduce_traces(traces, tmp_path / "killed.dpscope")
     assert (taken_up.read, taken_up.kept) == (RANKS - after, after)
     assert sorted(read) == sorted(path.name for path in traces.iterdir())
-    assert equal_partials(read_partial(taken_up.path), read_partial(whole.path))
+    assert equal_ranks(read_partial(taken_up.path), read_partial(whole.path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.dpscope", "traces", "whole.dpscope"]
 
 
@@ -423,13 +446,13 @@ def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path:
     assert ended.exit_code == 2
     assert "3 ranks" in ended.output
     assert [line for line in ended.output.splitlines() if "not read" in line and "0_2.pt.trace" in line]
-    (finding,) = [one for one in analyze_partials(tmp_path / "n0.dpscope").findings if one.code == "file_not_read"]
+    (finding,) = [one for one in analyze_traces(tmp_path / "n0.dpscope").findings if one.code == "file_not_read"]
     assert "0_2.pt.trace.json.gz" in finding.message
     write_trace(ddp_trace(2, RANKS).trace, traces / "0_2.pt.trace.json.gz")
     repeated = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
     assert repeated.exit_code == 0
     assert "4 ranks, 3 of them already reduced" in repeated.output
-    assert "file_not_read" not in {one.code for one in analyze_partials(tmp_path / "n0.dpscope").findings}
+    assert "file_not_read" not in {one.code for one in analyze_traces(tmp_path / "n0.dpscope").findings}
 
 
 def test_of_traces_none_of_which_can_be_read_nothing_is_written(traces: Path, tmp_path: Path) -> None:
@@ -475,7 +498,7 @@ def test_tasks_of_a_shared_folder_write_a_partial_each_also_where_nothing_can_be
     made = [reduce_traces(traces, tmp_path / "partials", Share(task, 3)) for task in range(3)]
     assert [one.path.name for one in made] == [f"share-{task}of3.dpscope" for task in (1, 2, 3)]
     assert [(one.ranks, len(one.unread)) for one in made] == [(2, 0), (0, 1), (1, 0)]
-    found = analyze_partials(tmp_path / "partials")
+    found = analyze_traces(tmp_path / "partials")
     assert len(found.summaries) == RANKS - 1
     (finding,) = [one for one in found.findings if one.code == "file_not_read"]
     assert "0_1.pt.trace.json.gz" in finding.message

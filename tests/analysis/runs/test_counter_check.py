@@ -10,7 +10,8 @@ import pytest
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.traces.ranks.job import CounterCheck
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
+from dpscope.analysis.traces.ranks.kineto import rank_tables
+from dpscope.analysis.traces.ranks.rank_tables import RankTables
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
@@ -44,7 +45,7 @@ def checked(
     sizes: tuple[int, ...] = (),
     collectives: Table | None = None,
 ) -> CounterCheck:
-    own = tables.collectives if collectives is None else collectives
+    own = tables.table("collectives") if collectives is None else collectives
     buckets = own.take(own["step"] == 4).having("kind", "all_reduce")["bytes"].tolist()
     made = counters(spans_us, sizes or tuple(buckets))
     return check_counters(made, own, 0, reduction_ends_us=tables.summaries[0].reduction_ends_us)
@@ -58,7 +59,7 @@ def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> 
         assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
     # 99.3 ms against 83.8 ms, by a counter or a trace cut at the last all-reduce: copies out are 15% of the span.
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
-    table, copied = tables.collectives, counters(SPANS_US["copied_out"])
+    table, copied = tables.table("collectives"), counters(SPANS_US["copied_out"])
     ends_us = table["start_us"] + table["duration_us"]
     last: dict[int | None, list[float]] = {step: [ends_us[table["step"] == step].max()] for step in STEPS}
     assert not check_counters(copied, table, 0, factored=True, reduction_ends_us=last).spans_agree

@@ -54,7 +54,7 @@ def test_a_mistake_is_refused_before_anything_is_said(tmp_path: Path) -> None:
     (tmp_path / "part.dpscope").touch()
     mistakes = {
         ("nowhere", 0): "nowhere does not exist",
-        ("part.dpscope", 0): "is a partial and holds no trace",
+        ("part.dpscope", 0): "is a partial and holds no events",
         ("part.dpscope", -1): "--port -1: ",
     }
     for (name, port), expected in mistakes.items():

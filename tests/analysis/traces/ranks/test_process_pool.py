@@ -107,7 +107,7 @@ def test_a_worker_that_dies_is_reported(job: Path, monkeypatch: pytest.MonkeyPat
         "if memory ran out, read fewer files at once"
     ]
     others = [one for one in read if not isinstance(one, DpscopeError)]
-    assert [[rank.summaries[0].rank for rank in one] for one in others] == [[3], [2], [0]]
+    assert [[summary.rank for summary in one.summaries] for one in others] == [[3], [2], [0]]
     with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
         process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
 

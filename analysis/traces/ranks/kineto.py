@@ -1,0 +1,122 @@
+"""A trace of torch.profiler, which Kineto writes, to the small tables of its ranks."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phase_table, peer_copies
+from dpscope.analysis.traces.ranks.parallelism import parallelism_evidence
+from dpscope.analysis.traces.ranks.rank_tables import (
+    RankRecord,
+    RankTables,
+    TraceSummary,
+    join_ranks,
+    of_rank,
+)
+from dpscope.analysis.traces.ranks.timeline import step_timeline, timeline_bytes
+from dpscope.analysis.traces.reading.chunks import ReadLimits
+from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.steps.attribution import Attribution, attribute
+from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
+from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
+from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
+from dpscope.analysis.traces.steps.kernel_times import kernel_times
+
+_KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
+_SINCE_1970_NS = 10**18  # smaller times count from another moment, such as the host's start, and are not compared
+
+
+def trace_identity(attribution: Attribution) -> TraceSummary:
+    """Which trace it is whose events have been read: of which process, job and time."""
+    start_ns = end_ns = content = None
+    trace, events = attribution.trace, attribution.trace.events
+    if len(events):
+        start_ns = trace.zero_ns + round(float(events.start_us.min()) * 1e3)
+        if start_ns >= _SINCE_1970_NS:
+            end_ns = trace.zero_ns + round(float(events.end_us.max()) * 1e3)
+        digest = hashlib.blake2b(str(trace.zero_ns).encode(), digest_size=16)
+        for column in (events.start_us, events.duration_us, events.category, events.name, events.thread):
+            digest.update(np.ascontiguousarray(column).data)
+        digest.update("\0".join(events.names).encode(errors="surrogatepass"))
+        content = digest.hexdigest()
+    numbers = [number for number in attribution.steps.numbers if number is not None]
+    return TraceSummary(
+        source=trace.source,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        host=trace.host,
+        process_id=trace.process_id,
+        groups=tuple((group.name, group.ranks) for group in trace.process_groups),
+        start_ns=start_ns if end_ns is not None else None,
+        end_ns=end_ns,
+        first_step=min(numbers, default=None),
+        last_step=max(numbers, default=None),
+        content=content,
+    )
+
+
+def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
+    """The traces of every rank in a file with their events attributed; raises DpscopeError as `read_traces` does.
+
+    Those of small files are kept in this process: a replay needs the same traces after their tables have been made.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        status = None  # which reading it reports
+    if status is None or status.st_size > _KEPT_BYTES:
+        return _attributed.__wrapped__(path, limits)
+    return _attributed(path, limits, (status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=_KEPT_FILES)
+def _attributed(path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)) -> Sequence[Attribution]:
+    return [attribute(trace) for trace in read_traces(path, limits)]
+
+
+def named_collectives(attribution: Attribution) -> Table:
+    """`collective_table`, DataParallel's named by their phases where nothing else names them."""
+    return collective_table(attribution, collective_kinds(attribution))
+
+
+def rank_tables(attribution: Attribution) -> RankTables:
+    """The tables of one rank."""
+    trace = attribution.trace
+    steps, exposed = step_tables(attribution)
+    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    summary = replace(
+        trace_identity(attribution),
+        on_device=attribution.on_device,
+        range_counts=range_counts(attribution),
+        parallelism=parallelism_evidence(attribution),
+        communication_shown=not idle_device and not communication_lost(attribution),
+        reduction_ends_us=reduction_ends_us(attribution),
+        zero_ns=trace.zero_ns,
+        cut_short=trace.cut_short,
+        device_name=next(iter(trace.device_names), None),
+    )
+    record = RankRecord(
+        summary,
+        findings=(*trace.findings, *attribution_findings(attribution)),
+        timeline=timeline_bytes(step_timeline(attribution)),
+    )
+    return of_rank(
+        record,
+        steps=steps,
+        collectives=named_collectives(attribution),
+        dp_phases=dp_phase_table(attribution),
+        exposed=exposed,
+        copies=peer_copies(attribution),
+        kernels=kernel_times(attribution),
+    )
+
+
+def read(path: Path, limits: ReadLimits) -> RankTables:
+    """The tables of the ranks in a trace file; raises DpscopeError as `read_traces` does."""
+    return join_ranks([rank_tables(one) for one in read_attributed(path, limits)])

@@ -1,0 +1,128 @@
+"""The formats that ranks' tables are read from: one entry each. Which files a command takes, and its messages, follow."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from dpscope.analysis.traces.ranks.rank_tables import RankTables
+from dpscope.analysis.traces.reading.chunks import ReadLimits
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import natural_order
+
+Paths = str | Path | Sequence[str | Path] | Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format: what its files are called in messages, how their names end, and the module here whose `read` reads one."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    module: str
+    has_events: bool = False  # which merge, whatif and TensorBoard need
+
+    def recognises(self, file: Path) -> bool:
+        """By its name; dpscope's event files for TensorBoard, and unfinished files, end alike."""
+        unlike = file.name.startswith(".tmp-") or "tfevents" in file.name
+        return file.name.endswith(self.suffixes) and not unlike
+
+    def read(self, file: Path, limits: ReadLimits) -> RankTables:
+        """The tables of the ranks in a file; raises DpscopeError where it cannot be read."""
+        found: RankTables = import_module(f"{__package__}.{self.module}").read(file, limits)
+        return found
+
+
+PARTIALS = Reader("partial", (".dpscope",), "partial")
+TRACES = Reader("trace", (".json", ".json.gz"), "kineto", has_events=True)
+READERS = (
+    PARTIALS,
+    TRACES,  # last: a folder with others, too, is read as those
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of one format."""
+
+    reader: Reader
+    files: list[Path]
+
+
+def as_paths(paths: Paths) -> list[Path]:
+    """One path or several, as Path."""
+    return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+
+
+def find_files(paths: Paths) -> Found:
+    """The files among the paths, and what reads them: files as named, folders searched.
+
+    A named file is read as a trace unless its name is another format's. What cannot be searched inside a folder is among the
+    files, and its reader reports why. Raises DpscopeError when a path does not exist, a folder holds no file, or paths are of
+    different formats.
+    """
+    places: dict[Reader, Path] = {}
+    files: list[Path] = []
+    for path in as_paths(paths):
+        found = _found_in(path)
+        places.setdefault(found.reader, path)
+        files += found.files
+    (reader, first), *others = places.items()
+    for other, place in others:
+        raise DpscopeError(f"{first} is read as {reader.name} and {place} as {other.name}: give one kind of them alone")
+    return Found(reader, files)
+
+
+def find_traces(paths: Paths) -> list[Path]:
+    """The same for what needs events; raises DpscopeError for files without."""
+    found = find_files(paths)
+    if not found.reader.has_events:
+        named = found.reader.name
+        raise DpscopeError(f"{found.files[0]} is a {named} and holds no events, which are needed here; name the traces")
+    return found.files
+
+
+def holds_files(path: Path) -> bool:
+    """Whether there is a file that some reader reads."""
+    try:
+        return bool(find_files(path).files)
+    except DpscopeError:
+        return False
+
+
+def _found_in(path: Path) -> Found:
+    if not os.path.isdir(path):
+        if not _unless_hidden(path.exists):
+            raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
+        return Found(_reader_of(path) or TRACES, [path])
+    by_reader = _inside(path)
+    for reader in READERS:
+        if files := by_reader.get(reader):
+            return Found(reader, sorted(files, key=natural_order))
+    patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes]
+    listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
+    raise DpscopeError(f"{path} holds no trace: no {listed} in it; name a folder with traces")
+
+
+def _inside(folder: Path) -> dict[Reader, list[Path]]:
+    found: dict[Reader, list[Path]] = {TRACES: []}
+    walk = os.walk(folder, onerror=lambda error: found[TRACES].append(Path(error.filename)))
+    for parent, _, names in walk:
+        for file in (Path(parent, name) for name in names):
+            reader = _reader_of(file)
+            if reader is not None and _unless_hidden(file.is_file):
+                found.setdefault(reader, []).append(file)
+    return found
+
+
+def _reader_of(file: Path) -> Reader | None:
+    return next((reader for reader in READERS if reader.recognises(file)), None)
+
+
+def _unless_hidden(check: Callable[[], bool]) -> bool:
+    """The check of a path, or True where the permissions of its folder prevent it: its reader reports that."""
+    try:
+        return check()
+    except OSError:
+        return True
