@@ -45,7 +45,7 @@ def exposed_split(
 ) -> tuple[float, float, float]:
     """Exposed wait, transfer and other: a moment counts as transfer, else as wait, else as other, else as none of them.
 
-    `exposed` are the stretches in which the device waits for communication.
+    `exposed` are the stretches in which the device waits for communication, in order and without overlaps.
 
     >>> exposed_split([(10.0, 50.0)], [(20.0, 30.0)], [(5.0, 25.0)], [(28.0, 40.0)])  # 10-20 waits, 20-30 moves, 30-40 is other
     (10.0, 10.0, 10.0)
@@ -53,7 +53,7 @@ def exposed_split(
     transferring = merge(_spans(transfers))
     in_wait = merge(transferring, _spans(waits))
     in_flight = merge(in_wait, _spans(others))
-    of_device = merge(_spans(exposed))
+    of_device = _spans(exposed)
     moved, waited, every = (length(intersection(of_device, spans)) for spans in (transferring, in_wait, in_flight))
     return waited - moved, moved, every - waited
 
