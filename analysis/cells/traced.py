@@ -75,7 +75,12 @@ def traced_step_count(cell: CellView) -> int:
     return len(windows(cell))
 
 
-@TRACED.column("compute", "time", "Union of compute per device and step", interval=interval_of("compute"))
+@TRACED.column(
+    "compute",
+    "time",
+    "Time in which the device computes, overlapping kernels counted once",
+    interval=interval_of("compute"),
+)
 def compute_us(cell: CellView) -> float:
     return known(ledger(cell).compute_us, NOT_SHOWN)
 

@@ -176,11 +176,13 @@ def _subtraction(row: CellRow, data: "Job") -> str:
         return f"{result}; the traces do not show what is exposed."
     if abs(estimate - exposed) <= CLOSE * exposed:
         return f"{result}, close to the {show_time(exposed)} measured as exposed."
-    negative = ", which cannot be a time," if estimate < 0 else ""
+    if bounds and bounds.low <= exposed <= bounds.high:
+        measured = f"Measured as exposed: {show_time(exposed)}, which lies within that interval"
+        return f"{result}. {measured}, so this run cannot tell the two apart."
+
+    negative = ", a negative time," if estimate < 0 else ""
     times = f", {estimate / exposed:.2g} times" if estimate > 1.5 * exposed > 0 else f"{negative} against"
     compared = f"{result}{times} the {show_time(exposed)} measured as exposed"
-    if bounds and bounds.low <= exposed <= bounds.high:
-        return f"{compared}, which the interval includes."
     return f"{compared}{_why(row, data.on_device, estimate - exposed)}."
 
 

@@ -242,10 +242,12 @@ def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> lis
         parts.append(_Part(loader_us, "waiting for the loader", feed, untraced_us=chosen.step_us))
     if ledger.idle_us is not None and situation.on_device:
         unlaunched = ledger.unlaunched_us
-        nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""
-        advice = f"Check what the host does between launches; the devices are idle{nothing}."
+        idle = "; the devices are idle"
+        if unlaunched:
+            idle = f": for {show_time(unlaunched)} of a step the devices are idle and no work is queued"
+        advice = f"Check what the host does between launches{idle}."
         if unlaunched is not None and unlaunched < MOST_UNLAUNCHED * ledger.idle_us:
-            waited = f"for {show_time(ledger.idle_us - unlaunched)} of a step work was launched and none ran"
+            waited = f"for {show_time(ledger.idle_us - unlaunched)} of a step work is queued and none runs"
             advice = f"Check what kernels wait for (other streams, copies): {waited}."
         if situation.launch_bound:
             less = "give the host less to launch (torch.compile, CUDA graphs)"

@@ -141,7 +141,7 @@ def _above_peak(comparison: Comparison) -> Iterator[Finding]:
 def _of_times(row: CellRow) -> Iterator[Finding]:
     steps, blocks = row.samples_per_s, row.block_samples_per_s
     if steps and blocks and abs(apart := blocks / steps - 1) > THROUGHPUT_APART:
-        rates = f"{blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step ({apart:+.0%})"
+        rates = f"{blocks:,.0f} samples/s from one synchronisation to the next, {steps:,.0f} by the median step ({apart:+.0%})"
         yield RunCode.THROUGHPUT_DIFFERS.finding(f"{row.cell}: {rates}")
     if row.tracer_cost is not None and row.tracer_cost > TRACER_COST:
         slower = f"a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
@@ -156,7 +156,7 @@ def _estimates(row: CellRow) -> Iterator[Finding]:
     results = []
     for method, formula in FORMULAS.items():
         if (value := row.number(f"{method}_us")) is not None:
-            negative = ", negative, so it cannot be a time" if value < 0 else ""
+            negative = ", a negative time" if value < 0 else ""
             apart = f"{show_change(value - exposed)} from exposed, {show_change(value - total)} from all{negative}"
             results.append(f"{method}, {formula}, gives {show_time(value)} ({apart})")
     if results:

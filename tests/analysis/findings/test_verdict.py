@@ -220,12 +220,12 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length() -> None
         ),
         (
             {"idle_us": 40e3, "unlaunched_us": 30e3},
-            "Check what the host does between launches; the devices are idle: for 30.0 ms of a step nothing was launched.",
+            "Check what the host does between launches: for 30.0 ms of a step the devices are idle and no work is queued.",
             "Idle time of the devices: 40.0 ms of a 100.0 ms traced step (40%).",
         ),
         (
             {"idle_us": 40e3, "unlaunched_us": 4e3},
-            "Check what kernels wait for (other streams, copies): for 36.0 ms of a step work was launched and none ran.",
+            "Check what kernels wait for (other streams, copies): for 36.0 ms of a step work is queued and none runs.",
             "Idle time of the devices: 40.0 ms of a 100.0 ms traced step (40%).",
         ),
         (
