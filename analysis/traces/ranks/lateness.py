@@ -59,9 +59,14 @@ def late_ranks(table: Table) -> IntColumn:
     known = np.flatnonzero(table.known("wait_us") & table.known("match"))
     own = table.take(known)
     matches = _by_repeat(own, "match")
-    order = np.lexsort((own["duration_us"], matches.code))
-    shortest = order[np.searchsorted(matches.code[order], np.arange(len(matches)))]
-    late[known] = np.asarray(own["rank"])[shortest][matches.code]
+    duration_us = own["duration_us"]
+    least_us = matches.least(duration_us)
+    is_shortest = duration_us == least_us[matches.code]
+    places = np.flatnonzero(is_shortest)[::-1]
+    shortest = np.zeros(len(matches), dtype=np.int64)
+    shortest[matches.code[places]] = places  # of equals the first
+    last = own["rank"][shortest]
+    late[known] = last[matches.code]
     return late
 
 

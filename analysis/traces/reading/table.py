@@ -206,8 +206,11 @@ class Table:
 
     def take(self, rows: Rows) -> "Table":
         """The rows that are listed or marked."""
-        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        return Table({name: column[places] for name, column in self._columns.items()})
+        if rows.dtype == np.bool_:
+            if rows.all():
+                return self
+            rows = np.flatnonzero(rows)
+        return Table({name: column[rows] for name, column in self._columns.items()})
 
     def having(self, name: str, *words: str) -> "Table":
         """The rows whose column `name` holds one of these words."""
