@@ -114,7 +114,7 @@ def _read(
     whole = join_ranks(parts, unread)
     if not whole.ranks:
         reasons = [one.message for one in whole.unread]
-        reasons.append(f"{found.files[0]} contains no rank")
+        reasons.append(f"{found.files[0]} contains no rank; name torch.profiler traces, or partials of them")
         raise none_read(reasons[0])
     return whole, holders
 
@@ -219,4 +219,4 @@ def not_read(message: str) -> Finding:
 
 def none_read(message: str) -> DpscopeError:
     """For files of which none could be read; `message` is why one of them could not."""
-    return DpscopeError(f"no trace could be read: {message}; name torch.profiler traces")
+    return DpscopeError(f"no trace could be read: {message}")

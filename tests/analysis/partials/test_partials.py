@@ -458,9 +458,7 @@ def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path:
 def test_of_traces_none_of_which_can_be_read_nothing_is_written(traces: Path, tmp_path: Path) -> None:
     for path in traces.iterdir():
         path.write_bytes(b"no trace")
-    with pytest.raises(
-        DpscopeError, match=r"no trace could be read: .*0_0.pt.trace.json.gz.*; name torch.profiler traces"
-    ):
+    with pytest.raises(DpscopeError, match=r"no trace could be read: .*0_0.pt.trace.json.gz.*"):
         reduce_traces(traces, tmp_path / "partials" / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
 
