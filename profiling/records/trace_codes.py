@@ -78,6 +78,9 @@ class TraceCode(FindingCode):
         <node>_<rank>.pt.trace.json.gz"""
     RANKS_MISSING = """warning: Traces of some of the job's ranks are missing.
         -> add their traces; if they are lost, trace again"""
+    STEP_TIMES_APART = """error: Step times of ranks of one job differ by more than a factor of 100, which is impossible for
+        ranks that wait for each other.
+        -> check the units of the named ranks' times (nanoseconds read as microseconds are 1,000x), and trace again"""
     COLLECTIVES_UNMATCHED = """warning: Some collectives have no counterpart on every rank of their group, so they have no
         transfer and no wait.
         -> read the traces of all ranks for the same steps"""

@@ -152,3 +152,33 @@ def _longer_step(own: Table, usual: Table) -> str:
     part = max(longer_us, key=lambda one: longer_us[one])
     last = own["rank"][np.nan_to_num(own["exposed_wait_us"]).argmin()]
     return f"{text}: {_LONGER[part].format(time=show_time(longer_us[part]), rank=last)}"
+
+
+FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ
+_NAMED_RANKS = 8  # in a message
+
+
+def step_times_apart(steps: Table) -> list[Finding]:
+    """An error where median steps of ranks are FAR_APART; `steps` are whole steps."""
+    medians: dict[int, float] = {}
+    for rows in steps.group("rank", in_order=True).rows():
+        own = steps.take(rows)
+        medians[int(own["rank"][0])] = float(np.median(own["step_us"]))
+    if not medians or max(medians.values()) <= FAR_APART * min(medians.values()):
+        return []
+
+    typical = float(np.median(list(medians.values())))
+
+    def distance(rank: int) -> float:
+        return abs(float(np.log(medians[rank] / typical)))
+
+    furthest = sorted(medians, key=distance, reverse=True)
+    named = listed(
+        [f"rank {rank} {show_time(medians[rank])}" for rank in furthest],
+        _NAMED_RANKS,
+    )
+    return [
+        TraceCode.STEP_TIMES_APART.finding(
+            f"steps of ranks of one job are more than {FAR_APART:.0f}x apart: {named}; no waiting and no cost is given"
+        )
+    ]

@@ -10,13 +10,19 @@ from typing import Any
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts, with_waits
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, Tables, join_tables
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
-from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankTables, TraceSummary, Unread, join_ranks
 from dpscope.analysis.traces.ranks.readers import Paths, as_paths, find_files
-from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings, uneven_steps
+from dpscope.analysis.traces.ranks.step_findings import (
+    far_longer_steps,
+    idle_findings,
+    step_times_apart,
+    uneven_steps,
+)
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW, drawn_ranks
+from dpscope.analysis.traces.ranks.whole_steps import whole_steps
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted, listed
@@ -198,7 +204,10 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         for one in job.summaries
     ]
     matched = match_windows(job.table("collectives"), job.tables["collectives"].owners, windows, origins)
-    collectives = matched.table
+    collectives, apart = matched.table, step_times_apart(whole_steps(job.table("steps")))
+    if apart:
+        compared = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
+        collectives = collectives.assign(**dict.fromkeys(compared))
     parts = exposed_parts(collectives, job.table("exposed"))
     tables = {name: job.table(name) for name in COLUMNS}
     tables |= {
@@ -210,7 +219,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         NO_TABLES,
         **{name: table.assign(repeat=repeat) for name, table in tables.items()},
     )
-    return join_tables([whole]), matched.findings  # with all columns, where nothing was recorded too
+    return join_tables([whole]), (*matched.findings, *apart)  # with all columns, where nothing was recorded too
 
 
 def not_read(message: str) -> Finding:

@@ -30,7 +30,7 @@ from tests.helpers.made_traces import (
     write,
 )
 from tests.helpers.run_cells import windows
-from tests.helpers.several_jobs import write_job
+from tests.helpers.several_jobs import lengthened, write_job
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
@@ -206,3 +206,14 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     assert "because only one process was read" in action
     assert "Exposed communication: 900.0 µs of a 1.00 ms traced step (90%)" in action
     assert "saves" not in action  # reading traces shortens no step
+
+
+@pytest.mark.parametrize(("factor", "errors"), [(1000.0, ["step_times_apart"]), (20.0, [])])
+def test_times_in_nanoseconds_are_an_error_and_no_wait_and_a_slow_rank_is_neither(
+    tmp_path: Path, factor: float, errors: list[str]
+) -> None:
+    write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    write_trace(lengthened(ddp_trace(1, 2).trace, factor), tmp_path / "rank1.json")
+    analysis = analyze_traces(tmp_path)
+    assert [one.code for one in analysis.findings if one.severity == "error"] == errors
+    assert analysis.collectives["wait_us"].notna().any() == (not errors)
