@@ -204,7 +204,7 @@ def test_what_every_other_option_saves(buckets: RunData) -> None:
         (CellOptions(gradient_as_bucket_view="on"), "--gradient-as-bucket-view on saves 30.0 ms"),
         (CellOptions(static_graph="on"), "--static-graph on saves 30.0 ms"),
         (CellOptions(broadcast_buffers="off"), "--broadcast-buffers off saves 30.0 ms"),
-        (CellOptions(accumulate=4), "cutting the batch into 4 saves 30.0 ms"),
+        (CellOptions(accumulate=4), "--accumulate 4 saves 30.0 ms"),
     ):
         having = in_cell(without, msgspec.structs.replace(plain.cell, variant="", options=options))
         run = replace(buckets, cells={one.cell.name: one for one in (plain, having)})
