@@ -3,6 +3,7 @@
 Every step also averages its loss over the ranks, as training loops do: an all-reduce that is none of gradients.
 """
 
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -45,11 +46,11 @@ def replicated(make: Callable[..., object], sizes: tuple[int, ...]) -> Callable[
     def model(mesh: DeviceMesh) -> nn.Module:
         layers = [nn.Linear(size, out) for size, out in pairwise(sizes)]
         whole = nn.Sequential(*layers)
-        if make is replicate_by_layer:
-            for module in (*layers, whole):
-                make(module, mesh=mesh)
-        else:
-            make(whole, device_mesh=mesh)
+        # Under torch 2.9 replicate() by layer takes its mesh by the other's name.
+        name = "mesh" if "mesh" in inspect.signature(make).parameters else "device_mesh"
+        modules = (*layers, whole) if make is replicate_by_layer else (whole,)
+        for module in modules:
+            make(module, **{name: mesh})
         return whole
 
     return model
