@@ -46,11 +46,12 @@ def replicated(make: Callable[..., object], sizes: tuple[int, ...]) -> Callable[
     def model(mesh: DeviceMesh) -> nn.Module:
         layers = [nn.Linear(size, out) for size, out in pairwise(sizes)]
         whole = nn.Sequential(*layers)
-        # Under torch 2.9 replicate() by layer takes its mesh by the other's name.
-        name = "mesh" if "mesh" in inspect.signature(make).parameters else "device_mesh"
-        modules = (*layers, whole) if make is replicate_by_layer else (whole,)
-        for module in modules:
-            make(module, **{name: mesh})
+        if make is not replicate_by_layer:
+            make(whole, device_mesh=mesh)
+            return whole
+        takes_mesh = "mesh" in inspect.signature(make).parameters  # torch 2.9 makes its own
+        for module in (*layers, whole):
+            make(module, **({"mesh": mesh} if takes_mesh else {}))
         return whole
 
     return model
