@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -49,9 +50,11 @@ def replicated(make: Callable[..., object], sizes: tuple[int, ...]) -> Callable[
         if make is not replicate_by_layer:
             make(whole, device_mesh=mesh)
             return whole
-        takes_mesh = "mesh" in inspect.signature(make).parameters  # torch 2.9 makes its own
+        options: dict[str, Any] = {}
+        if "mesh" in inspect.signature(make).parameters:  # torch 2.9's makes its own
+            options["mesh"] = mesh
         for module in (*layers, whole):
-            make(module, **({"mesh": mesh} if takes_mesh else {}))
+            make(module, **options)
         return whole
 
     return model
