@@ -144,7 +144,12 @@ class Node:
 
 def healthy_node(count: int) -> Node:
     """For the checks of real GPUs: the data of doctor's all-reduce (4 MiB) arrives, that of gradients takes no host's time."""
-    return Node(devices=(Device(),) * count, collectives=Collectives(largest_moved_bytes=4 * 2**20))
+    sleep = KernelTime(name="spin_kernel", us=200_000)  # a calibration's calls are queued meanwhile
+    return Node(
+        devices=(Device(),) * count,
+        kernels=Kernels(by_name=(sleep,)),
+        collectives=Collectives(largest_moved_bytes=4 * 2**20),
+    )
 
 
 @dataclass(frozen=True)
