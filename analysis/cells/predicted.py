@@ -20,7 +20,7 @@ from dpscope.analysis.costs.collective_streams import (
     BucketSchedule,
     ddp_schedule,
 )
-from dpscope.analysis.costs.cost import Basis, Cost, NotKnown, Place
+from dpscope.analysis.costs.cost import Basis, Cost, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us
 from dpscope.analysis.stats.missing import Missing, known
@@ -99,10 +99,10 @@ def cost_of(
     key: _CostKey,
     statistic: Statistic = "slowest",
 ) -> Cost:
-    """Of one of the cell's collectives, to be compared with what was measured of it; raises NotKnown."""
+    """Of one of the cell's collectives, to be compared with what was measured of it; raises Missing."""
     kind, ranks, size = key
     if kind in concurrent_collectives(data.strategy, data.devices, data.nodes):
-        raise NotKnown(f"several groups run their {kind} at the same time, and what is known is of one group alone")
+        raise Missing(f"several groups run their {kind} at the same time, and what is known is of one group alone")
     return costs.cost(kind, size, place_of(data, kind, ranks), statistic=statistic, exact=True)
 
 
@@ -241,7 +241,7 @@ def _prediction(data: Job, key: _CostKey, costs: Costs, per_step: float = 1.0) -
             cost_of(data, costs, key, "shortest"),
             cost_of(data, costs, key),
         )
-    except NotKnown as unknown:
+    except Missing as unknown:
         return replace(row, reason=str(unknown))
     return replace(
         row,

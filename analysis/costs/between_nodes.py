@@ -17,26 +17,24 @@ from dpscope.analysis.costs.cost import (
     Cost,
     Known,
     Links,
-    NotKnown,
     Place,
     banded,
 )
 from dpscope.analysis.costs.formulas import bus_factor, ring_hops
 from dpscope.analysis.costs.node_rates import NodeRate, rate_between
+from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import CollectiveFit
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import REACHED_RATE
 
 RING, TREE, HIERARCHY = "ring", "tree", "hierarchy"
-_REACHED_BAND, _SPECIFIED_BAND, _HIERARCHY_BAND = (
-    0.15,
-    0.35,
-    0.35,
-)  # half a 90% band, in logarithms
-_LEAST_REACHED, _MOST_REACHED = (
-    0.05,
-    1.5,
-)  # of a specification; beyond, it is that of another link
+# Half a 90% band, in logarithms:
+_REACHED_BAND = 0.15
+_SPECIFIED_BAND = 0.35
+_HIERARCHY_BAND = 0.35
+# Of a specification; beyond, it is that of another link:
+_LEAST_REACHED = 0.05
+_MOST_REACHED = 1.5
 
 
 class Hop(NamedTuple):
@@ -76,7 +74,7 @@ def rate_between_nodes(call: Call, known: Known) -> Cost | None:
         return None
     measured = _rate_between(known)
     if measured is not None:
-        words = f"the rate between nodes calibrated on {measured.layout}"
+        words = f"the rate between nodes calibrated on {measured.place}"
         return _by_rate(
             call,
             known,
@@ -89,10 +87,10 @@ def rate_between_nodes(call: Call, known: Known) -> Cost | None:
         return None
     if known.place.nodes > 1 and call.on_measured_links:
         on_each = counted(known.place.per_node, "device")
-        raise NotKnown(
+        raise Missing(
             f"measured with {on_each} a node, requested with {place.per_node}: give --link, or calibrate there"
         )
-    raise NotKnown(
+    raise Missing(
         "the cost of the link between nodes is not known: give --link, such as --link 100Gb/s, or calibrate over "
         "several nodes"
     )
@@ -115,7 +113,7 @@ def _by_rate(
     if place.nodes > 1 and inside.devices > 1:
         try:
             cost = known.answer(call._replace(place=inside, links=Links(intra=call.links.intra)))
-        except NotKnown:
+        except Missing:
             after = "; links within a node taken to be no slower"
         else:
             within = (cost.latency_us, cost.transfer_us)
@@ -131,7 +129,7 @@ def _by_rate(
         within,
     )
     if way is None:
-        raise NotKnown(f"there is no model of {call.kind} by a link's rate")
+        raise Missing(f"there is no model of {call.kind} by a link's rate")
     name, latency_us, transfer_us = way
     if name == HIERARCHY:
         half, bound = _HIERARCHY_BAND, False
@@ -215,7 +213,7 @@ def _hop_of(measured: NodeRate, known: Known) -> Hop:
     latency_us = _hop_us(fit) if fit is not None else 0.0
     return Hop(
         latency_us,
-        f", {latency_us:.3g} us a hop as calibrated on {measured.layout} devices",
+        f", {latency_us:.3g} us a hop as calibrated on {measured.place} devices",
     )
 
 

@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from dpscope.analysis.costs.cost import NotKnown, Place
+from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.other_counts import Law, Timed, medians
+from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding, counted, grouped
@@ -73,7 +74,7 @@ def _forecast(costs: Costs, kind: str, place: Place, size: int, measured_us: flo
         return CollectiveForecast(*row, measured_us, None, None, MEASURED)
     try:
         cost = costs.cost(kind, size, place)
-    except NotKnown as unknown:
+    except Missing as unknown:
         return CollectiveForecast(*row, None, None, None, f"not known: {unknown}")
     return CollectiveForecast(*row, cost.total_us, cost.low_us, cost.high_us, cost.words)
 

@@ -15,10 +15,6 @@ _Result = TypeVar("_Result")
 Basis = Literal["calibration", "specification", "transfers", "law", "rate"]
 
 
-class NotKnown(Exception):  # noqa: N818 (an answer, not a fault)
-    """The measurements do not support a number; the message is the reason."""
-
-
 class Place(NamedTuple):
     """How many devices, on nodes of so many."""
 
@@ -161,7 +157,7 @@ class Known(ABC):
 
     @abstractmethod
     def answer(self, call: Call) -> Cost:
-        """What the best source has; raises NotKnown."""
+        """What the best source has; raises Missing."""
 
     def once(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
         """The result of `make`, computed once for each key."""

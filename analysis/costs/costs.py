@@ -13,7 +13,6 @@ from dpscope.analysis.costs.cost import (
     Cost,
     Known,
     Links,
-    NotKnown,
     Place,
     banded,
 )
@@ -21,6 +20,7 @@ from dpscope.analysis.costs.data_sheet import data_sheet
 from dpscope.analysis.costs.other_counts import by_law
 from dpscope.analysis.costs.own_transfers import carried_transfers, own_transfers
 from dpscope.analysis.costs.timed_here import timed_here
+from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
@@ -28,7 +28,7 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Manifest
 
 Source = Callable[[Call, Known], Cost | None]
-"""Answers, returns None where the next source is to be asked, or raises NotKnown where no other may stand in for it."""
+"""Answers, returns None where the next source is to be asked, or raises Missing where no other may stand in for it."""
 
 SOURCES: tuple[Source, ...] = (
     stated_link,  # of the question: replaces what was measured
@@ -54,7 +54,7 @@ class Costs(Known):
         statistic: Statistic = "slowest",
         exact: bool = False,
     ) -> Cost:
-        """The cost of one collective, by the first source that has it; raises NotKnown."""
+        """The cost of one collective, by the first source that has it; raises Missing."""
         call = Call(kind, size_bytes, place, links, statistic, exact)
         return self.once(call, lambda: self.answer(call))
 
@@ -65,7 +65,7 @@ class Costs(Known):
             cost = source(call, self)
             if cost is not None:
                 return cost
-        raise NotKnown(self._why_nothing(call))
+        raise Missing(self._why_nothing(call))
 
     def basis(self, place: Place) -> Basis | None:
         """What an exact cost on these devices rests on: a calibration of them, else the link's specification; None if neither."""

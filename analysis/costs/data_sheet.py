@@ -11,11 +11,11 @@ from dpscope.analysis.costs.cost import (
     Call,
     Cost,
     Known,
-    NotKnown,
     Place,
     banded,
 )
 from dpscope.analysis.costs.formulas import bus_factor, moved_as, ring_us
+from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.finding import counted
 
@@ -26,14 +26,15 @@ def data_sheet(call: Call, known: Known) -> Cost | None:
     """Never next to a calibration on these devices: what it lacks is to be calibrated."""
     ranks = call.place.devices
     if call.exact and known.calibrated(call.place) is not None:
-        raise NotKnown(f"the calibration holds no {call.kind} on {counted(ranks, 'rank')}")
+        raise Missing(f"the calibration holds no {call.kind} on {counted(ranks, 'rank')}")
     link = known.link(call.place)
     if link is None:
         return None
     time_us = ring_us(call.kind, call.size_bytes, ranks, link.gb_per_s)
     if time_us is None:
-        raise NotKnown(f"there is no ring model of {call.kind}")
-    factor, size = bus_factor(call.kind, ranks), show_bytes(call.size_bytes)
+        raise Missing(f"there is no ring model of {call.kind}")
+    factor = bus_factor(call.kind, ranks)
+    size = show_bytes(call.size_bytes)
     formula = f"f × S/B = {factor:.4g} × {size} / {link.gb_per_s:.4g} GB/s (f: bus factor)"
     words = f"{link.name}: specification, so the step is at least this, no latency known, ring"
     cost = banded(0.0, time_us, _BAND, "specification", words, bound=True)
@@ -64,7 +65,8 @@ def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
 
 
 def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
-    calibration, fit = known.calibrated(place), known.fit(kind, place)
+    calibration = known.calibrated(place)
+    fit = known.fit(kind, place)
     if calibration is None or fit is None:
         return None
     rate = largest_bus_gb_per_s(fit)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration
@@ -20,13 +21,12 @@ class NodeRate:
     nodes: int
 
     @property
-    def layout(self) -> str:
-        """Such as ``8``, over several nodes ``2x8``."""
-        return str(self.devices) if self.nodes == 1 else f"{self.nodes}x{self.devices // self.nodes}"
+    def place(self) -> Place:
+        return Place(self.devices, -(-self.devices // self.nodes))
 
     def __str__(self) -> str:
         return (
-            f"{self.gb_per_s:.3g} GB/s (bus bandwidth of {self.collective}, {show_bytes(self.size_bytes)} on {self.layout} "
+            f"{self.gb_per_s:.3g} GB/s (bus bandwidth of {self.collective}, {show_bytes(self.size_bytes)} on {self.place} "
             "devices)"
         )
 

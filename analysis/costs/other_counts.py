@@ -27,11 +27,11 @@ from dpscope.analysis.costs.cost import (
     Call,
     Cost,
     Known,
-    NotKnown,
     Place,
     banded,
 )
 from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 
@@ -41,23 +41,10 @@ FREE_DISTANCE = 4.0  # times the largest measured count, beyond which the law mu
 HELD = 1.25  # times too long or too short, at most, of a law that holds
 _LOCAL_COUNTS = 3  # the largest, over which a size's own residual is taken
 _GROWTH = 0.4  # exponent of log2(distance) by which errors grow, on generated clusters and on a real one
-_ASSUMED_ERRORS = (
-    0.05,
-    0.1,
-    0.15,
-    0.2,
-    0.25,
-    0.3,
-    0.35,
-    0.4,
-    0.5,
-    0.7,
-)  # in logarithms, at twice the count
+_ASSUMED_ERRORS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7)  # in logarithms, at twice the count
 _ASSUMED_WEIGHT = 0.6  # of each, next to a measured one
-_NEAR_OCTAVES, _FAR_WEIGHT = (
-    2.0,
-    0.25,
-)  # range of errors that count in full for a size's band; weight of the others
+_NEAR_OCTAVES = 2.0  # range of sizes whose errors count in full for a size's band
+_FAR_WEIGHT = 0.25  # of the other errors
 _LEAST_BAND = 0.05  # in logarithms, half a band
 
 Layout = tuple[int, int]
@@ -108,7 +95,7 @@ def by_law(call: Call, known: Known) -> Cost | None:
         return None
     if place.nodes == 1 and not known.alike:
         devices = place.devices
-        raise NotKnown(
+        raise Missing(
             "the links between the devices differ in rate, and there is no calibration on "
             f"{counted(devices, 'device')}: run dpscope calibrate with --devices {devices}"
         )
@@ -128,7 +115,8 @@ def _law(calibration: Calibration, kind: str, per_node: int | None) -> "Law | No
     if per_node is None:
         alike = [point for point in points if point.nodes == 1]
     else:
-        alike = [point for point in points if point.nodes == Place(point.devices, per_node).nodes > 1]
+        several = [point for point in points if point.nodes > 1]
+        alike = [point for point in several if point.nodes == Place(point.devices, per_node).nodes]
     return Law(kind, alike) if alike else None
 
 
@@ -187,32 +175,46 @@ class Law:
 
     def predicted_log_us(self, layout: Layout, size: float) -> float:
         """By the law and what it misses on measured counts: between these interpolated, else a median of the largest."""
-        counts = [devices for _, devices in self.layouts]
-        if counts[0] < layout[1] < counts[-1]:
-            missed = [_interpolated(self.residuals[one], size) for one in self.layouts]
-            return self._log_us(layout, size) + _interpolated(dict(zip(counts, missed, strict=True)), layout[1])
+        law = self._log_us(layout, size)
+        _, devices = layout
+        _, smallest = self.layouts[0]
+        _, largest = self.layouts[-1]
+        if smallest < devices < largest:
+            return law + self._missed_between(devices, size)
+        return law + self._missed_by_the_largest(size)
+
+    def _missed_between(self, devices: int, size: float) -> float:
+        """log(measured / law) interpolated between the measured counts, at each of them between sizes."""
+        missed: dict[int, float] = {}
+        for layout in self.layouts:
+            _, count = layout
+            missed[count] = _interpolated(self.residuals[layout], size)
+        return _interpolated(missed, devices)
+
+    def _missed_by_the_largest(self, size: float) -> float:
+        """The median of log(measured / law) over the largest counts, at the nearest size and its neighbours."""
         distances = [abs(math.log(one / size)) for one in self.sizes]
         nearest = distances.index(min(distances))
         near = self.sizes[max(0, nearest - 1) : nearest + 2]
-        missed = []
-        for one in self.layouts[-_LOCAL_COUNTS:]:
-            missed += [residual for own, residual in self.residuals[one].items() if own in near]
-        return self._log_us(layout, size) + float(np.median(missed))
+        missed: list[float] = []
+        for layout in self.layouts[-_LOCAL_COUNTS:]:
+            residuals = self.residuals[layout]
+            missed += [residuals[one] for one in near if one in residuals]
+        return float(np.median(missed))
 
     @cached_property
     def _left_out(self) -> list[_LeftOut]:
         """Each count predicted from the smaller ones."""
         errors = []
         for largest in sorted({devices for _, devices in self.layouts}):
-            kept = Law(
-                self.kind,
-                [point for point in self.points if point.devices <= largest],
-            )
-            for point in self.points:
-                if point.devices > largest:
-                    predicted = kept.predicted_log_us(point.layout, point.size_bytes)
-                    error = abs(math.log(point.time_us) - predicted)
-                    errors.append(_LeftOut(point.size_bytes, point.devices / largest, error))
+            smaller = [point for point in self.points if point.devices <= largest]
+            beyond = [point for point in self.points if point.devices > largest]
+            kept = Law(self.kind, smaller)
+            for point in beyond:
+                predicted = kept.predicted_log_us(point.layout, point.size_bytes)
+                error = abs(math.log(point.time_us) - predicted)
+                distance = point.devices / largest
+                errors.append(_LeftOut(point.size_bytes, distance, error))
         return errors
 
     def _holds(self, size: float) -> bool:
@@ -233,28 +235,47 @@ class Law:
             weight = 1.0 if one.is_near(size) else _FAR_WEIGHT
             weighted.append((one.error / _growth(one.distance), weight))
         weighted.sort()
-        shares = np.cumsum([weight for _, weight in weighted])
-        place = int(np.searchsorted(shares / shares[-1], INSIDE))
-        return weighted[min(place, len(weighted) - 1)][0]
+        weights = np.cumsum([weight for _, weight in weighted])
+        shares = weights / weights[-1]
+        place = int(np.searchsorted(shares, INSIDE))
+        last = len(weighted) - 1
+        error, _ = weighted[min(place, last)]
+        return error
+
+    @cached_property
+    def _known(self) -> str:
+        """On which counts it was measured."""
+        counts = [str(Place(devices, -(-devices // nodes))) for nodes, devices in self.layouts]
+        return f"calibrated on {', '.join(counts)} devices"
+
+    def _distance(self, devices: int) -> float:
+        """How many times a count is beyond the measured ones, above or below them."""
+        _, smallest = self.layouts[0]
+        _, largest = self.layouts[-1]
+        return max(devices / largest, smallest / devices)
+
+    def _refusal(self, devices: int, within: float, why: str) -> Missing:
+        """That no cost is given on a count, why, and the next one to measure: one from which it is `within` times away."""
+        _, largest = self.layouts[-1]
+        nearer = max(2 * largest, math.ceil(devices / within))
+        distance = self._distance(devices)
+        where = f"{self.kind} {self._known}: {distance:.3g} times beyond the measured counts"
+        return Missing(f"{where}: {why}; measure at {nearer}")
 
     def cost(self, place: Place, size: float) -> Cost:
-        """On a count that was not measured, or only at one size; raises NotKnown where the band would be too wide."""
-        smallest, largest = self.layouts[0][1], self.layouts[-1][1]
-        measured = [str(Place(devices, -(-devices // nodes))) for nodes, devices in self.layouts]
-        known = f"calibrated on {', '.join(measured)} devices"
-        distance = max(place.devices / largest, smallest / place.devices)
+        """On a count that was not measured, or only at one size; raises Missing where the band would be too wide."""
+        distance = self._distance(place.devices)
         at_twice = self.half_band(size)
         half = max(_LEAST_BAND, at_twice * _growth(distance))
-        beyond = f"{self.kind} {known}: {distance:.3g} times beyond the measured counts"
         if half > math.log(WIDEST):
-            nearer = max(2 * largest, math.ceil(place.devices / _reach(at_twice)))
-            raise NotKnown(f"{beyond}: the band is wider than {WIDEST:g} times; measure at {nearer}")
+            why = f"the band is wider than {WIDEST:g} times"
+            raise self._refusal(place.devices, _reach(at_twice), why)
         if distance > FREE_DISTANCE and not self._holds(size):
-            nearer = max(2 * largest, math.ceil(place.devices / FREE_DISTANCE))
-            raise NotKnown(f"{beyond}: no count left out confirms the law; measure at {nearer}")
+            why = "no count left out confirms the law"
+            raise self._refusal(place.devices, FREE_DISTANCE, why)
         time_us = math.exp(self.predicted_log_us(place.layout, size))
         latency_us = min(self.latency_us(place.layout), time_us)
-        words = f"{known} and carried to {place} by a law"
+        words = f"{self._known} and carried to {place} by a law"
         return banded(latency_us, time_us - latency_us, half, "law", words)
 
 
@@ -307,12 +328,17 @@ def _fitted(kind: str, points: Sequence[Timed]) -> tuple[float, float, float]:
         law_us = a + b * doublings + moved * per_byte
         return np.append(np.log(law_us) - np.log(times_us), growth)
 
-    rates, least_us = times_us / moved, float(times_us.min())
+    us_per_byte_of_each = times_us / moved
     large = moved >= np.quantile(moved, 0.8)
+    starts = (
+        np.median(us_per_byte_of_each[large]),
+        np.median(us_per_byte_of_each),
+    )
+    least_us = float(times_us.min())
     fits = []
-    for per_byte in (np.median(rates[large]), np.median(rates)):
+    for per_byte in starts:
         start = np.log([least_us, 0.3 * least_us, per_byte])
         fits.append(least_squares(residuals, start, loss="soft_l1", f_scale=0.1))
     best = min(fits, key=lambda fit: fit.cost)
-    a, b, per_byte = np.exp(best.x).tolist()
-    return a, b, per_byte
+    a_us, b_us, us_per_byte = np.exp(best.x).tolist()
+    return a_us, b_us, us_per_byte

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.costs.cost import Cost, NotKnown, Place
+from dpscope.analysis.costs.cost import Cost, Place
 from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.what_if.replay import Conditions, Prepared, Scale, between_buckets
 from dpscope.analysis.what_if.scenario import Base, Scenario, Setting
 from dpscope.analysis.what_if.step_profile import (
@@ -43,21 +44,21 @@ def place_of(base: Base, scenario: Scenario) -> Place:
 
 
 def setting_of(base: Base, scenario: Scenario) -> Setting:
-    """Everything that the step runs under; raises NotKnown for micro-batches that cannot be made from the base's step."""
+    """Everything that the step runs under; raises Missing for micro-batches that cannot be made from the base's step."""
     accumulate = scenario.accumulate or base.accumulate
     if accumulate % base.accumulate:
-        raise NotKnown(
+        raise Missing(
             f"the base's step is {base.accumulate} micro-batches, which its trace does not separate: give --accumulate "
             f"{base.accumulate} or a multiple of it, or take a cell without accumulation as the base"
         )
     micro_batch = base.setting.micro_batch
     if scenario.batch_size is not None:
         if base.batch_size is None:
-            raise NotKnown("the base's batch is not known: give --base-batch-size")
+            raise Missing("the base's batch is not known: give --base-batch-size")
         micro_batch, left = divmod(scenario.batch_size, accumulate)
         if left:
             samples = counted(scenario.batch_size, "sample")
-            raise NotKnown(
+            raise Missing(
                 f"{samples} cannot be cut into {accumulate} equal micro-batches: give a multiple of {accumulate}"
             )
     cap_mib = base.bucketing.cap_mib
@@ -76,7 +77,7 @@ def setting_of(base: Base, scenario: Scenario) -> Setting:
 
 
 def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) -> Inputs:
-    """What to replay a profile under; raises NotKnown."""
+    """What to replay a profile under; raises Missing."""
     ends, sizes = _buckets(base, profile, setting)
     each = _bucket_costs(base, profile, setting, costs, sizes)
     others = [(one, _other_us(base, one, setting, costs)) for one in profile.others]
@@ -123,7 +124,7 @@ def _buckets(base: Base, profile: StepProfile, setting: Setting) -> tuple[tuple[
     """Ends of buckets and the bytes they send; the base's own buckets are taken as they were measured."""
     hook, bucketing = setting.hook, setting.bucketing
     if hook not in HOOK_FACTORS:
-        raise NotKnown(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
+        raise Missing(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
 
     def cut() -> tuple[tuple[int, ...], list[float]]:
         gradients = profile.gradients
@@ -157,7 +158,7 @@ def _as_in_the_run(
         return [one.measured_as(time) for time, one in zip(times, modelled, strict=True)]
     try:
         model_us = sum(costs.cost("all_reduce", size, base.place).total_us for size in measured)
-    except NotKnown:
+    except Missing:
         model_us = 0.0
     ratio = sum(times) / model_us if model_us > 0 else 1.0
     factor = ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0
@@ -182,13 +183,13 @@ def _other_us(base: Base, one: OtherCollective, setting: Setting, costs: Costs) 
     try:
         now_us = costs.cost(one.kind, one.bytes, setting.place, setting.links).total_us
         before_us = costs.cost(one.kind, one.bytes, base.place).total_us
-    except NotKnown:
+    except Missing:
         return None
     return one.cost_us * now_us / before_us if before_us > 0 else None
 
 
 def scale_of(base: Base, setting: Setting) -> Scale:
-    """How the works change with the batch; raises NotKnown."""
+    """How the works change with the batch; raises Missing."""
     wanted, measured = setting.micro_batch, base.setting.micro_batch
     if wanted is None or measured is None or wanted == measured:
         return base.traced
@@ -203,7 +204,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     before_us = _single_us(base, measured)
     reached, basis = ([measured], "the base was") if before_us is None else (sorted(base.single_us), "one device was")
     if not reached[0] / BATCH_REACH <= wanted <= reached[-1] * BATCH_REACH:
-        raise NotKnown(
+        raise Missing(
             f"a forward pass of {counted(wanted, 'sample')} is too far from what {basis} measured at "
             f"({', '.join(map(str, reached))}): {BATCH_REACH:g} times beyond at most"
         )
@@ -212,7 +213,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     fixed = [one.works.busy_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
     fixed_us, after_us = base.traced.busy * float(np.mean(fixed)), _single_us(base, wanted)
     if after_us is None or min(after_us, before_us) <= fixed_us:
-        raise NotKnown(
+        raise Missing(
             f"one device's steps at {measured} and {counted(wanted, 'sample')} a pass are not longer than what no batch "
             f"changes, {fixed_us / 1e3:.3g} ms: what a sample costs is not known"
         )

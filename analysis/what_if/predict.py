@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.costs.cost import NotKnown, Place
+from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.band import (
     ASSUMED_ERROR,
@@ -72,28 +73,28 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     unanswered = Prediction(place.devices, place.nodes, scenario.batch_size)
     try:
         if (why := base.once("refusal", lambda: _base_refusal(base))) is not None:
-            raise NotKnown(why)
+            raise Missing(why)
         setting = setting_of(base, scenario)
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
         replays = [_replayed(base, *profiles, setting, costs) for profiles in _profiles(base, setting.on_time)]
-    except NotKnown as unknown:
+    except Missing as unknown:
         return replace(unanswered, reason=str(unknown))
     return _joined(base, setting, costs, unanswered, replays)
 
 
 def _check(base: Base, setting: Setting) -> None:
-    """Raise NotKnown where a replay would show nothing."""
+    """Raise Missing where a replay would show nothing."""
     devices = setting.place.devices
     if base.devices == 1 and devices > 1:
-        raise NotKnown("the base ran on one device, so nothing was measured between devices: take a cell of several")
+        raise Missing("the base ran on one device, so nothing was measured between devices: take a cell of several")
     if devices not in (1, base.devices) and not base.lateness.known:
-        raise NotKnown("one rank was read, so how late ranks are is not known: give every rank's trace")
+        raise Missing("one rank was read, so how late ranks are is not known: give every rank's trace")
     if devices > FARTHEST * base.largest:
         times = f"{devices / base.largest:,.0f}x the largest measured count ({base.largest})"
-        raise NotKnown(f"{times}: {FARTHEST:g}x at most")
+        raise Missing(f"{times}: {FARTHEST:g}x at most")
     if setting.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
-        raise NotKnown(
+        raise Missing(
             f"the host bounds this step: {100 * share:.0f}% of it is launching, which hides what a link changes; trace a larger "
             "batch, or torch.compile, first"
         )
@@ -157,7 +158,7 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     ranks = sorted({one.rank for one in base.every if one.rank is not None})
     if rank not in ranks or len(ranks) < 2:
         shown = ", ".join(map(str, ranks)) or "none"
-        raise NotKnown(f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}")
+        raise Missing(f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}")
 
     def pairs() -> list[tuple[StepProfile, StepProfile]]:
         others = [one for one in base.every if one.rank != rank]
@@ -177,7 +178,7 @@ def _replayed(
     setting: Setting,
     costs: Costs,
 ) -> _Change:
-    """The setting replayed on one profile, against the replay of the measured one; raises NotKnown."""
+    """The setting replayed on one profile, against the replay of the measured one; raises Missing."""
     inputs = inputs_of(base, profile, setting, costs)
     then = Replay(inputs.prepared, inputs.conditions)
     now = base.replayed(measured, base.contention.gamma)
@@ -295,7 +296,7 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
         if not measured:
             return alone_us, "the base's replay without its other devices"
         same_batch_us = _alone_us(base, setting_of(base, Scenario(batch_size=measured[0])), costs)
-    except NotKnown:
+    except Missing:
         return None, ""
     same = alone_us == same_batch_us
     basis = "one device's step as it was measured" if same else "one device's measured step, scaled as its replay is"
@@ -303,7 +304,7 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
 
 
 def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
-    """The step of a setting's compute on one device, as its replay has it; raises NotKnown."""
+    """The step of a setting's compute on one device, as its replay has it; raises Missing."""
     alone = setting._replace(place=Place(1, 1), on_time=None)
 
     def mean_us() -> float:

@@ -5,9 +5,10 @@ from msgspec.structs import replace
 
 from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.costs.contention import contention_of
-from dpscope.analysis.costs.cost import Cost, Links, NotKnown, Place
+from dpscope.analysis.costs.cost import Cost, Links, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.node_rates import rate_between, rate_within
+from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration, Contention
 from dpscope.profiling.records.links import LinkRate
 from tests.helpers.known import known
@@ -32,7 +33,7 @@ def cost(question: Costs, devices: int, per_node: int, links: Links = AS_MEASURE
 
 
 def why_not(question: Costs, devices: int, per_node: int, links: Links = AS_MEASURED) -> str:
-    with pytest.raises(NotKnown) as unknown:
+    with pytest.raises(Missing) as unknown:
         cost(question, devices, per_node, links)
     return str(unknown.value)
 
@@ -64,7 +65,7 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
 def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> None:
     """Within four devices from two, 10 x 1.6 / 1.3 + 1.5 x 100; between two nodes 2 hops of 100/6 and S / rate."""
     rate = known(rate_between(BOTH))
-    assert rate.layout == "2x2"
+    assert str(rate.place) == "2x2"
     assert rate.gb_per_s == pytest.approx(1e7 / 10_100 / 1e3 * 1.5)
     found = cost(costs(), 8, 4)
     assert found.total_us == pytest.approx(16 / 1.3 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02)
@@ -93,7 +94,7 @@ def test_rates_within_and_between_nodes_of_as_many_devices() -> None:
     both = fitted(WITHIN, timed(2, 0.0, 0.5, SIZES, nodes=2))
     between, within = known(rate_between(both)), known(rate_within(both))
     assert str(between) == "0.5 GB/s (bus bandwidth of all_reduce, 10.0 MB on 2x1 devices)"
-    assert within.layout == "2"
+    assert str(within.place) == "2"
     assert within.gb_per_s == pytest.approx(1e7 / 1010 / 1e3)
     assert rate_between(fitted(WITHIN)) is None
 

@@ -5,10 +5,11 @@ import pytest
 
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.contention import contention_of, contention_ratios
-from dpscope.analysis.costs.cost import NotKnown, Place
+from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
 from dpscope.analysis.report.calibration import calibration_tables
+from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Contention
@@ -38,7 +39,7 @@ def exact_us(costs: Costs, devices: int, nodes: int, size_bytes: float) -> float
     """What a measured all-reduce is compared with; None where that is not known."""
     try:
         return costs.cost("all_reduce", size_bytes, Place(devices, devices // nodes), exact=True).total_us
-    except NotKnown:
+    except Missing:
         return None
 
 
