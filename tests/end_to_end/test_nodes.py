@@ -128,7 +128,7 @@ def test_calibration_finds_the_rate_between_hosts_and_within_one(run: tuple[Path
     between, within = rate_between(calibration), rate_within(calibration)
     assert between is not None
     assert within is not None
-    assert (between.layout, within.layout) == ("2x1", "2")
+    assert (str(between.place), str(within.place)) == ("2x1", "2")
     assert between.gb_per_s == pytest.approx(medians_gb_per_s[2])
     page = (run[0] / "report" / "report.html").read_text()
     assert f"{between.gb_per_s:.3g} GB/s (bus bandwidth of all_reduce" in page
