@@ -1,6 +1,8 @@
-"""The public Python API: what `from dpscope.analysis import ...` gives. Whatever lies deeper may move.
+"""The public Python API: what `from dpscope.analysis import ...` gives. Whatever lies deeper may
+move.
 
-Each name is loaded when it is first asked for: importing this takes no time. docs/python-api.md says what each one does.
+Each name is loaded when it is first asked for: importing this takes no time. docs/python-api.md
+says what each one does.
 """
 
 import importlib
@@ -93,9 +95,9 @@ _HOMES = {
     "what_if.predict": "predict",
     "what_if.scenario": "Scenario",
 }
-_MODULES = {name: f"dpscope.analysis.{module}" for module, names in _HOMES.items() for name in names.split()} | {
-    "DpscopeError": "dpscope.profiling.store.errors"
-}
+_MODULES = {
+    name: f"dpscope.analysis.{module}" for module, names in _HOMES.items() for name in names.split()
+} | {"DpscopeError": "dpscope.profiling.store.errors"}
 
 
 def __getattr__(name: str) -> object:

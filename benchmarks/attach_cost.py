@@ -1,19 +1,22 @@
-"""What does `dpscope attach` add to a timed step? Blocks of an attached loop against blocks of the same loop alone.
+"""What does `dpscope attach` add to a timed step? Blocks of an attached loop against blocks of the
+same loop alone.
 
     python benchmarks/attach_cost.py [--pairs 200]
 
-One model on one CPU thread is attached to and within its timed window: torch's hook after the optimizer's step, what its class
-does at the model's call, one reading of the clock. For the bare blocks both are taken away. A pair runs both, every second
-one in the other order; the result is the median of the pairs' differences per step with its 95% interval (order statistics, no
-distribution assumed), of the processor's time of this thread and of the wall clock, and its share of a step of 5 ms. Four loops:
+One model on one CPU thread is attached to and within its timed window: torch's hook after the
+optimizer's step, what its class does at the model's call, one reading of the clock. For the bare
+blocks both are taken away. A pair runs both, every second one in the other order; the result is the
+median of the pairs' differences per step with its 95% interval (order statistics, no distribution
+assumed), of the processor's time of this thread and of the wall clock, and its share of a step of 5
+ms. Four loops:
 
 - a tiny layer, step after step: what the hooks take where nothing empties the caches;
 - the same layer, asleep for the rest of 5 ms in each step, as where a device computes: caches are cold;
 - the same with four micro-batches in a step, each of which calls the model;
 - a model that computes for about 5 ms.
 
-The first three are held to 1% of 5 ms by the processor's time, which other programs disturb least; the last is only shown,
-since its differences are those of two numbers a hundred times as large.
+The first three are held to 1% of 5 ms by the processor's time, which other programs disturb least;
+the last is only shown, since its differences are those of two numbers a hundred times as large.
 """
 
 import argparse
@@ -69,7 +72,11 @@ class Loop:
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
         width = case.width
-        layers = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()] if width > 10 else []
+        layers = (
+            [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+            if width > 10
+            else []
+        )
         self.model = Model(*layers, nn.Linear(width, 10))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         samples = 64 if width > 10 else 1
@@ -88,7 +95,9 @@ class Loop:
             if (left_s := began_s + (index + 1) * self.step_s - time.perf_counter()) > 0:
                 time.sleep(left_s)
         ended_s, ended_processor_s = time.perf_counter(), time.thread_time()
-        return (ended_processor_s - began_processor_s) * 1e6 / steps, (ended_s - began_s) * 1e6 / steps
+        return (ended_processor_s - began_processor_s) * 1e6 / steps, (
+            ended_s - began_s
+        ) * 1e6 / steps
 
 
 def measure(case: Case, pairs: int) -> tuple[list[Clocks], list[Clocks]]:
@@ -97,7 +106,11 @@ def measure(case: Case, pairs: int) -> tuple[list[Clocks], list[Clocks]]:
     found: dict[str, list[Clocks]] = {"bare": [], "attached": []}
     with tempfile.TemporaryDirectory() as folder:
         settings = AttachSettings(
-            Path(folder), "attach_cost.py", warmup_steps=WARMUP_STEPS, steps=pairs * case.steps + 1, traced_steps=0
+            Path(folder),
+            "attach_cost.py",
+            warmup_steps=WARMUP_STEPS,
+            steps=pairs * case.steps + 1,
+            traced_steps=0,
         )
         session = Session(settings, lambda text: None)
         loop.run(WARMUP_STEPS)
@@ -123,7 +136,9 @@ def measure(case: Case, pairs: int) -> tuple[list[Clocks], list[Clocks]]:
 
 
 def show(case: Case, bare: list[Clocks], attached: list[Clocks]) -> bool:
-    """Print what is added; returns whether a case that is judged stays within MOST_SHARE by the interval's upper end."""
+    """Print what is added; returns whether a case that is judged stays within MOST_SHARE by the
+    interval's upper end.
+    """
     within = True
     for clock, name in enumerate(("processor", "wall clock")):
         alone_us, attached_us = [one[clock] for one in bare], [one[clock] for one in attached]

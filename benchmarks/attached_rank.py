@@ -1,13 +1,15 @@
-"""One rank of benchmarks/attached_scripts.py: a script from its first line to its last, bare and attached by turns.
+"""One rank of benchmarks/attached_scripts.py: a script from its first line to its last, bare and
+attached by turns.
 
 torchrun ... benchmarks/attached_rank.py OUT TURNS SCRIPT [ARGUMENTS]
 
-TURNS is JSON, for each run "bare", "attached" or "blocks", and a port. Where the clocks stood at the end of each step
-of run K goes to OUT/<K>_<rank>.json, as [wall clock, processor time of the thread] in nanoseconds; an attached one's run folder
-is OUT/run<K>.
+TURNS is JSON, for each run "bare", "attached" or "blocks", and a port. Where the clocks stood at
+the end of each step of run K goes to OUT/<K>_<rank>.json, as [wall clock, processor time of the
+thread] in nanoseconds; an attached one's run folder is OUT/run<K>.
 
-"blocks" is one attached run in which dpscope is taken out of the steps and put back every BLOCK_STEPS of them: what lies in the
-model's class and among torch's hooks of optimizers. The clocks are read before each optimizer's step, where that is done.
+"blocks" is one attached run in which dpscope is taken out of the steps and put back every
+BLOCK_STEPS of them: what lies in the model's class and among torch's hooks of optimizers. The
+clocks are read before each optimizer's step, where that is done.
 """
 
 import contextlib
@@ -43,8 +45,12 @@ ENDLESS = 1_000_000  # timed steps: the script ends before, within the timed win
 Clocks = list[tuple[int, int]]
 
 
-def run(command: list[str], ended: Callable[[str], None], read: Callable[..., None] | None = None) -> Clocks:
-    """Run the script without its output; the clocks at the end of each step of its first optimizer, or where `read` is called."""
+def run(
+    command: list[str], ended: Callable[[str], None], read: Callable[..., None] | None = None
+) -> Clocks:
+    """Run the script without its output; the clocks at the end of each step of its first optimizer,
+    or where `read` is called.
+    """
     first: list[Optimizer] = []
     clocks_ns: Clocks = []
 
@@ -56,7 +62,9 @@ def run(command: list[str], ended: Callable[[str], None], read: Callable[..., No
             if read is not None:
                 read(len(clocks_ns))
 
-    hook = (register_optimizer_step_post_hook if read is None else register_optimizer_step_pre_hook)(stepped)
+    hook = (
+        register_optimizer_step_post_hook if read is None else register_optimizer_step_pre_hook
+    )(stepped)
     gc.collect()  # the last run's is not this one's to collect
     with contextlib.redirect_stdout(io.StringIO()):
         run_script(command, ended)
@@ -68,7 +76,8 @@ def run_attached(command: list[str], out: Path, blocks: bool = False) -> Clocks:
     """The same, attached to as `python -m dpscope.launch.attach` does it."""
     notes: list[str] = []
     session = Session(
-        AttachSettings(out, " ".join(command), warmup_steps=WARMUP, steps=ENDLESS, traced_steps=0), notes.append
+        AttachSettings(out, " ".join(command), warmup_steps=WARMUP, steps=ENDLESS, traced_steps=0),
+        notes.append,
     )
     clocks_ns = run(command, session.close, Switch() if blocks else None)
     assert session.saved, notes
@@ -76,7 +85,9 @@ def run_attached(command: list[str], out: Path, blocks: bool = False) -> Clocks:
 
 
 class Switch:
-    """Takes dpscope out of every second block of steps after the warm-up: `called` with each step's number, from 1."""
+    """Takes dpscope out of every second block of steps after the warm-up: `called` with each step's
+    number, from 1.
+    """
 
     def __init__(self) -> None:
         self._hooks = dict(_global_optimizer_post_hooks)

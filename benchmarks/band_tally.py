@@ -1,4 +1,6 @@
-"""Whether 90% bands hold: truths inside, what so few of them can show, how wide the bands are. A line a level."""
+"""Whether 90% bands hold: truths inside, what so few of them can show, how wide the bands are. A
+line a level.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -22,7 +24,9 @@ class Tally:
             self.rows.append((low, high, truth))
 
     def line(self, name: str, widest: float | None = WIDEST) -> str:
-        """Counts, the 95% interval of the share inside (Clopper and Pearson), and whether these speak against what is wanted."""
+        """Counts, the 95% interval of the share inside (Clopper and Pearson), and whether these
+        speak against what is wanted.
+        """
         if not self.rows:
             return f"bands of {name}: nothing predicted"
         count = len(self.rows)

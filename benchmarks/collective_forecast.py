@@ -1,9 +1,11 @@
-"""How wrong `dpscope calibrate --predict` is on counts that were held out: generated clusters, and public measurements.
+"""How wrong `dpscope calibrate --predict` is on counts that were held out: generated clusters, and
+public measurements.
 
 python benchmarks/collective_forecast.py
 
-Each line: times beyond the largest count given; median error and share of truths inside the band, of the answers that have a
-number; the share of answers that have one; `law`, the error of the law alone, where the answer is "not known" too.
+Each line: times beyond the largest count given; median error and share of truths inside the band,
+of the answers that have a number; the share of answers that have one; `law`, the error of the law
+alone, where the answer is "not known" too.
 """
 
 import csv
@@ -19,10 +21,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
 from dpscope.analysis.costs.other_counts import Law, medians
-from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint
+from dpscope.profiling.records.calibration import (
+    CALIBRATION_SCHEMA_VERSION,
+    Calibration,
+    CalibrationPoint,
+)
 from tests.generated_traces.nccl_logs import COUNTS, PER_NODE, SHAPES, Cluster
 
-PUBLIC = Path(__file__).resolve().parents[1] / "tests" / "data" / "scaling" / "nccl_allreduce_a100_nvswitch.csv"
+PUBLIC = (
+    Path(__file__).resolve().parents[1]
+    / "tests"
+    / "data"
+    / "scaling"
+    / "nccl_allreduce_a100_nvswitch.csv"
+)
 SEEDS = 6
 GIVEN = (32, 64)  # the largest count that is given
 SMALLEST = 1 << 20
@@ -51,12 +63,21 @@ def calibration_of(times: Times, per_node: int) -> Calibration:
     )
 
 
-def scored(times: Times, largest: int, per_node: int) -> Iterator[tuple[float, CollectiveForecast, float, float]]:
-    """Distance, answer, truth and the law's own time of every point beyond the largest count given."""
-    given = calibration_of({devices: own for devices, own in times.items() if devices <= largest}, per_node)
+def scored(
+    times: Times, largest: int, per_node: int
+) -> Iterator[tuple[float, CollectiveForecast, float, float]]:
+    """Distance, answer, truth and the law's own time of every point beyond the largest count
+    given.
+    """
+    given = calibration_of(
+        {devices: own for devices, own in times.items() if devices <= largest}, per_node
+    )
     found = forecasts(given, [devices for devices in times if devices > largest])
     measured = medians(given)["all_reduce"]
-    laws = [Law("all_reduce", [one for one in measured if (one.nodes > 1) == several]) for several in (False, True)]
+    laws = [
+        Law("all_reduce", [one for one in measured if (one.nodes > 1) == several])
+        for several in (False, True)
+    ]
     for forecast in found:
         place = (forecast.nodes, forecast.devices)
         law = math.exp(laws[forecast.nodes > 1].predicted_log_us(place, forecast.size_bytes))
@@ -72,9 +93,14 @@ def report(name: str, found: list[tuple[float, CollectiveForecast, float, float]
     for distance, own in sorted(by_distance.items()):
         known = [(forecast, truth) for _, forecast, truth, _ in own if forecast.time_us is not None]
         errors = [abs((forecast.time_us or 0.0) / truth - 1) for forecast, truth in known]
-        inside = [(forecast.low_us or 0.0) <= truth <= (forecast.high_us or math.inf) for forecast, truth in known]
+        inside = [
+            (forecast.low_us or 0.0) <= truth <= (forecast.high_us or math.inf)
+            for forecast, truth in known
+        ]
         law = [abs(time / truth - 1) for _, _, truth, time in own]
-        width = [math.sqrt((forecast.high_us or 0.0) / (forecast.low_us or 1.0)) for forecast, _ in known]
+        width = [
+            math.sqrt((forecast.high_us or 0.0) / (forecast.low_us or 1.0)) for forecast, _ in known
+        ]
         answered = (
             f"median error {np.median(errors):4.0%}, inside {np.mean(inside):4.0%}, band x/{np.median(width):.2f}"
             if known

@@ -1,8 +1,10 @@
-"""How often the interval of `contention_ratio` holds a planted slowdown: 200 generated jobs for each factor.
+"""How often the interval of `contention_ratio` holds a planted slowdown: 200 generated jobs for
+each factor.
 
-`python benchmarks/contention.py [CASES]` from the root of the repository prints a line per factor, with and without input sizes.
-`python benchmarks/contention.py --measured` trains with DDP on two CPU processes instead, with and without overlap: the cost read
-from the kernels of the run with overlap, next to how much less compute the run without overlap takes. It takes two minutes.
+`python benchmarks/contention.py [CASES]` from the root of the repository prints a line per factor,
+with and without input sizes. `python benchmarks/contention.py --measured` trains with DDP on two
+CPU processes instead, with and without overlap: the cost read from the kernels of the run with
+overlap, next to how much less compute the run without overlap takes. It takes two minutes.
 """
 
 import json
@@ -46,13 +48,21 @@ def line(factor: float, shapes: bool, cases: int) -> str:
 
 
 def measured(folder: Path) -> str:
-    """The cost of hidden communication on a CPU whose compute shares its cores, by kernels and by `--overlap off`."""
+    """The cost of hidden communication on a CPU whose compute shares its cores, by kernels and by
+    `--overlap off`.
+    """
     command = (sys.executable, "-m", "dpscope.launch.cli")
     settings = "--device cpu --devices 2 --strategy ddp --model gpt_5m --bucket-mb 1 --overlap on,off --batch-size 8"
     counts = "--steps 6 --traced-steps 6 --repeats 3"
     run = str(folder / "run")
-    subprocess.run((*command, "run", *settings.split(), *counts.split(), "--out", run), check=True, capture_output=True)
-    printed = subprocess.run((*command, "analyze", run, "--format", "json"), check=True, capture_output=True).stdout
+    subprocess.run(
+        (*command, "run", *settings.split(), *counts.split(), "--out", run),
+        check=True,
+        capture_output=True,
+    )
+    printed = subprocess.run(
+        (*command, "analyze", run, "--format", "json"), check=True, capture_output=True
+    ).stdout
     overlapped, after = json.loads(printed)["cells"]
     halves = [(one["compute_high_us"] - one["compute_low_us"]) / 2 for one in (overlapped, after)]
     less_us = overlapped["compute_us"] - after["compute_us"]

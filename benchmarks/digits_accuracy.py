@@ -1,9 +1,11 @@
-"""Nine trainings on real digits: one device, DP and DDP on two, three seeds each. Do they learn, and the same?
+"""Nine trainings on real digits: one device, DP and DDP on two, three seeds each. Do they learn,
+and the same?
 
     .venv/bin/python benchmarks/digits_accuracy.py [--out runs/digits]
 
-Fails unless the median test accuracy of every strategy is 98% or more, no two differ by more than one point, and all
-nine trainings took less than five minutes (a machine of two cores with nothing else to do).
+Fails unless the median test accuracy of every strategy is 98% or more, no two differ by more than
+one point, and all nine trainings took less than five minutes (a machine of two cores with nothing
+else to do).
 """
 
 import argparse
@@ -26,17 +28,30 @@ SETTINGS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
     out = parser.parse_args().out
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "dpscope.launch.cli", "train", *SETTINGS, "--fresh", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        "train",
+        *SETTINGS,
+        "--fresh",
+        "--out",
+        str(out),
+    ]
     subprocess.run(command, check=True)
     took_s = time.monotonic() - began_s
     medians = median_accuracies(out)
     difference = max(medians.values()) - min(medians.values())
     shown = ", ".join(f"{strategy} {accuracy:.2f}%" for strategy, accuracy in medians.items())
-    sys.stdout.write(f"\nMedian test accuracies: {shown}; {difference:.2f} points apart; {took_s:.0f} s in all.\n")
+    sys.stdout.write(
+        f"\nMedian test accuracies: {shown}; {difference:.2f} points apart; {took_s:.0f} s in all.\n"
+    )
     reached = min(medians.values()) >= LEAST_ACCURACY_PERCENT
     sys.exit(0 if reached and difference <= LARGEST_DIFFERENCE_POINTS and took_s < LONGEST_S else 1)
 

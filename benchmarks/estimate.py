@@ -1,4 +1,6 @@
-"""How wrong `dpscope estimate --predict` is on public series of step times that were held out. Prints a line for each series."""
+"""How wrong `dpscope estimate --predict` is on public series of step times that were held out.
+Prints a line for each series.
+"""
 
 import sys
 from collections import Counter
@@ -18,7 +20,14 @@ def main() -> None:
     )
     for name in ("cifar10", "imagenet"):
         table = read_epoch_times(SERIES / f"ddp_t4_{name}.csv")
-        for most, first, last in ((8, 9, 16), (8, 16, 16), (4, 5, 8), (4, 9, 16), (2, 3, 4), (2, 5, 8)):
+        for most, first, last in (
+            (8, 9, 16),
+            (8, 16, 16),
+            (4, 5, 8),
+            (4, 9, 16),
+            (2, 3, 4),
+            (2, 5, 8),
+        ):
             _print_scores(f"T4 {name}", table, most, first, last)
     table = read_epoch_times(SERIES / "ddp_v100_pytorch_benchmark.csv")
     for model in ("resnet50", "resnet101"):
@@ -43,10 +52,15 @@ def _print_scores(name: str, table: EpochTable, most: int, first: int, last: int
     held = [row for row in table.rows if first <= row.devices <= last]
     kept = table._replace(rows=tuple(row for row in table.rows if row.devices <= most))
     layouts = sorted({(row.devices, row.nodes or 1) for row in held})
-    found = {(one.study, one.batch_size, one.devices, one.nodes): one for one in predictions(kept, layouts)}
+    found = {
+        (one.study, one.batch_size, one.devices, one.nodes): one
+        for one in predictions(kept, layouts)
+    }
     pairs = [(found[row.study, row.batch_size, row.devices, row.nodes or 1], row) for row in held]
     numbers = [
-        (one.value, one.low, one.high, 1e3 * (row.epoch_seconds or 0.0)) for one, row in pairs if one.value is not None
+        (one.value, one.low, one.high, 1e3 * (row.epoch_seconds or 0.0))
+        for one, row in pairs
+        if one.value is not None
     ]
     value, low, high, true = np.array(numbers, dtype=float).reshape(-1, 4).T
     off = np.abs(value / true - 1)
@@ -55,7 +69,9 @@ def _print_scores(name: str, table: EpochTable, most: int, first: int, last: int
         f"{100 * np.median(off):.1f}% ({100 * off.max():.1f}%) | {100 * np.mean((low <= true) & (true <= high)):.0f}% | "
         f"{100 * np.median((high - low) / 2 / value):.1f}% | {dict(laws)}"
     )
-    sys.stdout.write(f"{name}, up to {most} -> {first} to {last}: {len(numbers)} of {len(held)} | {scores}\n")
+    sys.stdout.write(
+        f"{name}, up to {most} -> {first} to {last}: {len(numbers)} of {len(held)} | {scores}\n"
+    )
 
 
 if __name__ == "__main__":

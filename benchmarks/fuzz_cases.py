@@ -1,4 +1,6 @@
-"""The cases of fuzz_reading.py: a number chooses a sound trace, some mutations of it and how it is packed."""
+"""The cases of fuzz_reading.py: a number chooses a sound trace, some mutations of it and how it is
+packed.
+"""
 
 import gzip
 import json
@@ -54,12 +56,21 @@ Mutation = Callable[[random.Random, bytes], bytes]
 @cache
 def sources() -> tuple[bytes, ...]:
     """The sound files' texts."""
-    from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, trace_text
+    from tests.generated_traces.generator import (
+        DdpOptions,
+        ddp_trace,
+        dp_trace,
+        gloo_trace,
+        trace_text,
+    )
     from tests.generated_traces.relabeling import Marking, fused_trace
 
     ranks = [ddp_trace(rank, 2, DdpOptions(straggler=1)).trace for rank in range(2)]
     one = ddp_trace(0, 4, DdpOptions(lag=True)).trace
-    since_1970 = {**one, "traceEvents": [_moved(event, 1_694_128_201_226_418.25) for event in one["traceEvents"]]}
+    since_1970 = {
+        **one,
+        "traceEvents": [_moved(event, 1_694_128_201_226_418.25) for event in one["traceEvents"]],
+    }
     markings: tuple[Marking, ...] = ("args_rank", "label", "plain", "same_launches")
     texts = [
         trace_text(one),
@@ -75,7 +86,11 @@ def sources() -> tuple[bytes, ...]:
 
 
 def _moved(event: dict[str, Any], zero_us: float) -> dict[str, Any]:
-    return {**event, "ts": zero_us + event["ts"] % 1e6} if isinstance(event.get("ts"), float) else event
+    return (
+        {**event, "ts": zero_us + event["ts"] % 1e6}
+        if isinstance(event.get("ts"), float)
+        else event
+    )
 
 
 def _bytes(rng: random.Random, text: bytes) -> bytes:
@@ -89,7 +104,11 @@ def _bytes(rng: random.Random, text: bytes) -> bytes:
 def _structure(rng: random.Random, text: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 20))):
         place = rng.randrange(len(text))
-        text = text[:place] + rng.choice(STRUCTURE) * rng.choice((1, 1, 1, 3)) + text[place + rng.choice((0, 0, 1)) :]
+        text = (
+            text[:place]
+            + rng.choice(STRUCTURE) * rng.choice((1, 1, 1, 3))
+            + text[place + rng.choice((0, 0, 1)) :]
+        )
     return text
 
 
@@ -108,7 +127,12 @@ def _numbers(rng: random.Random, text: bytes) -> bytes:
             continue
         start = place + len(key)
         end = min(
-            (found for found in (text.find(stop, start) for stop in (b",", b"}", b"\n")) if found >= 0), default=start
+            (
+                found
+                for found in (text.find(stop, start) for stop in (b",", b"}", b"\n"))
+                if found >= 0
+            ),
+            default=start,
         )
         text = text[:start] + number + text[end:]
     return text
@@ -118,8 +142,22 @@ def _place(rng: random.Random, text: bytes) -> int:
     """In the head, before or behind an event, inside one, in the tail, or anywhere."""
     begin = text.find(b"[") + 1
     end = max(text.rfind(b"]"), begin)
-    between = [text.find(b"},", rng.randrange(len(text))) + 2, text.find(b'{"', rng.randrange(len(text)))]
-    return rng.choice([1, max(begin - 2, 0), begin, *between, rng.randrange(begin, end + 1), end, end + 1, len(text)])
+    between = [
+        text.find(b"},", rng.randrange(len(text))) + 2,
+        text.find(b'{"', rng.randrange(len(text))),
+    ]
+    return rng.choice(
+        [
+            1,
+            max(begin - 2, 0),
+            begin,
+            *between,
+            rng.randrange(begin, end + 1),
+            end,
+            end + 1,
+            len(text),
+        ]
+    )
 
 
 def _huge(rng: random.Random, text: bytes) -> bytes:
@@ -174,14 +212,20 @@ def case(number: int, bombs: bool = True) -> tuple[str, bytes]:
     if form < 0.8:
         for _ in range(rng.choice((1, 3))):
             packed[rng.randrange(len(packed))] = rng.randrange(256)
-        return name + ".gz", bytes(packed[: rng.choice((len(packed), rng.randrange(1, len(packed))))])
+        return name + ".gz", bytes(
+            packed[: rng.choice((len(packed), rng.randrange(1, len(packed))))]
+        )
     return name + ".gz", bytes(packed)
 
 
 def _bomb(rng: random.Random, text: bytes) -> bytes:
-    """Gzip members of which one repeats a few bytes many times: in the head, between events, in one, in the tail."""
+    """Gzip members of which one repeats a few bytes many times: in the head, between events, in
+    one, in the tail.
+    """
     place = _place(rng, text)
     unit = rng.choice(BOMBS)
     block = unit * ((1 << 20) // len(unit))
-    filling = b"".join([gzip.compress(block, 9, mtime=0)] * (rng.choice((BOMB_BYTES, BOMB_BYTES // 8)) >> 20))
+    filling = b"".join(
+        [gzip.compress(block, 9, mtime=0)] * (rng.choice((BOMB_BYTES, BOMB_BYTES // 8)) >> 20)
+    )
     return gzip.compress(text[:place], 1) + filling + gzip.compress(text[place:], 1)

@@ -1,12 +1,15 @@
-"""Does reading survive any file? Mutations of traces, each analyzed within 10 s of processor time and 1 GiB of memory.
+"""Does reading survive any file? Mutations of traces, each analyzed within 10 s of processor time
+and 1 GiB of memory.
 
     python benchmarks/fuzz_reading.py [--cases 10000] [--first 0] [--jobs 1] [--keep FOLDER]
 
-A case is a number: it chooses a file (on one line, in Kineto's layout, fused, without a GPU, with times since 1970), some
-mutations of its text (bytes, brackets, quotes, nesting, huge strings, numbers, whole events) and of its compressed bytes, and
-bombs in head, body, tail and between events. It fails with a traceback, past a limit, or where an invariant is broken: step =
-compute + exposed + idle; communication = hidden + exposed; no union longer than its step; no time negative. Failures are
-listed with their numbers; `--first N --cases 1` runs one again, and the exit status is 1 if there are some.
+A case is a number: it chooses a file (on one line, in Kineto's layout, fused, without a GPU, with
+times since 1970), some mutations of its text (bytes, brackets, quotes, nesting, huge strings,
+numbers, whole events) and of its compressed bytes, and bombs in head, body, tail and between
+events. It fails with a traceback, past a limit, or where an invariant is broken: step = compute +
+exposed + idle; communication = hidden + exposed; no union longer than its step; no time negative.
+Failures are listed with their numbers; `--first N --cases 1` runs one again, and the exit status is
+1 if there are some.
 """
 
 import argparse
@@ -21,10 +24,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the cases, and the traces they are made of
+# for the cases, and the traces they are made of
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fuzz_cases import case, sources
 
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow's own sets a GiB aside, as if it were used
+# Arrow's own sets a GiB aside, as if it were used
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 SECONDS = 10
 MEMORY_BYTES = 1 << 30
@@ -32,7 +37,9 @@ TOLERANCE_US = 1e-3
 
 
 def wrong(path: Path) -> str | None:
-    """What breaks when a file is analyzed, None if nothing does: an error of one line is an answer."""
+    """What breaks when a file is analyzed, None if nothing does: an error of one line is an
+    answer.
+    """
     from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
     from dpscope.profiling.store.errors import DpscopeError
 
@@ -47,7 +54,15 @@ def wrong(path: Path) -> str | None:
 
 def broken_invariant(steps: Any, collectives: Any) -> str | None:
     """The first sum that does not hold, in a table of steps and one of collectives."""
-    measures = ["step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us"]
+    measures = [
+        "step_us",
+        "compute_us",
+        "communication_us",
+        "hidden_us",
+        "exposed_us",
+        "host_copy_us",
+        "idle_us",
+    ]
     steps = steps[measures].astype("Float64")
     parts = steps[["compute_us", "exposed_us", "idle_us"]].sum(axis=1, skipna=False)
     held = {
@@ -94,7 +109,8 @@ def _limited(path: Path, write: int) -> None:
     """In the child: analyze, answer, end."""
     begun = resource.getrusage(resource.RUSAGE_SELF)
     resource.setrlimit(
-        resource.RLIMIT_CPU, (int(begun.ru_utime + begun.ru_stime) + SECONDS + 1, resource.RLIM_INFINITY)
+        resource.RLIMIT_CPU,
+        (int(begun.ru_utime + begun.ru_stime) + SECONDS + 1, resource.RLIM_INFINITY),
     )
     # On top of the data mapped before: libraries map much that they never touch.
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES, resource.RLIM_INFINITY))
@@ -137,7 +153,9 @@ def main() -> None:
                     arguments.keep.mkdir(parents=True, exist_ok=True)
                     file, content = case(number)
                     (arguments.keep / f"{number}-{file}").write_bytes(content)
-    sys.stdout.write(f"{len(numbers)} cases, {failed} failed, {time.perf_counter() - begun:.0f} s\n")
+    sys.stdout.write(
+        f"{len(numbers)} cases, {failed} failed, {time.perf_counter() - begun:.0f} s\n"
+    )
     sys.exit(failed > 0)
 
 

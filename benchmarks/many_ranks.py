@@ -1,10 +1,12 @@
-"""How much faster are many ranks read at once? dpscope's processes against one after another, and against a pool of forks.
+"""How much faster are many ranks read at once? dpscope's processes against one after another, and
+against a pool of forks.
 
     python benchmarks/many_ranks.py [--runs 5] [--ranks 8] [--copies 5]
 
-All of `analyze_traces` is timed, and the start and end of its processes. Forks import nothing again, so they are the least that
-processes can cost; dpscope starts its own afresh, since a fork copies the caller's threads, locks and handlers. For comparison:
-what these cores give processes that share nothing, a loop of pure arithmetic. Ratios are of paired runs.
+All of `analyze_traces` is timed, and the start and end of its processes. Forks import nothing
+again, so they are the least that processes can cost; dpscope starts its own afresh, since a fork
+copies the caller's threads, locks and handlers. For comparison: what these cores give processes
+that share nothing, a loop of pure arithmetic. Ratios are of paired runs.
 """
 
 import argparse
@@ -52,11 +54,15 @@ def compare(copies: int, runs: int, ranks: int, folder: Path) -> None:
         f"one by one / processes {ratio_text(serial, ours)[1]} | forks / processes {ratio_text(forked, ours)[1]}"
     )
     given = [_arithmetic_ratio(cores) for _ in range(runs)]
-    say(f"arithmetic on one core / on {cores}: {statistics.median(given):.2f} ({min(given):.2f}-{max(given):.2f})")
+    say(
+        f"arithmetic on one core / on {cores}: {statistics.median(given):.2f} ({min(given):.2f}-{max(given):.2f})"
+    )
 
 
 def _arithmetic_ratio(processes: int) -> float:
-    """How much faster this many processes are than one at work that shares nothing, not even memory."""
+    """How much faster this many processes are than one at work that shares nothing, not even
+    memory.
+    """
 
     def seconds(pool: ProcessPoolExecutor) -> float:
         start = time.perf_counter()
@@ -77,7 +83,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--copies", type=int, default=5, help="of the 40,573-event A100 trace, in each rank's file")
+    parser.add_argument(
+        "--copies", type=int, default=5, help="of the 40,573-event A100 trace, in each rank's file"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         compare(arguments.copies, arguments.runs, arguments.ranks, Path(name))

@@ -1,11 +1,14 @@
-"""A node lost at random moments: how long until the command has ended everywhere, what is left of it, and whether it resumes.
+"""A node lost at random moments: how long until the command has ended everywhere, what is left of
+it, and whether it resumes.
 
     python benchmarks/node_faults.py --moments 10
 
-Two hosts as network namespaces (root, iproute2). A run of one cell over both meets, at a random moment of each kind of fault:
-kill -9 of one node's dpscope, of the first node's (rank 0's), or the network gone. For every fault a line: seconds until both
-commands had ended, processes that were left after 10 more seconds, and whether the same command then completed the run. Of a node
-that is lost before the two have met cannot be known to be lost: the other one waits for it as for a late one.
+Two hosts as network namespaces (root, iproute2). A run of one cell over both meets, at a random
+moment of each kind of fault: kill -9 of one node's dpscope, of the first node's (rank 0's), or the
+network gone. For every fault a line: seconds until both commands had ended, processes that were
+left after 10 more seconds, and whether the same command then completed the run. Of a node that is
+lost before the two have met cannot be known to be lost: the other one waits for it as for a late
+one.
 """
 
 import argparse
@@ -40,7 +43,9 @@ def report(text: str) -> None:
 
 def main() -> int:
     """The exit status: 1 where something hung, was left, or did not resume."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--moments", type=int, default=10, help="of each kind of fault")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -51,9 +56,13 @@ def main() -> int:
     bad = 0
     with several_hosts(2, rate="1gbit") as hosts:
         usual_s = _usual_s(hosts)
-        report(f"seed {arguments.seed}, load {os.getloadavg()[0]:.1f}; undisturbed: {usual_s:.1f} s")
+        report(
+            f"seed {arguments.seed}, load {os.getloadavg()[0]:.1f}; undisturbed: {usual_s:.1f} s"
+        )
         for fault in FAULTS:
-            took = [_one(hosts, fault, random.uniform(0.3, usual_s)) for _ in range(arguments.moments)]
+            took = [
+                _one(hosts, fault, random.uniform(0.3, usual_s)) for _ in range(arguments.moments)
+            ]
             bad += sum(not one.well for one in took)
             seconds = [one.ended_s for one in took if one.had_met]
             if seconds:
@@ -76,7 +85,9 @@ def _usual_s(hosts: list[Host]) -> float:
 
 @dataclass(frozen=True)
 class Fault:
-    """How one went: seconds until both had ended, whether the nodes had met before, and whether all was well."""
+    """How one went: seconds until both had ended, whether the nodes had met before, and whether all
+    was well.
+    """
 
     ended_s: float
     had_met: bool

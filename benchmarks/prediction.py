@@ -1,10 +1,13 @@
-"""How well does a calibration predict DDP's all-reduces? Calibrate first, then train with and without overlap, and compare.
+"""How well does a calibration predict DDP's all-reduces? Calibrate first, then train with and
+without overlap, and compare.
 
-    python benchmarks/prediction.py [--repeats 5] [--devices 2] [--batch-size 32] [--steps 10] [--out FOLDER]
+    python benchmarks/prediction.py [--repeats 5] [--devices 2] [--batch-size 32] [--steps 10]
+    [--out FOLDER]
 
-CIFAR's ResNet-18. Per bucket: the median over repeats of a repeat's median transfer, with the repeats' range, next to the
-calibration's prediction, which knows the size alone. Without overlap it is to be right within 25%; with overlap the distance
-is what computing at the same time costs the all-reduces (on a CPU they share the cores), and no error of the calibration.
+CIFAR's ResNet-18. Per bucket: the median over repeats of a repeat's median transfer, with the
+repeats' range, next to the calibration's prediction, which knows the size alone. Without overlap it
+is to be right within 25%; with overlap the distance is what computing at the same time costs the
+all-reduces (on a CPU they share the cores), and no error of the calibration.
 """
 
 import argparse
@@ -42,9 +45,19 @@ def measure(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
         "--strategy": "single,ddp", "--overlap": "on,off", "--devices": f"1,{devices}", "--out": str(out),
         "--batch-size": str(arguments.batch_size), "--repeats": str(arguments.repeats), "--steps": str(arguments.steps),
     }  # fmt: skip
-    _dpscope("calibrate", "--collectives", "all_reduce,broadcast", "--devices", devices, "--out", str(out))
+    _dpscope(
+        "calibrate",
+        "--collectives",
+        "all_reduce,broadcast",
+        "--devices",
+        devices,
+        "--out",
+        str(out),
+    )
     _dpscope("run", *(part for option in run_options.items() for part in option))
-    analyzed = subprocess.run([*DPSCOPE, "analyze", str(out), "--format", "json"], check=False, stdout=subprocess.PIPE)
+    analyzed = subprocess.run(
+        [*DPSCOPE, "analyze", str(out), "--format", "json"], check=False, stdout=subprocess.PIPE
+    )
     report: dict[str, Any] = json.loads(analyzed.stdout)
     return report
 
@@ -59,7 +72,9 @@ def _dpscope(*arguments: str) -> None:
 def buckets(report: dict[str, Any]) -> Iterator[Bucket]:
     """Every size of all-reduce that was measured and predicted, the largest of a cell first."""
     whole = {_step(row) for row in report["steps"] if not row["partial_window"]}
-    transfers: dict[tuple[str, float], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    transfers: dict[tuple[str, float], dict[int, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for row in report["collectives"]:
         if row["kind"] == "all_reduce" and row["transfer_us"] is not None and _step(row) in whole:
             transfers[row["cell"], row["bytes"]][row["repeat"]].append(row["transfer_us"])
@@ -97,7 +112,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="keep the run here; a temporary folder unless given")
+    parser.add_argument(
+        "--out", type=Path, help="keep the run here; a temporary folder unless given"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpscope-prediction-") as scratch:
         report = measure(arguments, arguments.out or Path(scratch) / "run")

@@ -1,11 +1,13 @@
-"""What do the traces of a thousand ranks cost? Partials of generated ranks analysed, in time and memory, against their bars.
+"""What do the traces of a thousand ranks cost? Partials of generated ranks analysed, in time and
+memory, against their bars.
 
     python benchmarks/thousand_ranks.py [--runs 3] [--small]
 
-Each analysis is a separate process, imports included, and its peak is the kernel's; its time on a core shows how far other
-programs of the machine made it longer. Reducing is compared with reading alone, on
-copies of the A100 trace; the partial's size is of these. Killed: `dpscope reduce` is ended by SIGKILL at moments spread over its
-time and run again, and what it then holds is compared with an undisturbed call. --small shows that it works, in seconds.
+Each analysis is a separate process, imports included, and its peak is the kernel's; its time on a
+core shows how far other programs of the machine made it longer. Reducing is compared with reading
+alone, on copies of the A100 trace; the partial's size is of these. Killed: `dpscope reduce` is
+ended by SIGKILL at moments spread over its time and run again, and what it then holds is compared
+with an undisturbed call. --small shows that it works, in seconds.
 """
 
 import argparse
@@ -20,7 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the generator of ranks, which tests use too
+# for the generator of ranks, which tests use too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from trace_reading import make_trace, say
 
@@ -56,19 +59,29 @@ class Job:
     most_mb: float
 
 
-JOBS = (Job(1024, 128, 10, 7, 5.0, 400.0), Job(8192, 1024, 10, 7, 25.0, 1000.0), Job(256, 32, 3, 2000, 30.0, 1500.0))
+JOBS = (
+    Job(1024, 128, 10, 7, 5.0, 400.0),
+    Job(8192, 1024, 10, 7, 25.0, 1000.0),
+    Job(256, 32, 3, 2000, 30.0, 1500.0),
+)
 SMALL = (Job(64, 8, 2, 3, 5.0, 400.0),)
 
 
 def analyze(job: Job, runs: int, folder: Path) -> bool:
     """Whether it stays below its bars, by the median of runs."""
     bad = job.ranks // 2 + 3
-    write_partials(folder, job.ranks, -(-job.ranks // job.partials), job.steps, job.per_step, bad_rank=bad)
+    write_partials(
+        folder, job.ranks, -(-job.ranks // job.partials), job.steps, job.per_step, bad_rank=bad
+    )
     size_kb = sum(path.stat().st_size for path in folder.iterdir()) / 1e3 / job.ranks
     found = []
     for _ in range(runs):
         done = subprocess.run(
-            [sys.executable, "-c", _ANALYZE, str(folder)], capture_output=True, text=True, timeout=_LIMIT_S, check=True
+            [sys.executable, "-c", _ANALYZE, str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=True,
         )
         found.append(json.loads(done.stdout))
     seconds, peak_mb = statistics.median(one[0] for one in found), max(one[1] for one in found)
@@ -84,7 +97,9 @@ def analyze(job: Job, runs: int, folder: Path) -> bool:
 
 
 def reduce(copies: int, runs: int, folder: Path) -> bool:
-    """Reducing a node's eight ranks against reading them, in one process; and the size of what is written."""
+    """Reducing a node's eight ranks against reading them, in one process; and the size of what is
+    written.
+    """
     paths = [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(PER_NODE)]
     for rank, path in enumerate(paths):
         make_trace(copies, path, rank, PER_NODE)
@@ -105,11 +120,14 @@ def reduce(copies: int, runs: int, folder: Path) -> bool:
 
 
 def killed(moments: int, folder: Path) -> bool:
-    """Calls ended by SIGKILL and run again hold what an undisturbed call holds, and read no trace twice that was done."""
+    """Calls ended by SIGKILL and run again hold what an undisturbed call holds, and read no trace
+    twice that was done.
+    """
     traces = folder / "traces"
     traces.mkdir()
     for rank in range(PER_NODE):
-        make_trace(5, traces / f"0_{rank}.pt.trace.json.gz", rank, PER_NODE)  # reading them outlasts the start
+        # reading them outlasts the start
+        make_trace(5, traces / f"0_{rank}.pt.trace.json.gz", rank, PER_NODE)
     start = time.perf_counter()
     whole = read_partial(_reduce(traces, folder / "whole.dpscope", None))
     length_s = time.perf_counter() - start
@@ -118,18 +136,35 @@ def killed(moments: int, folder: Path) -> bool:
         place = folder / f"{number}.dpscope"
         _reduce(traces, place, length_s * (number + 0.5) / moments)
         saved = place.with_name(f"{place.name}.unfinished")
-        done = len(read_partial(saved).ranks) if saved.exists() else PER_NODE if place.exists() else 0
+        done = (
+            len(read_partial(saved).ranks) if saved.exists() else PER_NODE if place.exists() else 0
+        )
         again = reduce_traces(traces, place)
-        sound &= equal_ranks(read_partial(place), whole) and (again.kept, again.read) == (done, PER_NODE - done)
+        sound &= equal_ranks(read_partial(place), whole) and (again.kept, again.read) == (
+            done,
+            PER_NODE - done,
+        )
         taken_up += done
     sound &= taken_up > 0  # else no call was ended while it read, and nothing is shown
-    say(f"killed at {moments} moments, {taken_up} traces taken up: {'equal, none read twice' if sound else 'FAILED'}")
+    say(
+        f"killed at {moments} moments, {taken_up} traces taken up: {'equal, none read twice' if sound else 'FAILED'}"
+    )
     return sound
 
 
 def _reduce(traces: Path, place: Path, after_s: float | None) -> Path:
     """A process that reduces, ended after so long, or whole."""
-    command = [sys.executable, "-m", "dpscope.launch.cli", "reduce", str(traces), "-o", str(place), "--jobs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        "reduce",
+        str(traces),
+        "-o",
+        str(place),
+        "--jobs",
+        "1",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         process.wait(_LIMIT_S if after_s is None else after_s)
@@ -149,7 +184,9 @@ def main() -> int:
         for folder in folders:
             folder.mkdir()
         jobs = SMALL if arguments.small else JOBS
-        passed = [analyze(job, arguments.runs, folder) for job, folder in zip(jobs, folders, strict=False)]
+        passed = [
+            analyze(job, arguments.runs, folder) for job, folder in zip(jobs, folders, strict=False)
+        ]
         passed.append(reduce(1, arguments.runs, folders[-3]))
         if not arguments.small:
             passed.append(reduce(20, arguments.runs, folders[-2]))

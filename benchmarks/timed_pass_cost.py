@@ -2,12 +2,13 @@
 
     python benchmarks/timed_pass_cost.py [--pairs 300] [--steps 5] [--batch-size 8] [--processes 6]
 
-ResNet-8 for CIFAR on one CPU thread, the same model, batch and optimizer. The bare loop is forward, backward, step, zero_grad and
-nothing else, the clock around all of it. Both loops alternate: within one process on a single layer, whose steps are short
-enough to show what the loop itself takes; then on ResNet-8; then as processes that run one of them. A pair runs bare and
-dpscope, every second one in the other order; the result is the median of the pairs' differences per step with its 95% interval
-(order statistics, no distribution assumed), their quartiles and their number: of the wall clock, and of the processor's time,
-which other programs on the machine disturb less.
+ResNet-8 for CIFAR on one CPU thread, the same model, batch and optimizer. The bare loop is forward,
+backward, step, zero_grad and nothing else, the clock around all of it. Both loops alternate: within
+one process on a single layer, whose steps are short enough to show what the loop itself takes; then
+on ResNet-8; then as processes that run one of them. A pair runs bare and dpscope, every second one
+in the other order; the result is the median of the pairs' differences per step with its 95%
+interval (order statistics, no distribution assumed), their quartiles and their number: of the wall
+clock, and of the processor's time, which other programs on the machine disturb less.
 """
 
 import argparse
@@ -57,7 +58,9 @@ def make_loops(batch_size: int, steps: int, own: nn.Module | None = None) -> dic
     torch.manual_seed(0)
     built = build_model(workload.model)
     model = (own or built.model).train()
-    batches = open_stream(workload, Cell(strategy="single", devices=1, batch_size=batch_size), built, 0, CPU)
+    batches = open_stream(
+        workload, Cell(strategy="single", devices=1, batch_size=batch_size), built, 0, CPU
+    )
     step = TrainStep(model, batches, Optimizer(), workload.amp, CPU)
     images, labels = batches.next_batch()
 
@@ -126,7 +129,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--processes", type=int, default=6, help="pairs of processes; 0 leaves them out")
+    parser.add_argument(
+        "--processes", type=int, default=6, help="pairs of processes; 0 leaves them out"
+    )
     parser.add_argument("--only", choices=("bare", "dpscope"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -136,7 +141,9 @@ def main() -> None:
             block()
     if arguments.only:
         blocks = [loops[arguments.only]() for _ in range(arguments.pairs)]
-        sys.stdout.write(json.dumps([statistics.median(clock) for clock in zip(*blocks, strict=True)]))
+        sys.stdout.write(
+            json.dumps([statistics.median(clock) for clock in zip(*blocks, strict=True)])
+        )
         return
     one_layer = make_loops(arguments.batch_size, LAYER_STEPS, OneLayer())
     for block in one_layer.values():

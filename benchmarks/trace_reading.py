@@ -1,11 +1,13 @@
-"""How fast and how small is reading a trace? Ratios against peers and against a floor, each in a separate process.
+"""How fast and how small is reading a trace? Ratios against peers and against a floor, each in a
+separate process.
 
     python benchmarks/trace_reading.py [--runs 5] [--copies 8] [--hta-python PATH] [--gib]
 
-Candidates: `dpscope` (read, breakdown, collectives), `floor` (inflate and decode, nothing else), `hta`
-(HolisticTraceAnalysis 0.5.0: load and get_comm_comp_overlap), `tb` (torch_tb_profiler's loader). In process: imports are not
-timed. Whole process: from the command to its end, imports and output included, for dpscope `dpscope analyze TRACE`. Memory is the
-whole process's peak. Runs are paired: every candidate once per round, and a ratio is taken within a round.
+Candidates: `dpscope` (read, breakdown, collectives), `floor` (inflate and decode, nothing else),
+`hta` (HolisticTraceAnalysis 0.5.0: load and get_comm_comp_overlap), `tb` (torch_tb_profiler's
+loader). In process: imports are not timed. Whole process: from the command to its end, imports and
+output included, for dpscope `dpscope analyze TRACE`. Memory is the whole process's peak. Runs are
+paired: every candidate once per round, and a ratio is taken within a round.
 """
 
 import argparse
@@ -32,7 +34,8 @@ PERIOD_US = 700_000  # the source's length: copies follow one another
 
 
 def make_trace(copies: int, path: Path, rank: int = 0, ranks: int = 2) -> int:
-    """Repeat the A100 trace's steps `copies` times, times and ids shifted; returns the number of events.
+    """Repeat the A100 trace's steps `copies` times, times and ids shifted; returns the number of
+    events.
 
     `rank` and `ranks` relabel it, as one of a larger job: the same times, another name.
     """
@@ -41,8 +44,12 @@ def make_trace(copies: int, path: Path, rank: int = 0, ranks: int = 2) -> int:
     body, tail = rest[:end], rest[end:]
     if (rank, ranks) != (0, 2):
         everyone = str(list(range(ranks)))
-        head = head.replace('"rank": 0, "world_size": 2,', f'"rank": {rank}, "world_size": {ranks},')
-        body = body.replace('"[0, 1]"', f'"{everyone}"').replace('"Group size": 2', f'"Group size": {ranks}')
+        head = head.replace(
+            '"rank": 0, "world_size": 2,', f'"rank": {rank}, "world_size": {ranks},'
+        )
+        body = body.replace('"[0, 1]"', f'"{everyone}"').replace(
+            '"Group size": 2', f'"Group size": {ranks}'
+        )
     with gzip.open(path, "wt", compresslevel=4) as file:
         file.write(head + '"traceEvents": [')
         for copy in range(copies):
@@ -52,8 +59,14 @@ def make_trace(copies: int, path: Path, rank: int = 0, ranks: int = 2) -> int:
 
 
 def _shifted(body: str, copy: int) -> str:
-    text = re.sub(r'("ts": )([\d.]+)', lambda m: f"{m[1]}{float(m[2]) + PERIOD_US * copy:.3f}", body)
-    text = re.sub(r'("(?:correlation|External id|id)": )(\d+)', lambda m: f"{m[1]}{int(m[2]) + 1_000_000 * copy}", text)
+    text = re.sub(
+        r'("ts": )([\d.]+)', lambda m: f"{m[1]}{float(m[2]) + PERIOD_US * copy:.3f}", body
+    )
+    text = re.sub(
+        r'("(?:correlation|External id|id)": )(\d+)',
+        lambda m: f"{m[1]}{int(m[2]) + 1_000_000 * copy}",
+        text,
+    )
     return re.sub(r"ProfilerStep#(\d+)", lambda m: f"ProfilerStep#{int(m[1]) + 3 * copy}", text)
 
 
@@ -141,9 +154,13 @@ def measure(candidate: str, path: Path, python: str) -> dict[str, float] | None:
         timeout=900,
         check=False,
     )
-    line = next((line for line in finished.stdout.splitlines() if line.startswith("MEASURED ")), None)
+    line = next(
+        (line for line in finished.stdout.splitlines() if line.startswith("MEASURED ")), None
+    )
     if line is None:
-        sys.stderr.write(f"{candidate}: {(finished.stderr or finished.stdout).strip().splitlines()[-1:]}\n")
+        sys.stderr.write(
+            f"{candidate}: {(finished.stderr or finished.stdout).strip().splitlines()[-1:]}\n"
+        )
         return None
     found: dict[str, float] = json.loads(line.removeprefix("MEASURED "))
     return found
@@ -155,7 +172,9 @@ def interpreters(hta_python: str | None) -> dict[str, str]:
 
 
 def compare_whole(path: Path, runs: int, hta_python: str | None) -> None:
-    """The same as a user waits for it: `dpscope analyze TRACE` and the peers' whole processes; paired rounds."""
+    """The same as a user waits for it: `dpscope analyze TRACE` and the peers' whole processes;
+    paired rounds.
+    """
     commands = {
         name: (python, __file__, "--candidate", name, str(path))
         for name, python in interpreters(hta_python).items()
@@ -164,7 +183,8 @@ def compare_whole(path: Path, runs: int, hta_python: str | None) -> None:
     ours = (*DPSCOPE, "analyze", str(path))
     run_process(ours)  # compiled, and in the file cache
     rounds = [
-        {name: run_process(command) for name, command in {"dpscope": ours, **commands}.items()} for _ in range(runs)
+        {name: run_process(command) for name, command in {"dpscope": ours, **commands}.items()}
+        for _ in range(runs)
     ]
     mine = [one["dpscope"] for one in rounds]
     say(f"whole processes: dpscope analyze {_shown(mine)}")
@@ -186,7 +206,9 @@ def _shown(processes: list[Process]) -> str:
 def compare(path: Path, runs: int, hta_python: str | None) -> None:
     """Paired rounds; prints medians and the ratios' medians with their range."""
     pythons = interpreters(hta_python)
-    rounds = [{name: measure(name, path, pythons[name]) for name in CANDIDATES} for _ in range(runs)]
+    rounds = [
+        {name: measure(name, path, pythons[name]) for name in CANDIDATES} for _ in range(runs)
+    ]
     for name in CANDIDATES:
         own = [found for one in rounds if (found := one[name]) is not None]
         if not own:
@@ -194,7 +216,9 @@ def compare(path: Path, runs: int, hta_python: str | None) -> None:
             continue
         seconds = statistics.median(found["seconds"] for found in own)
         peak = statistics.median(found["peak_bytes"] for found in own)
-        pairs = [(found, mine) for one in rounds if (found := one[name]) and (mine := one["dpscope"])]
+        pairs = [
+            (found, mine) for one in rounds if (found := one[name]) and (mine := one["dpscope"])
+        ]
         slower = [found["seconds"] / mine["seconds"] for found, mine in pairs]
         peaks = [mine["peak_bytes"] / found["peak_bytes"] for found, mine in pairs]
         say(
@@ -209,9 +233,13 @@ def linear(copies: int, runs: int, folder: Path) -> None:
     for factor in (1, 4, 16, 64):
         path = folder / f"linear{factor}.json.gz"
         events = make_trace(max(1, copies // 8) * factor, path)
-        found = [one["seconds"] for _ in range(runs) if (one := measure("dpscope", path, sys.executable))]
+        found = [
+            one["seconds"] for _ in range(runs) if (one := measure("dpscope", path, sys.executable))
+        ]
         seconds = statistics.median(found)
-        say(f"{factor:3}x  {events:9,} events  {seconds:7.3f} s  {seconds / events * 1e6:.3f} us/event")
+        say(
+            f"{factor:3}x  {events:9,} events  {seconds:7.3f} s  {seconds / events * 1e6:.3f} us/event"
+        )
         path.unlink()
 
 
@@ -238,8 +266,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--copies", type=int, default=8, help="of the 40,573-event A100 trace")
-    parser.add_argument("--hta-python", default=os.environ.get("HTA_PYTHON"), help="an interpreter that has HTA 0.5.0")
-    parser.add_argument("--gib", action="store_true", help="also measure the peak memory of a 1 GiB file")
+    parser.add_argument(
+        "--hta-python",
+        default=os.environ.get("HTA_PYTHON"),
+        help="an interpreter that has HTA 0.5.0",
+    )
+    parser.add_argument(
+        "--gib", action="store_true", help="also measure the peak memory of a 1 GiB file"
+    )
     parser.add_argument("--candidate", nargs=2, metavar=("NAME", "PATH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.candidate:
@@ -249,8 +283,12 @@ def main() -> None:
         folder = Path(name)
         path = folder / "0_0.pt.trace.json.gz"
         events = make_trace(arguments.copies, path)
-        say(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-        say(f"{events:,} events, {path.stat().st_size / 1e6:.1f} MB gzip, medians of {arguments.runs} paired runs")
+        say(
+            f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        )
+        say(
+            f"{events:,} events, {path.stat().st_size / 1e6:.1f} MB gzip, medians of {arguments.runs} paired runs"
+        )
         compare(path, arguments.runs, arguments.hta_python)
         compare_whole(path, arguments.runs, arguments.hta_python)
         linear(arguments.copies, 3, folder)

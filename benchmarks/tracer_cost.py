@@ -1,9 +1,11 @@
-"""What does tracing cost a training step? Step time under each setting of torch.profiler over the untraced one.
+"""What does tracing cost a training step? Step time under each setting of torch.profiler over the
+untraced one.
 
     python benchmarks/tracer_cost.py [--rounds 5] [--steps 8] [--batch-size 8]
 
-One process, CIFAR's ResNet-18 on the CPU (or on the first GPU), settings interleaved within a round so that drift favours none; a
-ratio is taken within a round. The profiler's start and the writing of the trace are not in it.
+One process, CIFAR's ResNet-18 on the CPU (or on the first GPU), settings interleaved within a round
+so that drift favours none; a ratio is taken within a round. The profiler's start and the writing of
+the trace are not in it.
 """
 
 import argparse
@@ -28,7 +30,9 @@ WARMUP_STEPS = 3
 
 def settings() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     """The profiler's settings by name; `untraced` is none."""
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    activities = [ProfilerActivity.CPU] + (
+        [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    )
     every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     return {
         "untraced": nullcontext,
@@ -37,11 +41,15 @@ def settings() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
         "shapes, all threads": lambda: profile(
             activities=activities, record_shapes=True, experimental_config=every_thread
         ),
-        "shapes, with_stack": lambda: profile(activities=activities, record_shapes=True, with_stack=True),
+        "shapes, with_stack": lambda: profile(
+            activities=activities, record_shapes=True, with_stack=True
+        ),
     }
 
 
-def step_seconds(step: Callable[[], None], context: AbstractContextManager[Any], steps: int) -> float:
+def step_seconds(
+    step: Callable[[], None], context: AbstractContextManager[Any], steps: int
+) -> float:
     """Median step under one setting."""
     seconds = []
     with context:
@@ -83,7 +91,11 @@ def main() -> None:
         {name: step_seconds(step, make(), arguments.steps) for name, make in settings().items()}
         for _ in range(arguments.rounds)
     ]
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU, 1 thread"
+    where = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{platform.machine()} CPU, 1 thread"
+    )
     sys.stdout.write(f"{where}, torch {torch.__version__}, batch {arguments.batch_size}\n")
     for name in rounds[0]:
         ratios = [one[name] / one["untraced"] for one in rounds]

@@ -1,6 +1,8 @@
-"""How far `dpscope whatif`'s replay, its dependency rule and its costs are from what was measured, and how long a scenario takes.
+"""How far `dpscope whatif`'s replay, its dependency rule and its costs are from what was measured,
+and how long a scenario takes.
 
-python benchmarks/what_if.py [RUN ...]      # every measured DDP cell of the runs is replayed, and the others predicted from it
+python benchmarks/what_if.py [RUN ...]      # every measured DDP cell of the runs is replayed, and
+the others predicted from it
 """
 
 import sys
@@ -54,7 +56,9 @@ def replayed_bases() -> Iterator[str]:
 
 
 def dependencies() -> Iterator[str]:
-    """Start of each all-reduce against max(ready, end of the one before); wanted: median 30 us, 95% 100 us."""
+    """Start of each all-reduce against max(ready, end of the one before); wanted: median 30 us, 95%
+    100 us.
+    """
     late: list[float] = []
     for file in (A100, *V100):
         table = collectives(attribute(read_trace(file)))
@@ -72,11 +76,19 @@ def carried_costs() -> Iterator[str]:
     table = pd.read_csv(DATA / "scaling" / "nccl_allreduce_a100_nvswitch.csv", comment="#")
     times = table.pivot(index="bytes", columns="ranks", values="out_of_place_us")
     for counts, wanted in (((2, 4), 9), ((2, 3, 4), 9), ((2, 4, 6), None), ((2, 3, 4, 5, 6), 4)):
-        law = Law("all_reduce", [Timed(1, n, int(size), us) for n in counts for size, us in times[n].items()])
+        law = Law(
+            "all_reduce",
+            [Timed(1, n, int(size), us) for n in counts for size, us in times[n].items()],
+        )
         found = [law.cost(Place(8, 8), int(size)) for size in times.index]
         off = [abs(one.total_us / truth - 1) for one, truth in zip(found, times[8], strict=True)]
-        line = [np.polyfit([1 / n for n in counts], [row[n] for n in counts], 1) for _, row in times.iterrows()]
-        straight = [abs(np.polyval(fit, 1 / 8) / row - 1) for fit, row in zip(line, times[8], strict=True)]
+        line = [
+            np.polyfit([1 / n for n in counts], [row[n] for n in counts], 1)
+            for _, row in times.iterrows()
+        ]
+        straight = [
+            abs(np.polyval(fit, 1 / 8) / row - 1) for fit, row in zip(line, times[8], strict=True)
+        ]
         same = [abs(row[counts[-1]] / row[8] - 1) for _, row in times.iterrows()]
         bands = Tally()
         for one, truth in zip(found, times[8], strict=True):
@@ -84,11 +96,16 @@ def carried_costs() -> Iterator[str]:
         goal = f" (wanted <= {wanted}%)" if wanted else ""
         rules = f"nothing changes {100 * np.median(same):.1f}%, a straight line in 1/N {100 * np.median(straight):.1f}%"
         yield f"all-reduce of A100s at 8 from {', '.join(map(str, counts))}: median {100 * np.median(off):.1f}%{goal} | {rules}"
-        yield bands.line(f"all-reduces of A100s at 8 from {', '.join(map(str, counts))}, their own time", widest=None)
+        yield bands.line(
+            f"all-reduces of A100s at 8 from {', '.join(map(str, counts))}, their own time",
+            widest=None,
+        )
 
 
 def speed() -> Iterator[str]:
-    """Scenarios of a ResNet-50's profile, buckets, hooks and micro-batches all varied; wanted: 10,000 in 10 s of one core."""
+    """Scenarios of a ResNet-50's profile, buckets, hooks and micro-batches all varied; wanted:
+    10,000 in 10 s of one core.
+    """
     question = base_of_traces([A100])
     caps, passes, hooks, overlaps = range(1, 101, 2), range(1, 51), ("none", "fp16"), (True, False)
     scenarios = [
@@ -98,13 +115,17 @@ def speed() -> Iterator[str]:
     assert len(scenarios) == SCENARIOS
     one = replace(question.base, profiles=question.base.profiles[:1])
     began = time.process_time()
-    known = sum(predict(one, scenario, question.costs).step_us is not None for scenario in scenarios)
+    known = sum(
+        predict(one, scenario, question.costs).step_us is not None for scenario in scenarios
+    )
     took = time.process_time() - began
     yield f"{SCENARIOS:,} scenarios of a ResNet-50's profile: {took:.1f} s of one core, {known:,} answered (wanted < 10 s)"
 
 
 def left_out(runs: list[Path]) -> Iterator[str]:
-    """Every other DDP cell of each run predicted from each in turn, wanted: median 5%; each repeat from its cell's others."""
+    """Every other DDP cell of each run predicted from each in turn, wanted: median 5%; each repeat
+    from its cell's others.
+    """
     cells, repeats = Tally(), Tally()
     for path in runs:
         first = base_of_run(path, None)
@@ -140,7 +161,9 @@ def _band_left_out(question: Question, own: CellErrors, cell: CellError, tally: 
     """With the method's error on all cells but the predicted one."""
     others = CellErrors(tuple(one for one in own.cells if one is not cell))
     assert question.run is not None
-    again = errors_of_cells(replace(question, base=replace(question.base, method_error=others.half_band)), question.run)
+    again = errors_of_cells(
+        replace(question, base=replace(question.base, method_error=others.half_band)), question.run
+    )
     predicted = next(one for one in again.cells if one.cell == cell.cell)
     tally.add(predicted.prediction.low_us, predicted.prediction.high_us, predicted.measured_us)
 

@@ -1,11 +1,13 @@
-"""`dpscope whatif` compared with measured steps on shaped links: network namespaces, real gloo, a paced model. Needs root.
+"""`dpscope whatif` compared with measured steps on shaped links: network namespaces, real gloo, a
+paced model. Needs root.
 
 python benchmarks/what_if_network.py [OUT] [--quick] [--delay]
 
-One base is traced (two hosts, link unshaped, 5 MiB buckets). Every other cell is predicted from it and the link's rate alone,
-then measured. A rate is taken at 0.985 of what tc shapes to: TCP's and Ethernet's headers at an MTU of 9000.
-With --delay: on a link of 1 Gbit/s with 2, then 10 ms, a base with two sizes of buckets is traced, one device measured alone and
-the link calibrated (`dpscope calibrate`: all-reduces by size, and two in flight); other buckets are predicted from these.
+One base is traced (two hosts, link unshaped, 5 MiB buckets). Every other cell is predicted from it
+and the link's rate alone, then measured. A rate is taken at 0.985 of what tc shapes to: TCP's and
+Ethernet's headers at an MTU of 9000. With --delay: on a link of 1 Gbit/s with 2, then 10 ms, a base
+with two sizes of buckets is traced, one device measured alone and the link calibrated (`dpscope
+calibrate`: all-reduces by size, and two in flight); other buckets are predicted from these.
 """
 
 import os
@@ -41,7 +43,9 @@ PORT = 29511
 
 @dataclass(frozen=True)
 class ShapedCell:
-    """What is measured: hosts, the rate of each (Mbit/s, None unshaped), and the worker's further options."""
+    """What is measured: hosts, the rate of each (Mbit/s, None unshaped), and the worker's further
+    options.
+    """
 
     hosts: int = 2
     mbit: int | None = None
@@ -59,7 +63,10 @@ class ShapedCell:
         if self.mbit is None:
             return self.scenario
         rate = LinkRate(self.mbit / 8e3 * PAYLOAD, f"{self.mbit} Mbit/s", REACHED_RATE)
-        merged = {name: getattr(self.scenario, name) for name in ("bucket_mb", "overlap", "hook", "accumulate")}
+        merged = {
+            name: getattr(self.scenario, name)
+            for name in ("bucket_mb", "overlap", "hook", "accumulate")
+        }
         return Scenario(devices=self.hosts, per_node=1, links=Links(inter=rate), **merged)
 
 
@@ -71,8 +78,14 @@ CELLS = (
     ShapedCell(mbit=1000, options=("--bucket-mb", "2"), scenario=Scenario(bucket_mb=2.0)),
     ShapedCell(mbit=1000, options=("--bucket-mb", "25"), scenario=Scenario(bucket_mb=25.0)),
     ShapedCell(mbit=1000, options=("--overlap", "off"), scenario=Scenario(overlap=False)),
-    ShapedCell(mbit=500, options=("--bucket-mb", "5", "--comm-hook", "fp16"), scenario=Scenario(hook="fp16")),
-    ShapedCell(mbit=500, options=("--bucket-mb", "5", "--accumulate", "2"), scenario=Scenario(accumulate=2)),
+    ShapedCell(
+        mbit=500,
+        options=("--bucket-mb", "5", "--comm-hook", "fp16"),
+        scenario=Scenario(hook="fp16"),
+    ),
+    ShapedCell(
+        mbit=500, options=("--bucket-mb", "5", "--accumulate", "2"), scenario=Scenario(accumulate=2)
+    ),
     ShapedCell(hosts=3, mbit=1000),
     ShapedCell(hosts=4, mbit=1000),
     ShapedCell(hosts=4, mbit=500),
@@ -86,7 +99,18 @@ DELAYED = (
     ShapedCell(mbit=1000, options=("--bucket-mb", "25"), scenario=Scenario(bucket_mb=25.0)),
 )
 CALIBRATED = (
-    *("--device", "cpu", "--devices", "2x1", "--collectives", "all_reduce", "--iterations", "6", "--warmup", "2"),
+    *(
+        "--device",
+        "cpu",
+        "--devices",
+        "2x1",
+        "--collectives",
+        "all_reduce",
+        "--iterations",
+        "6",
+        "--warmup",
+        "2",
+    ),
     *("--min-bytes", "512KiB", "--max-bytes", "32MiB"),
 )
 QUICK = CELLS[1], CELLS[3], CELLS[8]
@@ -126,8 +150,19 @@ def delayed_cells(out: Path) -> int:
     for delay_ms in DELAYS_MS:
         with several_hosts(2) as hosts, delayed(hosts, delay_ms) as late:
             for host in late:
-                shaped = ("root", "tbf", "rate", f"{DELAYED_BASE.mbit}mbit", "burst", "80kb", "latency", "20ms")
-                subprocess.run(["tc", "-n", host.namespace, "qdisc", "add", "dev", DEVICE, *shaped], check=True)
+                shaped = (
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{DELAYED_BASE.mbit}mbit",
+                    "burst",
+                    "80kb",
+                    "latency",
+                    "20ms",
+                )
+                subprocess.run(
+                    ["tc", "-n", host.namespace, "qdisc", "add", "dev", DEVICE, *shaped], check=True
+                )
             base = out / f"delayed{delay_ms}"
             run_cell(DELAYED_BASE, base, late, DEVICE)
             run_cell(DELAYED_BASE, base, late[:1], DEVICE)
@@ -160,7 +195,9 @@ def _base_text(question: Question) -> str:
     )
 
 
-def _compared(question: Question, predicted_us: float | None, measured_us: float, off: float) -> str:
+def _compared(
+    question: Question, predicted_us: float | None, measured_us: float, off: float
+) -> str:
     shown = "NA" if predicted_us is None else f"{predicted_us / 1e3:.1f}"
     rule = 100 * (question.base.step_us / measured_us - 1)
     return f"measured {measured_us / 1e3:.1f} ms, predicted {shown} ({100 * off:+.1f}%), nothing changes {rule:+.1f}%"
@@ -174,7 +211,9 @@ def measure(cell: ShapedCell, out: Path) -> float:
 
 def run_cell(cell: ShapedCell, out: Path, hosts: Sequence[Host], interface: str) -> float:
     """The same on existing hosts, over one of their interfaces."""
-    jobs = [_started(host, number, hosts, cell, out, interface) for number, host in enumerate(hosts)]
+    jobs = [
+        _started(host, number, hosts, cell, out, interface) for number, host in enumerate(hosts)
+    ]
     ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
     assert not any(ended), f"{cell.name} failed: read {out}"
     run = RunFolder(out)
@@ -183,15 +222,36 @@ def run_cell(cell: ShapedCell, out: Path, hosts: Sequence[Host], interface: str)
     repeat = run.repeat(planned, 0)
     samples = repeat.samples(repeat.ranks())
     steps = zip(samples["measuring_pass"], samples["step_us"], strict=True)
-    return float(np.median([step_us for measuring_pass, step_us in steps if measuring_pass == "timed"]))
+    return float(
+        np.median([step_us for measuring_pass, step_us in steps if measuring_pass == "timed"])
+    )
 
 
 def _started(
     host: Host, number: int, hosts: Sequence[Host], cell: ShapedCell, out: Path, interface: str
 ) -> "subprocess.Popen[str]":
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--nproc-per-node=1"]
-    torchrun += [f"--node-rank={number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
-    worker = ["-m", "dpscope.launch.worker", "--strategy", "ddp", "--batch-size", str(BATCH), "--device", "cpu"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={len(hosts)}",
+        "--nproc-per-node=1",
+    ]
+    torchrun += [
+        f"--node-rank={number}",
+        f"--master-addr={hosts[0].address}",
+        f"--master-port={PORT}",
+    ]
+    worker = [
+        "-m",
+        "dpscope.launch.worker",
+        "--strategy",
+        "ddp",
+        "--batch-size",
+        str(BATCH),
+        "--device",
+        "cpu",
+    ]
     worker += [
         "--steps",
         "10",
@@ -211,7 +271,12 @@ def _started(
         "PYTHONPATH": f"{ROOT / 'tests' / 'user_models'}:{os.environ.get('PYTHONPATH', '')}",
     }
     with open(out.parent / f"{out.name}_{number}.log", "w") as log:
-        return host.start([*torchrun, *worker, *cell.options, "--out", str(out)], env=stated, stdout=log, stderr=log)
+        return host.start(
+            [*torchrun, *worker, *cell.options, "--out", str(out)],
+            env=stated,
+            stdout=log,
+            stderr=log,
+        )
 
 
 if __name__ == "__main__":

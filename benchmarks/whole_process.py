@@ -1,12 +1,15 @@
-"""How long does a user wait for a command to start? Whole processes, imports included, as ratios to bare imports.
+"""How long does a user wait for a command to start? Whole processes, imports included, as ratios to
+bare imports.
 
     python benchmarks/whole_process.py [--runs 15] [--run-folder runs/first [--read-only-by nobody]]
 
-Each command is held against an interpreter that only imports what the command cannot do without. Runs are interleaved:
-every process once per round, and a ratio is taken within a round. Ends with status 1 where a median is over its limit.
+Each command is held against an interpreter that only imports what the command cannot do without.
+Runs are interleaved: every process once per round, and a ratio is taken within a round. Ends with
+status 1 where a median is over its limit.
 
-With a run folder also: a second `analyze` of it, against the first of a copy without tables kept and without its report.
-With --read-only-by USER, as root: the same by that user, of a copy that belongs to root, next to one that the user owns.
+With a run folder also: a second `analyze` of it, against the first of a copy without tables kept
+and without its report. With --read-only-by USER, as root: the same by that user, of a copy that
+belongs to root, next to one that the user owns.
 """
 
 import argparse
@@ -55,17 +58,23 @@ CANDIDATES = (
     Candidate("dpscope --version", (*DPSCOPE, "--version"), COMMAND_LINE, 1.5),
     Candidate("dpscope --help", (*DPSCOPE, "--help"), COMMAND_LINE, 1.5),
     Candidate(
-        "dpscope analyze, 53 KB", (*DPSCOPE, "analyze", str(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")), TABLES, 1.8
+        "dpscope analyze, 53 KB",
+        (*DPSCOPE, "analyze", str(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")),
+        TABLES,
+        1.8,
     ),
 )
 
 
 def run_process(command: Sequence[str]) -> Process:
-    """Run a command to its end; its output is caught. Peak memory is that of the process itself, not of its children.
+    """Run a command to its end; its output is caught. Peak memory is that of the process itself,
+    not of its children.
 
     Modules are kept compiled, as they are where a package is installed.
     """
-    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    compiled = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     start = time.perf_counter()
     with subprocess.Popen(
         command, env=compiled, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -96,12 +105,18 @@ def main() -> None:
     for command in commands:  # compiled, and in the file cache
         warmed = run_process(command)
         if warmed.status:
-            sys.exit(f"{' '.join(command)} ended with {warmed.status}: {warmed.output.strip().splitlines()[-1:]}")
+            sys.exit(
+                f"{' '.join(command)} ended with {warmed.status}: {warmed.output.strip().splitlines()[-1:]}"
+            )
     rounds = [{command: run_process(command).seconds for command in commands} for _ in range(runs)]
-    print_line(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}: whole processes")
+    print_line(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}: whole processes"
+    )
     over = False
     for one in CANDIDATES:
-        taken, bare = ([found[command] for found in rounds] for command in (one.command, one.baseline))
+        taken, bare = (
+            [found[command] for found in rounds] for command in (one.command, one.baseline)
+        )
         median, ratio = ratio_text(taken, bare)
         over |= median > one.limit
         print_line(
@@ -111,12 +126,16 @@ def main() -> None:
     if arguments.run_folder is not None:
         over |= analyzed_twice(arguments.run_folder, min(runs, 3))
         if arguments.read_only_by is not None:
-            over |= analyzed_by_another_user(arguments.run_folder, arguments.read_only_by, min(runs, 5))
+            over |= analyzed_by_another_user(
+                arguments.run_folder, arguments.read_only_by, min(runs, 5)
+            )
     sys.exit(int(over))
 
 
 def analyzed_twice(run: Path, runs: int) -> bool:
-    """Print how long a second `analyze` of a run takes against the first; whether it is over its limit."""
+    """Print how long a second `analyze` of a run takes against the first; whether it is over its
+    limit.
+    """
     first, second = [], []
     left_out = shutil.ignore_patterns("*.tables.parquet", "report", "tensorboard")
     for _ in range(runs):
@@ -133,9 +152,11 @@ def analyzed_twice(run: Path, runs: int) -> bool:
 
 
 def analyzed_by_another_user(run: Path, user: str, runs: int) -> bool:
-    """Print how long a user's first and second `analyze` take, of a copy of root's and of the user's own; whether one is over.
+    """Print how long a user's first and second `analyze` take, of a copy of root's and of the
+    user's own; whether one is over.
 
-    With `--format json` the second one reads the kept tables, with `--report` it shows the report that stands there.
+    With `--format json` the second one reads the kept tables, with `--report` it shows the report
+    that stands there.
     """
     taken: dict[tuple[str, str, bool], list[float]] = {}
     with tempfile.TemporaryDirectory() as home:
@@ -178,13 +199,20 @@ def _analyzed_by(user: str, run: Path, what: str, own: bool, home: Path) -> list
             _owned_by(user, place)
         environment = ("env", f"HOME={home}", f"XDG_CACHE_HOME={home}", f"DPSCOPE_CACHE={cache}")
         account = pwd.getpwnam(user)
-        as_user = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
+        as_user = (
+            "setpriv",
+            f"--reuid={account.pw_uid}",
+            f"--regid={account.pw_gid}",
+            "--clear-groups",
+        )
         command = (*as_user, *environment, *DPSCOPE, "analyze", str(copy), what)
         seconds = []
         for _ in range(2):
             ended = run_process((*command, "json" if what == "--format" else str(report)))
             if ended.status not in (0, 1):  # 1: the run has findings that are errors
-                sys.exit(f"analyze by {user} ended with {ended.status}: {ended.output.strip().splitlines()[-1:]}")
+                sys.exit(
+                    f"analyze by {user} ended with {ended.status}: {ended.output.strip().splitlines()[-1:]}"
+                )
             seconds.append(ended.seconds)
     return seconds
 

@@ -1,12 +1,16 @@
-"""LeNet-5 for 32 x 32 images in colour: the model of examples/run_cpu, and how a model of your own is given to dpscope."""
+"""LeNet-5 for 32 x 32 images in colour: the model of examples/run_cpu, and how a model of your own
+is given to dpscope.
+"""
 
 from torch import nn
 
 
 def lenet5() -> tuple[nn.Module, tuple[int, ...], int]:
-    """The model, the shape of a sample and the number of classes: ``dpscope run --model lenet:lenet5`` in this folder.
+    """The model, the shape of a sample and the number of classes: ``dpscope run --model
+    lenet:lenet5`` in this folder.
 
-    62,006 parameters. Source: LeCun et al., Proceedings of the IEEE 86(11), 1998, with ReLU and max pooling, as usual today.
+    62,006 parameters. Source: LeCun et al., Proceedings of the IEEE 86(11), 1998, with ReLU and max
+    pooling, as usual today.
     """
     model = nn.Sequential(
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),

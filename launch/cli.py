@@ -1,4 +1,6 @@
-"""The `dpscope` command: it takes signals before anything else, and ends with one line. What it can do is in contents.py."""
+"""The `dpscope` command: it takes signals before anything else, and ends with one line. What it can
+do is in contents.py.
+"""
 
 import codecs
 import contextlib
@@ -18,18 +20,22 @@ _CLEANED_UP_S = 5.0  # after a signal
 
 
 class _Stopped(BaseException):
-    """A signal ends the command; as with Ctrl-C nothing may catch it, and what was begun is cleaned up."""
+    """A signal ends the command; as with Ctrl-C nothing may catch it, and what was begun is cleaned
+    up.
+    """
 
 
 def main() -> None:
-    """Entry point: a user's mistake or an error of the system is one line on standard error and status 2; Ctrl-C is 130.
+    """Entry point: a user's mistake or an error of the system is one line on standard error and
+    status 2; Ctrl-C is 130.
 
     SIGTERM and SIGHUP, where no job takes them, are a line and status 128 + their number.
     """
     _open_standard_files()
     _take_signals()
     _print_in_any_encoding()
-    if os.environ.get("COLUMNS") == "0":  # some terminals and CI systems set it where the width is unknown
+    # some terminals and CI systems set it where the width is unknown
+    if os.environ.get("COLUMNS") == "0":
         del os.environ["COLUMNS"]
     # New objects before cycles are searched for: at the usual 700 an eighth of reading a trace.
     gc.set_threshold(100_000)
@@ -47,9 +53,13 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         _end_at_once(stopped.args[0])
-    except UnicodeEncodeError as error:  # pyarrow and the files that dpscope writes take UTF-8 alone
+    except UnicodeEncodeError as error:
+        # pyarrow and the files that dpscope writes take UTF-8 alone
         _discard_output()
-        before, after = error.object[: error.start].rpartition("\n")[2], error.object[error.start :].partition("\n")[0]
+        before, after = (
+            error.object[: error.start].rpartition("\n")[2],
+            error.object[error.start :].partition("\n")[0],
+        )
         name = f"{before[-60:]}{after[:60]}".encode("ascii", "backslashreplace").decode()
         complain(f"a name is not UTF-8: {name}; rename that file or folder")
         sys.exit(2)
@@ -61,12 +71,17 @@ def main() -> None:
         complain(_refused(error))
         sys.exit(2)
     finally:
-        if "torch" not in sys.modules:  # its bindings call what is not freed at the end a leak, on standard error
-            gc.freeze()  # the process ends: searching the rest for cycles takes a quarter of a short command's time
+        # its bindings call what is not freed at the end a leak, on standard error
+        if "torch" not in sys.modules:
+            # the process ends: searching the rest for cycles takes a quarter of a short command's
+            # time
+            gc.freeze()
 
 
 def _open_standard_files() -> None:
-    """Open standard files that are closed (`>&-`) on /dev/null: the next file that is opened would get their number."""
+    """Open standard files that are closed (`>&-`) on /dev/null: the next file that is opened would
+    get their number.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -79,13 +94,16 @@ def _open_standard_files() -> None:
 
 
 def _take_signals() -> None:
-    """Take SIGTERM and SIGHUP from the first moment on, where they are not ignored, as under nohup."""
+    """Take SIGTERM and SIGHUP from the first moment on, where they are not ignored, as under
+    nohup.
+    """
     owner = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a process that was forked from this one
             os._exit(128 + number)
-        # Python drops an exception that is raised while it frees an object or calls back: then this ends the command.
+        # Python drops an exception that is raised while it frees an object or calls back: then this
+        # ends the command.
         ending = threading.Timer(_CLEANED_UP_S, _end_at_once, (number,))
         ending.daemon = True
         ending.start()
@@ -103,11 +121,15 @@ def _end_at_once(number: int) -> None:
 
 
 def _print_in_any_encoding() -> None:
-    """Print what standard output's encoding lacks as JSON's escapes, and the micro sign of units as u.
+    """Print what standard output's encoding lacks as JSON's escapes, and the micro sign of units as
+    u.
 
     In the locale C a name of any bytes is printed as these bytes, as before.
     """
-    if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout.errors not in ("strict", "surrogateescape"):
+    if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout.errors not in (
+        "strict",
+        "surrogateescape",
+    ):
         return
     as_bytes = sys.stdout.errors == "surrogateescape"
 
@@ -121,7 +143,8 @@ def _print_in_any_encoding() -> None:
         return b"".join(map(escaped, error.object[error.start : error.end])), error.end
 
     codecs.register_error("escaped", handle)
-    with contextlib.suppress(OSError):  # a pipe in place of a file, whose position is then asked for, after the change
+    # a pipe in place of a file, whose position is then asked for, after the change
+    with contextlib.suppress(OSError):
         sys.stdout.reconfigure(errors="escaped")
 
 
@@ -132,13 +155,17 @@ def _discard_output() -> None:
 
 
 def _refused(error: OSError) -> str:
-    """A system error in one line; a missing permission is one to read where the file exists and this user cannot read it."""
+    """A system error in one line; a missing permission is one to read where the file exists and
+    this user cannot read it.
+    """
     path, reason = error.filename, error.strerror or str(error)
     if path is None:
         return f"cannot write: {reason}; make room there, or choose another place"
     if not isinstance(error, PermissionError):
         return f"{path}: {reason}; choose another place"
-    if os.path.lexists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+    if os.path.lexists(path) and not os.access(
+        path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)
+    ):
         return f"cannot read {path}: {reason}; change its permissions, or name another"
     return f"cannot write {path}: {reason}; choose another folder"
 

@@ -1,4 +1,6 @@
-"""The table of contents: the commands by name. Each is a module of commands/, imported when it is called."""
+"""The table of contents: the commands by name. Each is a module of commands/, imported when it is
+called.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -79,7 +81,9 @@ def _print_version(requested: bool) -> None:
 
 
 def _installed_version(name: str) -> str:
-    """A package's version, from the name of its record: importlib.metadata takes longer to load than all of this."""
+    """A package's version, from the name of its record: importlib.metadata takes longer to load
+    than all of this.
+    """
     for folder in sys.path:
         for record in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
             return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
@@ -97,7 +101,10 @@ def _installed_version(name: str) -> str:
 @app.callback(no_args_is_help=True)
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="dpscope's and torch's")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="dpscope's and torch's"
+        ),
     ] = False,
 ) -> None:
     pass

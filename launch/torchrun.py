@@ -1,7 +1,7 @@
 """torchrun whose store listens at one address: loopback for one node, node 0's address for several.
 
-    python -m dpscope.launch.torchrun --nproc-per-node=4 train.py
-    python -m dpscope.launch.torchrun --nnodes=2 --node-rank=0 --master-addr=host0 --master-port=29501 --nproc-per-node=4 train.py
+    python -m dpscope.launch.torchrun --nproc-per-node=4 train.py python -m dpscope.launch.torchrun
+    --nnodes=2 --node-rank=0 --master-addr=host0 --master-port=29501 --nproc-per-node=4 train.py
 
 torch's own rendezvous listen on all interfaces, and the store has no authentication. Without a port torchrun, as with
 --standalone, even unpickles what it finds there: a stranger who reaches the port runs code. This rendezvous is static, so that
@@ -21,7 +21,11 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 from torch.distributed.run import run as run_torchrun
 
-from dpscope.profiling.machine.interfaces import LOOPBACK_ADDRESS, LOOPBACK_INTERFACE, listening_socket
+from dpscope.profiling.machine.interfaces import (
+    LOOPBACK_ADDRESS,
+    LOOPBACK_INTERFACE,
+    listening_socket,
+)
 
 _BACKEND = "dpscope"  # its name among torchrun's rendezvous
 _JOIN_S = 600  # for all nodes, as torchrun's static rendezvous
@@ -55,13 +59,19 @@ class _OneAddress(StaticTCPRendezvous):
 
 
 def main() -> None:
-    """Run torchrun; ended by a signal, exit with status 128 + its number and without a traceback."""
-    for name in [one for one in os.environ if one == "PET_STANDALONE" or one.startswith("PET_RDZV_")]:
+    """Run torchrun; ended by a signal, exit with status 128 + its number and without a
+    traceback.
+    """
+    for name in [
+        one for one in os.environ if one == "PET_STANDALONE" or one.startswith("PET_RDZV_")
+    ]:
         del os.environ[name]  # a launcher's defaults for options that are decided here
     parser = get_args_parser()
     arguments = parser.parse_args()
     if arguments.standalone or arguments.rdzv_endpoint or arguments.rdzv_backend != "static":
-        parser.error("omit --standalone and --rdzv-...; give --nnodes, --node-rank, --master-addr on several nodes")
+        parser.error(
+            "omit --standalone and --rdzv-...; give --nnodes, --node-rank, --master-addr on several nodes"
+        )
     try:
         _run(arguments)
     except SignalException as error:  # torchrun has ended its processes
@@ -71,7 +81,11 @@ def main() -> None:
 def _run(arguments: argparse.Namespace) -> None:
     count, node = parse_min_max_nnodes(arguments.nnodes)[1], arguments.node_rank
     if count > 1:
-        address, port, job = arguments.master_addr, arguments.master_port or _SEVERAL_NODES_PORT, arguments.rdzv_id
+        address, port, job = (
+            arguments.master_addr,
+            arguments.master_port or _SEVERAL_NODES_PORT,
+            arguments.rdzv_id,
+        )
     else:
         address, port, job = LOOPBACK_ADDRESS, 0, str(uuid.uuid4())
         # By default gloo listens at the address of the host's name.
@@ -81,8 +95,13 @@ def _run(arguments: argparse.Namespace) -> None:
         return _OneAddress(address, port, node, count, job, _JOIN_S)
 
     rendezvous_handler_registry.register(_BACKEND, rendezvous)
-    arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = _BACKEND, f"{address}:{port}", job
-    arguments.node_rank = 0  # torchrun warns about a rank that its static rendezvous alone would use
+    arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = (
+        _BACKEND,
+        f"{address}:{port}",
+        job,
+    )
+    # torchrun warns about a rank that its static rendezvous alone would use
+    arguments.node_rank = 0
     run_torchrun(arguments)  # type: ignore[no-untyped-call]
 
 

@@ -1,10 +1,11 @@
 """One process of a cell under torchrun: it warms up, times, traces and saves.
 
-    python -m dpscope.launch.torchrun --nproc-per-node=4 launch/worker.py --strategy ddp --batch-size 128 --out runs/x
+    python -m dpscope.launch.torchrun --nproc-per-node=4 launch/worker.py --strategy ddp
+    --batch-size 128 --out runs/x
 
-Everything about the job's shape (ranks, nodes, rendezvous) comes from torchrun's environment, so `--nnodes` works
-too when --out is a folder all nodes share. `dpscope run` starts the same worker with --cell and --repeat, the
-rest being in the run's manifest.
+Everything about the job's shape (ranks, nodes, rendezvous) comes from torchrun's environment, so
+`--nnodes` works too when --out is a folder all nodes share. `dpscope run` starts the same worker
+with --cell and --repeat, the rest being in the run's manifest.
 """
 
 import os
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 
 if __name__ == "__main__" and not __package__:
-    # Started by path: the user's modules are found from the working directory, and no file in this folder shadows a package.
+    # Started by path: the user's modules are found from the working directory, and no file in this
+    # folder shadows a package.
     sys.path[0] = os.getcwd()
 
 from dpscope.launch.jobs.parent_death import die_with_job

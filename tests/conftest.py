@@ -1,17 +1,19 @@
-"""Which tests `--quick` selects, the `process` marker, and how the garbage collector is set while tests run.
+"""Which tests `--quick` selects, the `process` marker, and how the garbage collector is set while
+tests run.
 
-`--quick` (make check) leaves out files that import torch, tests marked `long` and tests that start a process, except those
-marked `core`, which follow one path from a command to its report.
+`--quick` (make check) leaves out files that import torch, tests marked `long` and tests that start
+a process, except those marked `core`, which follow one path from a command to its report.
 
-Tests that start a process are marked `process`, in end_to_end/ by their folder and elsewhere by hand; a test without the
-marker fails when it starts one. Processes that another package starts while it is imported do not count: cuda.pathfinder
-runs ldconfig when torch is imported.
+Tests that start a process are marked `process`, in end_to_end/ by their folder and elsewhere by
+hand; a test without the marker fails when it starts one. Processes that another package starts
+while it is imported do not count: cuda.pathfinder runs ldconfig when torch is imported.
 
-Commands and torchruns that tests start are forks of a process that has imported torch (tests/helpers/fork_server.py), but not
-those of tests marked `core` or `real_processes`.
+Commands and torchruns that tests start are forks of a process that has imported torch
+(tests/helpers/fork_server.py), but not those of tests marked `core` or `real_processes`.
 
-The garbage collector is off during collection and never visits the 700,000 objects that collection creates (torch, pandas,
-the tests), which live as long as the process. This saves a quarter of the time.
+The garbage collector is off during collection and never visits the 700,000 objects that collection
+creates (torch, pandas, the tests), which live as long as the process. This saves a quarter of the
+time.
 """
 
 import contextlib
@@ -32,15 +34,23 @@ from tests.helpers.paths import ROOT
 from tests.helpers.torch_files import imports_torch
 
 CHILD_START = str(ROOT / "tests" / "helpers" / "child_start")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILD_START, os.environ.get("PYTHONPATH"))))
-os.environ["DPSCOPE_CACHE"] = str(ROOT / ".pytest_cache" / "dpscope")  # the user's own cache stays as it is
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (CHILD_START, os.environ.get("PYTHONPATH")))
+)
+# the user's own cache stays as it is
+os.environ["DPSCOPE_CACHE"] = str(ROOT / ".pytest_cache" / "dpscope")
 
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.system"}
-OURS = tuple(ROOT / folder for folder in ("profiling", "launch", "analysis", "tests", "docs", "examples", "benchmarks"))
+OURS = tuple(
+    ROOT / folder
+    for folder in ("profiling", "launch", "analysis", "tests", "docs", "examples", "benchmarks")
+)
 running: list[pytest.Item] = []
-settings.register_profile("untimed", deadline=None)  # a shared machine pauses for longer than any deadline
+# a shared machine pauses for longer than any deadline
+settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-# A shell starts what runs in the background so that it ignores Ctrl-C, which children would inherit.
+# A shell starts what runs in the background so that it ignores Ctrl-C, which children would
+# inherit.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
@@ -58,7 +68,11 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only tests without torch, processes and the marker long")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="only tests without torch, processes and the marker long",
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -69,7 +83,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in filter(in_end_to_end, items):
         item.add_marker("process")
-    items.sort(key=lambda item: not takes_long(item))  # the longest files first: nothing long is left for the end
+    # the longest files first: nothing long is left for the end
+    items.sort(key=lambda item: not takes_long(item))
     if config.getoption("quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = filter(is_quick, items)
@@ -99,12 +114,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             return (yield)
     finally:
         running.clear()
-        sys.excepthook = hook  # each process group that torch begins puts its rank before what the hook shows
+        # each process group that torch begins puts its rank before what the hook shows
+        sys.excepthook = hook
 
 
 def refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
-    if event in STARTS and running and running[0].get_closest_marker("process") is None and not importing_others():
-        raise AssertionError(f"{running[0].nodeid} starts a process ({event}): mark it @pytest.mark.process")
+    if (
+        event in STARTS
+        and running
+        and running[0].get_closest_marker("process") is None
+        and not importing_others()
+    ):
+        raise AssertionError(
+            f"{running[0].nodeid} starts a process ({event}): mark it @pytest.mark.process"
+        )
 
 
 def importing_others() -> bool:
@@ -112,7 +135,9 @@ def importing_others() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         caller, code = frame.f_back, frame.f_code
-        imported = caller is not None and caller.f_code.co_filename == "<frozen importlib._bootstrap>"
+        imported = (
+            caller is not None and caller.f_code.co_filename == "<frozen importlib._bootstrap>"
+        )
         if (
             imported
             and code.co_name == "<module>"

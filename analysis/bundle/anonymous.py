@@ -1,7 +1,8 @@
 """Replaces names of hosts, users and networks by numbers in files that are given to others.
 
-Host names are replaced wherever they occur as separate words; user names only in paths, since words such as `root` have other
-meanings elsewhere. A name always gets the same number, so that different hosts remain distinguishable.
+Host names are replaced wherever they occur as separate words; user names only in paths, since words
+such as `root` have other meanings elsewhere. A name always gets the same number, so that different
+hosts remain distinguishable.
 """
 
 import getpass
@@ -20,21 +21,40 @@ _ADDRESS = re.compile(
 )
 _HOST_KEYS = ("hostname", "host", "host_name")
 _SCRIPT_KEY, _VARIABLES_KEY = "script", "settings"
-# Hosts with these names are replaced only in fields for host names, since elsewhere the words may have their usual meaning.
+# Hosts with these names are replaced only in fields for host names, since elsewhere the words may
+# have their usual meaning.
 _USUAL_WORDS = frozenset(
     (
         *STRATEGIES,
-        *("cpu", "gpu", "cuda", "nccl", "gloo", "train", "test", "node", "model", "data", "linux", "host"),
+        *(
+            "cpu",
+            "gpu",
+            "cuda",
+            "nccl",
+            "gloo",
+            "train",
+            "test",
+            "node",
+            "model",
+            "data",
+            "linux",
+            "host",
+        ),
         *("none", "on", "off", "weak", "strong", "default", "ok", "failed"),
     )
 )
 
 
 class Anonymizer:
-    """Replaces the names of these hosts, home folders, network addresses and the paths of folders."""
+    """Replaces the names of these hosts, home folders, network addresses and the paths of
+    folders.
+    """
 
-    def __init__(self, hosts: Iterable[str], folders: Iterable[Path] = (), scripts: Iterable[str] = ()) -> None:
-        """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced to their last part.
+    def __init__(
+        self, hosts: Iterable[str], folders: Iterable[Path] = (), scripts: Iterable[str] = ()
+    ) -> None:
+        """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced
+        to their last part.
 
         Of the commands of attached `scripts` only the names of their options are kept.
         """
@@ -42,13 +62,18 @@ class Anonymizer:
         self._hosts: dict[str, str] = {}
         for host in (*hosts, socket.gethostname()):
             if host and host not in ("localhost", "localhost.localdomain"):
-                number = self._hosts.setdefault(host.partition(".")[0], f"host{len(set(self._hosts.values()))}")
+                number = self._hosts.setdefault(
+                    host.partition(".")[0], f"host{len(set(self._hosts.values()))}"
+                )
                 self._hosts.setdefault(host, number)
         self._addresses: dict[str, str] = {}
         self._user = _user()
         self._users = {} if self._user is None else {self._user: "user0"}
-        self._folders = sorted({str(folder.absolute()) for folder in folders}, key=len, reverse=True)
-        names = sorted(self._hosts.keys() - _USUAL_WORDS, key=len, reverse=True)  # a name before the beginning of it
+        self._folders = sorted(
+            {str(folder.absolute()) for folder in folders}, key=len, reverse=True
+        )
+        # a name before the beginning of it
+        names = sorted(self._hosts.keys() - _USUAL_WORDS, key=len, reverse=True)
         self._any_host = re.compile("|".join(map(_as_word, names))) if names else None
 
     def text(self, text: str) -> str:
@@ -57,11 +82,18 @@ class Anonymizer:
             text = text.replace(script, options)
         for folder in self._folders:
             text = text.replace(folder, Path(folder).name)
-        text = _HOME.sub(lambda at: at["homes"] + self._users.setdefault(at["user"], f"user{len(self._users)}"), text)
+        text = _HOME.sub(
+            lambda at: at["homes"] + self._users.setdefault(at["user"], f"user{len(self._users)}"),
+            text,
+        )
         if self._user is not None:
             text = re.sub(rf"/{re.escape(self._user)}(?=[/\s\"',]|$)", "/user0", text)
         text = _ADDRESS.sub(self._address, text)
-        return text if self._any_host is None else self._any_host.sub(lambda found: self._hosts[found[0]], text)
+        return (
+            text
+            if self._any_host is None
+            else self._any_host.sub(lambda found: self._hosts[found[0]], text)
+        )
 
     def value(self, value: object) -> object:
         """Plain data with names replaced in every string except keys."""
@@ -92,9 +124,11 @@ class Anonymizer:
 
 
 def _as_word(host: str) -> str:
-    """A pattern for a host's name as a separate word, or in a tracer's file name such as gpu07_4711.pt.trace.json.
+    """A pattern for a host's name as a separate word, or in a tracer's file name such as
+    gpu07_4711.pt.trace.json.
 
-    An underscore ends a name that contains a digit, since it is unlikely to be part of another word.
+    An underscore ends a name that contains a digit, since it is unlikely to be part of another
+    word.
     """
     if any(map(str.isdigit, host)):
         return rf"(?<![A-Za-z0-9.-]){re.escape(host)}(?![A-Za-z0-9-])"

@@ -1,8 +1,9 @@
-"""`dpscope bundle`: a run in one file that is small enough to mail and contains no names of hosts and users.
+"""`dpscope bundle`: a run in one file that is small enough to mail and contains no names of hosts
+and users.
 
-Traces are reduced to what dpscope reads, so that every measure stays exactly the same: events of other categories (Python
-functions, flows), arguments that are not read (stacks, addresses), and all header fields except rank, group, host, devices and
-the clock's base are omitted.
+Traces are reduced to what dpscope reads, so that every measure stays exactly the same: events of
+other categories (Python functions, flows), arguments that are not read (stacks, addresses), and all
+header fields except rank, group, host, devices and the clock's base are omitted.
 """
 
 import contextlib
@@ -36,7 +37,11 @@ from dpscope.profiling.store.folders import (
     RunFolder,
 )
 from dpscope.profiling.store.ownership import BUNDLE_MARK, check_overwritable
-from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAIN_MANIFEST_NAME, TRAININGS_NAME
+from dpscope.profiling.store.training_folders import (
+    TRAIN_LOG_NAME,
+    TRAIN_MANIFEST_NAME,
+    TRAININGS_NAME,
+)
 
 _LOG_LINES = 200  # last lines of each log
 _MOST_BYTES = 16 << 20
@@ -72,10 +77,20 @@ class Bundle:
             "Names of hosts and users, network addresses and folders are replaced by numbers; names and UUIDs of GPUs, models "
             "and settings are kept."
         ]
-        for what, repeats in (("Only the first rank's trace fits", self.in_part), ("No trace fits", self.left_out)):
+        for what, repeats in (
+            ("Only the first rank's trace fits", self.in_part),
+            ("No trace fits", self.left_out),
+        ):
             if repeats:
-                notes.append(f"{what} for {counted(len(repeats), 'repeat')} ({', '.join(repeats)}).")
-        return TextTable(f"What {self.name} holds", ("what", "files", "size [kB]"), tuple(rows), notes=tuple(notes))
+                notes.append(
+                    f"{what} for {counted(len(repeats), 'repeat')} ({', '.join(repeats)})."
+                )
+        return TextTable(
+            f"What {self.name} holds",
+            ("what", "files", "size [kB]"),
+            tuple(rows),
+            notes=tuple(notes),
+        )
 
 
 def collect(
@@ -87,18 +102,22 @@ def collect(
 ) -> Bundle:
     """The bundle of a run, with at most `most_bytes`.
 
-    Traces are added by repeat while they fit, the first repeat of every cell before any second: all traces of a repeat, else the
-    first rank's, else none. `notes` are plain data by file name. Raises DpscopeError for a folder that is not a run, for invalid
-    JSON in it, and for a run that is too large even without traces.
+    Traces are added by repeat while they fit, the first repeat of every cell before any second: all
+    traces of a repeat, else the first rank's, else none. `notes` are plain data by file name.
+    Raises DpscopeError for a folder that is not a run, for invalid JSON in it, and for a run that
+    is too large even without traces.
     """
     names = Anonymizer(_hosts(run), (run, Path.cwd()), _scripts(run))
     members = [*_run_members(run, names)]
     records = [
-        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)} for one in findings
+        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)}
+        for one in findings
     ]
     members.append(Member("bundle/findings.json", "findings", _json(records)))
     members += [
-        Member(f"bundle/{name}.json", "the current state of this machine", _json(names.value(value)))
+        Member(
+            f"bundle/{name}.json", "the current state of this machine", _json(names.value(value))
+        )
         for name, value in notes.items()
     ]
     size = sum(len(zlib.compress(member.content, _LEVEL)) + _ENTRY_BYTES for member in members)
@@ -110,8 +129,14 @@ def collect(
     in_part: list[str] = []
     left_out: list[str] = []
     read_bytes = reduced_bytes = 0
-    repeats = [RepeatFolder(path) for path in (run / CELLS_NAME).glob("*/repeat*") if RepeatFolder(path).traces()]
-    for repeat in sorted(repeats, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path))):
+    repeats = [
+        RepeatFolder(path)
+        for path in (run / CELLS_NAME).glob("*/repeat*")
+        if RepeatFolder(path).traces()
+    ]
+    for repeat in sorted(
+        repeats, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path))
+    ):
         progress(repeat.path.relative_to(run).as_posix())
         whole = [*repeat.traces(), *repeat.counters_traces()]
         for paths in (whole, whole[:1]):
@@ -128,7 +153,9 @@ def collect(
         else:
             paths = []
         if paths != whole:
-            (in_part if paths else left_out).append(repeat.path.relative_to(run / CELLS_NAME).as_posix())
+            (in_part if paths else left_out).append(
+                repeat.path.relative_to(run / CELLS_NAME).as_posix()
+            )
     return Bundle(names.text(run.absolute().name), tuple(members), tuple(in_part), tuple(left_out))
 
 
@@ -162,10 +189,14 @@ def _scripts(run: Path) -> set[str]:
 
 
 def _run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
-    """A run's files except its traces: settings, results, samples, counters, calibration, the ends of logs."""
+    """A run's files except its traces: settings, results, samples, counters, calibration, the ends
+    of logs.
+    """
     for name in (MANIFEST_NAME, CALIBRATION_NAME, TRAIN_MANIFEST_NAME, TRAIN_LOG_NAME):
         if (run / name).is_file():
-            yield Member(name, "settings, environment, calibration", _anonymous_json(run / name, names))
+            yield Member(
+                name, "settings, environment, calibration", _anonymous_json(run / name, names)
+            )
     paths = (path for folder in (CELLS_NAME, TRAININGS_NAME) for path in (run / folder).rglob("*"))
     for path in sorted(paths, key=natural_order):
         name = path.relative_to(run).as_posix()
@@ -180,7 +211,9 @@ def _run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
             yield Member(name, f"last {counted(_LOG_LINES, 'line')} of each log", content)
         elif path.suffix == ".json":
             try:
-                yield Member(name, "results and counters of each process", _anonymous_json(path, names))
+                yield Member(
+                    name, "results and counters of each process", _anonymous_json(path, names)
+                )
             except DpscopeError:
                 yield Member(name, "damaged files, whose content is left out", b"")
         elif path.name.startswith("samples_") and path.suffix == ".parquet":
@@ -191,7 +224,9 @@ def _anonymous_json(path: Path, names: Anonymizer) -> bytes:
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise DpscopeError(f"{path} is not JSON: {error}; remove it from the run, or measure its cell again") from error
+        raise DpscopeError(
+            f"{path} is not JSON: {error}; remove it from the run, or measure its cell again"
+        ) from error
     return _json(names.value(value))
 
 
@@ -204,11 +239,15 @@ def _trace_member(run: Path, path: Path, names: Anonymizer) -> Member:
     content = b""
     with contextlib.suppress(DpscopeError):
         content = reduced_trace(path, names.text)
-    return Member(path.relative_to(run).as_posix(), "traces, reduced to what dpscope reads", content)
+    return Member(
+        path.relative_to(run).as_posix(), "traces, reduced to what dpscope reads", content
+    )
 
 
 def write(bundle: Bundle, path: Path) -> None:
-    """Write the bundle atomically; raises DpscopeError if `path` exists and is not a bundle of dpscope."""
+    """Write the bundle atomically; raises DpscopeError if `path` exists and is not a bundle of
+    dpscope.
+    """
     check_overwritable(path)
     with (
         atomic_path(path) as temporary,
@@ -216,7 +255,12 @@ def write(bundle: Bundle, path: Path) -> None:
     ):
         file.comment = BUNDLE_MARK
         for member in bundle.members:
-            file.writestr(zipfile.ZipInfo(f"{bundle.name}/{member.name}"), member.content, zipfile.ZIP_DEFLATED, _LEVEL)
+            file.writestr(
+                zipfile.ZipInfo(f"{bundle.name}/{member.name}"),
+                member.content,
+                zipfile.ZIP_DEFLATED,
+                _LEVEL,
+            )
 
 
 _LABELS = ("name", "labels", "sort_index")
@@ -226,7 +270,8 @@ _TRACE_LEVEL = 6  # of gzip's 1 to 9
 
 
 def reduced_trace(source: Path, rename: Callable[[str], str] = lambda text: text) -> bytes:
-    """What is read of `source`, a trace of one rank, as gzip, with all text passed through `rename`.
+    """What is read of `source`, a trace of one rank, as gzip, with all text passed through
+    `rename`.
 
     Raises DpscopeError if the source cannot be read.
     """
@@ -242,7 +287,10 @@ def reduced_trace(source: Path, rename: Callable[[str], str] = lambda text: text
                 separator = ",\n"
 
         reading = read_events(source, RUN_LIMITS, RAW_EVENTS, add)
-        header = (f",\n{json.dumps(key)}: {rename(json.dumps(value))}" for key, value in _header(reading).items())
+        header = (
+            f",\n{json.dumps(key)}: {rename(json.dumps(value))}"
+            for key, value in _header(reading).items()
+        )
         packed.write(f"\n]{''.join(header)}\n}}\n".encode())
     return file.getvalue()
 
@@ -252,7 +300,11 @@ def _reduced(events: list[RawEvent]) -> Iterator[dict[str, Any]]:
         phase, category = event.get("ph"), event.get("cat")
         if phase == "M":
             kept: Collection[str] = _LABELS
-        elif phase == "X" and isinstance(category, str) and (category in CATEGORIES or is_unread_device(category)):
+        elif (
+            phase == "X"
+            and isinstance(category, str)
+            and (category in CATEGORIES or is_unread_device(category))
+        ):
             kept = _ARGS
         else:
             continue

@@ -1,9 +1,10 @@
-"""Columns of effective bandwidth by three definitions, what it compares with, and the utilisation of each.
+"""Columns of effective bandwidth by three definitions, what it compares with, and the utilisation
+of each.
 
-Effective bandwidth is wire bytes per step over a time per step: the bytes each rank sends, by the bus factors of nccl-tests
-(doc/PERFORMANCE.md), so that it compares with a link's rate one way. The three times: the subtraction estimate
-t_N(b) - t_1(b), which contains more and less than communication; the union of communication, which contains waiting; the
-transfers alone.
+Effective bandwidth is wire bytes per step over a time per step: the bytes each rank sends, by the
+bus factors of nccl-tests (doc/PERFORMANCE.md), so that it compares with a link's rate one way. The
+three times: the subtraction estimate t_N(b) - t_1(b), which contains more and less than
+communication; the union of communication, which contains waiting; the transfers alone.
 """
 
 import math
@@ -42,10 +43,12 @@ BANDWIDTH = Group("bandwidth", "Effective bandwidth", needs=_over_a_link)
 
 
 def wire_bytes(data: Job, matched_only: bool = False) -> float | None:
-    """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by the model's.
+    """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by
+    the model's.
 
-    DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
-    the trace gives no sizes, or nccl-tests no factor for a kind. `matched_only`: of the collectives with a transfer alone.
+    DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0,
+    the busiest. None where the trace gives no sizes, or nccl-tests no factor for a kind.
+    `matched_only`: of the collectives with a transfer alone.
     """
     if data.traits.peer_copies:
         return _copied_bytes(data)
@@ -62,15 +65,21 @@ def _copied_bytes(data: Job) -> float | None:
     if sizes is None:
         return None
     serial = 1 if by_nccl(data) else data.devices - 1
-    return float(data.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
+    return float(
+        data.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes)
+    )
 
 
 def _factors(own: Table) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """The bus factor of each collective, NaN where nccl-tests states none; a group of one rank sends nothing."""
+    """The bus factor of each collective, NaN where nccl-tests states none; a group of one rank
+    sends nothing.
+    """
     moved = own.words("moved_as").where(own.known("moved_as"), own.words("kind")).tolist()
     ranks = own["group_size"].tolist()
     pairs = zip(moved, ranks, strict=True)
-    return np.array([0.0 if size == 1 else bus_factor(str(kind), size) for kind, size in pairs], dtype=float)
+    return np.array(
+        [0.0 if size == 1 else bus_factor(str(kind), size) for kind, size in pairs], dtype=float
+    )
 
 
 def _gb_per_s(moved_bytes: float, time_us: float, reason: str) -> float:
@@ -102,12 +111,16 @@ def subtraction_gb_per_s(cell: CellView) -> float:
 )
 def ring_subtraction_gb_per_s(cell: CellView) -> float:
     loads = ring_loads(cell.data)
-    return _by_subtraction(cell, sum((bus_factor(load.kind, load.ranks) or 0.0) * load.size_bytes for load in loads))
+    return _by_subtraction(
+        cell, sum((bus_factor(load.kind, load.ranks) or 0.0) * load.size_bytes for load in loads)
+    )
 
 
 @BANDWIDTH.column("by comm.", "bandwidth", "Wire bytes / all communication, waits included")
 def communication_gb_per_s(cell: CellView) -> float:
-    return _gb_per_s(cell.wire_bytes_per_step, cell.communication_us, "the traces show no communication")
+    return _gb_per_s(
+        cell.wire_bytes_per_step, cell.communication_us, "the traces show no communication"
+    )
 
 
 @BANDWIDTH.column("by transfer", "bandwidth", "Bus bandwidth of the all-reduces' transfers")
@@ -117,7 +130,9 @@ def transfer_gb_per_s(cell: CellView) -> float:
 
 @BANDWIDTH.column("link", "bandwidth", "The link's specification, one way (--link, else NVML)")
 def link_gb_per_s(cell: CellView) -> float:
-    return known(cell.costs.link(cell_place(cell.data)), "no link bandwidth known: give --link").gb_per_s
+    return known(
+        cell.costs.link(cell_place(cell.data)), "no link bandwidth known: give --link"
+    ).gb_per_s
 
 
 @BANDWIDTH.column("calibrated", "bandwidth", "Rate of the same messages in the calibration")

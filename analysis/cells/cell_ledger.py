@@ -1,4 +1,6 @@
-"""The ledger of a cell: where its traced step goes, what tracing and sharing the machine add, each part with its interval."""
+"""The ledger of a cell: where its traced step goes, what tracing and sharing the machine add, each
+part with its interval.
+"""
 
 import math
 from dataclasses import replace
@@ -58,7 +60,9 @@ def contentions_shown(cell: CellView) -> Contentions:
 
 
 def cell_contentions(data: Job, single: Job | None) -> Contentions:
-    """Against the kernels of one device at the same batch where these were traced, else against the cell's own free kernels."""
+    """Against the kernels of one device at the same batch where these were traced, else against the
+    cell's own free kernels.
+    """
     alone = single.tables.kernels if single is not None and data.devices > 1 else None
     against_single = contentions(data.tables.kernels, alone)
     return against_single if against_single.every is not None else contentions(data.tables.kernels)
@@ -66,7 +70,9 @@ def cell_contentions(data: Job, single: Job | None) -> Contentions:
 
 @once
 def changes(cell: CellView) -> dict[str, Measured]:
-    """Parts of the step on N devices minus those on one device at the same batch, as far as both are known."""
+    """Parts of the step on N devices minus those on one device at the same batch, as far as both
+    are known.
+    """
     if cell.devices == 1:
         raise Missing("one device: nothing to compare")
     single = known(if_known(single_at_same_batch, cell), _NO_TRACED_SINGLE)
@@ -75,7 +81,9 @@ def changes(cell: CellView) -> dict[str, Measured]:
         _parts(known(if_known(traced_ledger, single), _NO_TRACED_SINGLE)),
     )
     both = [name for name in more if name in less]
-    return {name: with_interval(more[name][0] - less[name][0], more[name], less[name]) for name in both}
+    return {
+        name: with_interval(more[name][0] - less[name][0], more[name], less[name]) for name in both
+    }
 
 
 def slowdown_of(cell: CellView) -> Measured:

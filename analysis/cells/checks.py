@@ -24,7 +24,9 @@ def _compared_counters(cell: CellView) -> list[CounterCheck]:
     if compared:
         return compared
     reasons = [check.not_comparable for check in cell.data.counter_checks]
-    reasons += [rank.attached.counters_missing for _, rank in cell.data.ranks if rank.attached is not None]
+    reasons += [
+        rank.attached.counters_missing for _, rank in cell.data.ranks if rank.attached is not None
+    ]
     why = next(filter(None, reasons), None)
     if why is None or not cell.traits.reducer or cell.devices == 1:
         raise Missing("only DDP on several devices has a pass with its counters")
@@ -33,7 +35,11 @@ def _compared_counters(cell: CellView) -> list[CounterCheck]:
 
 @CHECKS.column("span/DDP's", "ratio", "Communication span by trace / by DDP's counters")
 def counter_span_ratio(cell: CellView) -> float:
-    return float(np.median([check.span_ratio for check in _compared_counters(cell) if check.span_ratio is not None]))
+    return float(
+        np.median(
+            [check.span_ratio for check in _compared_counters(cell) if check.span_ratio is not None]
+        )
+    )
 
 
 @CHECKS.column("buckets equal", "flag", "All-reduce sizes are DDP's bucket sizes")
@@ -61,7 +67,9 @@ def peak_allocated_bytes(cell: CellView) -> int:
 @CHECKS.column("state", "bytes", "Parameters, buffers, optimizer state on a device between steps")
 def state_bytes(cell: CellView) -> int:
     held = [rank.state_bytes for _, rank in cell.data.ranks if rank.state_bytes is not None]
-    return known(max(held, default=None), "not recorded by older versions of dpscope or for a user's script")
+    return known(
+        max(held, default=None), "not recorded by older versions of dpscope or for a user's script"
+    )
 
 
 def _compilations(cell: CellView) -> list[Compilation]:

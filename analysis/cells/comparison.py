@@ -1,4 +1,6 @@
-"""The comparison: one row a cell, DP against DDP where both were measured alike, and what makes up their difference."""
+"""The comparison: one row a cell, DP against DDP where both were measured alike, and what makes up
+their difference.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +47,8 @@ from dpscope.profiling.records.strategies import traits_of
 if TYPE_CHECKING:
     import pandas as pd
 
-TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
+# of a gap: if tracing changed more than that, the traced parts do not explain it
+TRACER_SHARE = 0.25
 GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
 
 
@@ -53,8 +56,9 @@ GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
 class StrategyGap:
     """DP minus DDP at equal devices and batch; microseconds per step.
 
-    `ratio` is DP's median step over DDP's with its 95% interval. The gap of the traced windows' means is the sum of its
-    four parts (None where a trace does not show it); `tracer_us` is what they leave of the untraced gap.
+    `ratio` is DP's median step over DDP's with its 95% interval. The gap of the traced windows'
+    means is the sum of its four parts (None where a trace does not show it); `tracer_us` is what
+    they leave of the untraced gap.
     """
 
     dp: str  # cells, by name
@@ -73,12 +77,18 @@ class StrategyGap:
     @property
     def largest_part(self) -> str | None:
         """The largest known part of GAP_PARTS; None if the traces show none."""
-        known = {name: abs(value) for name in GAP_PARTS if (value := getattr(self, f"{name}_us")) is not None}
+        known = {
+            name: abs(value)
+            for name in GAP_PARTS
+            if (value := getattr(self, f"{name}_us")) is not None
+        }
         return max(known, key=lambda name: known[name]) if known else None
 
     @property
     def explained(self) -> bool:
-        """Whether its parts explain the gap: not where what tracing changed is more than a quarter of it, or any part's size."""
+        """Whether its parts explain the gap: not where what tracing changed is more than a quarter
+        of it, or any part's size.
+        """
         if self.gap_us is None or self.largest_part is None:
             return False
         tracer_us = abs(self.tracer_us or 0.0)
@@ -105,10 +115,12 @@ class StrategyGap:
 
 @dataclass(frozen=True)
 class StrategyCost:
-    """Two cells of equal devices and batch: `ratio` is the median step of `cell` over that of `against`, with its interval.
+    """Two cells of equal devices and batch: `ratio` is the median step of `cell` over that of
+    `against`, with its interval.
 
-    `saved_bytes` is how much more `memory` a device of `against` holds: peak is that of torch's allocator over the timed
-    steps, state that of parameters, buffers and optimizer state between steps, where no peak is known.
+    `saved_bytes` is how much more `memory` a device of `against` holds: peak is that of torch's
+    allocator over the timed steps, state that of parameters, buffers and optimizer state between
+    steps, where no peak is known.
     """
 
     cell: str
@@ -129,10 +141,11 @@ class StrategyCost:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`rows`: every planned cell by name, in the order of the plan; `costs`: strategies compared with the plainer one.
+    """`rows`: every planned cell by name, in the order of the plan; `costs`: strategies compared
+    with the plainer one.
 
-    `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size of collective;
-    `target_efficiency`: the user's target, 0..1.
+    `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size
+    of collective; `target_efficiency`: the user's target, 0..1.
     """
 
     __repr__ = short_repr
@@ -143,17 +156,21 @@ class Comparison:
     choices: tuple[ScalingChoice, ...] = ()
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
-    knows_options: bool = True  # dpscope chose how the cells ran, rather than a script or the author of traces
+    # dpscope chose how the cells ran, rather than a script or the author of traces
+    knows_options: bool = True
     # by cell: over one device under the same strategy
     over_itself: Mapping[str, Estimate] = field(default_factory=dict)
     batches_seen: tuple[str, ...] = ()  # of a script: the batches per device that were detected
     unmeasured_jobs: tuple[str, ...] = ()  # of a script: those that ended before they were measured
-    no_scaling: Mapping[str, str] = field(default_factory=dict)  # cells that say nothing about more devices, and why
+    # cells that say nothing about more devices, and why
+    no_scaling: Mapping[str, str] = field(default_factory=dict)
     calibrated_later: bool = False  # the calibration was made when the run had begun
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
-    other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
+    # by cell, where it ran on another one
+    other_engines: Mapping[str, str] = field(default_factory=dict)
     costs: tuple[StrategyCost, ...] = ()
-    variants: Mapping[str, str] = field(default_factory=dict)  # by cell, where options differ from its strategy's
+    # by cell, where options differ from its strategy's
+    variants: Mapping[str, str] = field(default_factory=dict)
     collective_costs: Costs = field(default_factory=Costs)  # what predictions are based on
 
     @property
@@ -168,11 +185,17 @@ class Comparison:
     @cached_property
     def reasons(self) -> dict[tuple[str, str], str]:
         """(cell, column) -> why the value is missing."""
-        return {(name, column): why for name, row in self.rows.items() for column, why in row.reasons.items()}
+        return {
+            (name, column): why
+            for name, row in self.rows.items()
+            for column, why in row.reasons.items()
+        }
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """A row per cell with the columns NAMES, of the Python API: a missing number is NaN in a column of floats."""
+        """A row per cell with the columns NAMES, of the Python API: a missing number is NaN in a
+        column of floats.
+        """
         import pandas as pd
 
         values = {name: [row.value(name) for row in self.rows.values()] for name in NAMES}
@@ -197,9 +220,10 @@ def compare(
 ) -> Comparison:
     """The comparison of a run's cells.
 
-    `link` is what the user states of the link between the devices, else what was stated of the run; `calibration` is one of
-    the same machine, with its fits, else that in the run's folder; `target_efficiency` (0..1) else the run's. `flops` are those
-    of cells that did not count them, as the user states them.
+    `link` is what the user states of the link between the devices, else what was stated of the run;
+    `calibration` is one of the same machine, with its fits, else that in the run's folder;
+    `target_efficiency` (0..1) else the run's. `flops` are those of cells that did not count them,
+    as the user states them.
     """
     recorded, spread = run.recorded, run.spreads.step
     if recorded is not None:
@@ -238,9 +262,17 @@ def _scalable(run: RunData) -> list[Job]:
 
 def _batches_seen(run: RunData) -> tuple[str, ...]:
     """Batches per device of a script's cells, as far as they were only detected."""
-    seen = [data for data in run.measured if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)]
-    batches = {(data.cell.batch_size, data.cell.options.accumulate, data.batch_text) for data in seen}
-    return tuple(size + f" in {count} micro-batches" * (count > 1) for _, count, size in sorted(batches))
+    seen = [
+        data
+        for data in run.measured
+        if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
+    ]
+    batches = {
+        (data.cell.batch_size, data.cell.options.accumulate, data.batch_text) for data in seen
+    }
+    return tuple(
+        size + f" in {count} micro-batches" * (count > 1) for _, count, size in sorted(batches)
+    )
 
 
 def _unmeasured_jobs(recorded: Manifest | None) -> tuple[str, ...]:
@@ -253,7 +285,9 @@ def _calibrated_later(recorded: Manifest | None, calibration: Calibration | None
     """Whether the calibration was made when the run had begun; a log has no time."""
     if recorded is None or calibration is None or calibration.source != "measured":
         return False
-    return datetime.fromisoformat(calibration.created_at) > datetime.fromisoformat(recorded.created_at)
+    return datetime.fromisoformat(calibration.created_at) > datetime.fromisoformat(
+        recorded.created_at
+    )
 
 
 def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, str]:
@@ -266,7 +300,9 @@ def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, s
 
 
 def views_of(run: RunData, costs: Costs, flops: StatedFlops | None = None) -> dict[str, CellView]:
-    """The view of each cell of a run by name, each knowing those of the single devices that it is compared with."""
+    """The view of each cell of a run by name, each knowing those of the single devices that it is
+    compared with.
+    """
     peaks = cpu_peaks(run.measured)
     views = {
         name: CellView(
@@ -286,10 +322,14 @@ def views_of(run: RunData, costs: Costs, flops: StatedFlops | None = None) -> di
     return views
 
 
-def _costs(measured: Sequence[Job], rows: Mapping[str, CellRow], spread: Spread) -> tuple[StrategyCost, ...]:
-    """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP on one device.
+def _costs(
+    measured: Sequence[Job], rows: Mapping[str, CellRow], spread: Spread
+) -> tuple[StrategyCost, ...]:
+    """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP
+    on one device.
 
-    The plainer one has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which both then reduce.
+    The plainer one has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which
+    both then reduce.
     """
     planned = {data.plan: data for data in measured if data.plan is not None}
     costs = []
@@ -300,7 +340,9 @@ def _costs(measured: Sequence[Job], rows: Mapping[str, CellRow], spread: Spread)
         kept = shared_options(cell.options)
         if cell.traits.sharded:
             kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
-        other = planned.get(Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes))
+        other = planned.get(
+            Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes)
+        )
         if other is None:
             continue
         more, less = rows[other.name], rows[cell.name]
@@ -325,8 +367,14 @@ def _costs(measured: Sequence[Job], rows: Mapping[str, CellRow], spread: Spread)
 
 
 def _over_itself(measured: Sequence[Job], spread: Spread) -> dict[str, Estimate]:
-    """Samples per second of each cell over those of one device under the same strategy, at the same batch per device."""
-    alone = {msgspec.structs.replace(data.cell, devices=1, nodes=1): data for data in measured if data.devices == 1}
+    """Samples per second of each cell over those of one device under the same strategy, at the same
+    batch per device.
+    """
+    alone = {
+        msgspec.structs.replace(data.cell, devices=1, nodes=1): data
+        for data in measured
+        if data.devices == 1
+    }
     found = {}
     for data in measured:
         one = alone.get(msgspec.structs.replace(data.cell, devices=1, nodes=1))
@@ -357,14 +405,16 @@ def _gap(rows: Mapping[str, CellRow], dp: Job, ddp: Job, spread: Spread) -> Stra
 def _parts(row: CellRow, data: Job) -> dict[str, float | None]:
     """A traced step's four parts: exposed communication, host copies, compute, the rest of idle.
 
-    dp-host communicates by host copies within its process, so what it exposes is host copies. A single CPU process has no
-    device to copy to: its host copies are 0 there by definition and not by measurement.
+    dp-host communicates by host copies within its process, so what it exposes is host copies. A
+    single CPU process has no device to copy to: its host copies are 0 there by definition and not
+    by measurement.
     """
     exposed, copies, idle = row.exposed_us, row.host_copy_us, row.idle_us
     if data.traits.host_copies:
         exposed, copies = 0.0, exposed
     else:
-        if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
+        # a CPU timeline has no copies apart from compute
+        if data.ranks and not data.ranks[0][1].memory:
             copies = 0.0
         idle = minus(idle, copies)
     return {
@@ -393,11 +443,14 @@ _NAMED = {  # phase -> colour and label
 }
 
 
-def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[WaterfallPart, ...] | None:
+def gap_parts(
+    run: RunData, comparison: Comparison, gap: StrategyGap
+) -> tuple[WaterfallPart, ...] | None:
     """The parts of one gap, without empty ones; None if the traces do not show them all.
 
-    DDP's exposed communication is subtracted first, DataParallel's is added phase by phase, then the changes of host
-    copies, compute and idle, and what the traced steps leave of the untraced gap.
+    DDP's exposed communication is subtracted first, DataParallel's is added phase by phase, then
+    the changes of host copies, compute and idle, and what the traced steps leave of the untraced
+    gap.
     """
     dp_us, ddp_us = (comparison.rows[name].exposed_us for name in (gap.dp, gap.ddp))
     # dp-host's own copying is its communication, and is counted by phase here.
@@ -426,7 +479,9 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
 
 
 def exposed_by_phase(data: Job) -> dict[str, float]:
-    """Exposed communication of each DataParallel phase on the critical device, mean over whole steps, microseconds."""
+    """Exposed communication of each DataParallel phase on the critical device, mean over whole
+    steps, microseconds.
+    """
     windows, every = data.critical_windows, data.tables.dp_phases
     own = every.take(~every.known("replica")).within(windows, STEP_KEYS)
     phases = own.group("phase")

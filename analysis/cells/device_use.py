@@ -1,4 +1,6 @@
-"""How much of a device a cell uses: FLOPs a second, their share of the device's peak, and where the rest of the step goes."""
+"""How much of a device a cell uses: FLOPs a second, their share of the device's peak, and where the
+rest of the step goes.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,12 +25,16 @@ DEVICE = Group("device", "How much of a device is used", needs=measured)
 
 
 def cpu_peaks(cells: Iterable[Job]) -> CpuPeaks:
-    """The largest rate that a process of any cell measured: processes of one cell measure at the same time and share caches."""
+    """The largest rate that a process of any cell measured: processes of one cell measure at the
+    same time and share caches.
+    """
     peaks: dict[tuple[str, int], float] = {}
     for data in cells:
         for _, rank in data.ranks:
             if (one := rank.matmul_peak) is not None:
-                peaks[one.dtype, one.threads] = max(one.tflops, peaks.get((one.dtype, one.threads), 0.0))
+                peaks[one.dtype, one.threads] = max(
+                    one.tflops, peaks.get((one.dtype, one.threads), 0.0)
+                )
     return peaks
 
 
@@ -64,9 +70,13 @@ def step_flops(cell: CellView) -> StepFlops:
 
 @once
 def _cpu_peak(cell: CellView) -> float:
-    """TFLOP/s of matrix products, as any process of the run measured it with this type and as many threads."""
+    """TFLOP/s of matrix products, as any process of the run measured it with this type and as many
+    threads.
+    """
     step_flops(cell)
-    peak = next((rank.matmul_peak for _, rank in cell.data.ranks if rank.matmul_peak is not None), None)
+    peak = next(
+        (rank.matmul_peak for _, rank in cell.data.ranks if rank.matmul_peak is not None), None
+    )
     timed = known(peak, NO_CPU_PEAK)
     return known(cell.peaks.get((timed.dtype, timed.threads)), NO_CPU_PEAK)
 
@@ -84,13 +94,19 @@ def least_us(cell: CellView) -> float:
 
 
 def least_step_us(flops: StepFlops, speed: GpuSpeed) -> float:
-    """The time that a step's FLOPs take at the peak of their precision: convolutions and other products may differ.
+    """The time that a step's FLOPs take at the peak of their precision: convolutions and other
+    products may differ.
 
     1 TFLOP/s is 1e6 FLOPs a microsecond.
     """
     products = (flops.total or 0) - flops.convolutions
-    rates = (speed.rate(_BOUNDS[one]) for one in (flops.product_precision, flops.convolution_precision))
-    return sum(count / rate for count, rate in zip((products, flops.convolutions), rates, strict=True)) / 1e6
+    rates = (
+        speed.rate(_BOUNDS[one]) for one in (flops.product_precision, flops.convolution_precision)
+    )
+    return (
+        sum(count / rate for count, rate in zip((products, flops.convolutions), rates, strict=True))
+        / 1e6
+    )
 
 
 @once
@@ -200,7 +216,13 @@ def lost_contention_points(cell: CellView) -> float:
     return _points(cell, cell.contention_us)
 
 
-LOST_POINTS = (lost_wait_points, lost_transfer_points, lost_other_points, lost_idle_points, lost_contention_points)
+LOST_POINTS = (
+    lost_wait_points,
+    lost_transfer_points,
+    lost_other_points,
+    lost_idle_points,
+    lost_contention_points,
+)
 
 
 @DEVICE.column(
@@ -216,7 +238,9 @@ def lost_below_peak_points(cell: CellView) -> float:
 
 @dataclass(frozen=True)
 class UseChange:
-    """A cell's rate and its share of the peak in two runs; `ratio` is the later rate over the earlier one, with its interval."""
+    """A cell's rate and its share of the peak in two runs; `ratio` is the later rate over the
+    earlier one, with its interval.
+    """
 
     cell: str
     before_tflops: float
@@ -233,7 +257,11 @@ class UseChange:
             "cell": self.cell,
             "achieved_tflops_before": self.before_tflops,
             "achieved_tflops_after": self.after_tflops,
-            **{"ratio": self.ratio.value, "ratio_low": self.ratio.low, "ratio_high": self.ratio.high},
+            **{
+                "ratio": self.ratio.value,
+                "ratio_low": self.ratio.low,
+                "ratio_high": self.ratio.high,
+            },
             **{f"{peak}_before": self.before_share, f"{peak}_after": self.after_share},
         }
 
@@ -243,7 +271,11 @@ def use_changes(before: RunData, after: RunData) -> list[UseChange]:
     earlier, later = _measured_views(before), _measured_views(after)
     pairs = [(view, later[name]) for name, view in earlier.items() if name in later]
     spread = pooled_spread(view.data.step_samples() for pair in pairs for view in pair)
-    return [_change(*pair, spread) for pair in pairs if all(if_known(achieved_tflops, view) for view in pair)]
+    return [
+        _change(*pair, spread)
+        for pair in pairs
+        if all(if_known(achieved_tflops, view) for view in pair)
+    ]
 
 
 def _measured_views(run: RunData) -> dict[str, CellView]:
@@ -268,8 +300,16 @@ def use_table(changes: Sequence[UseChange]) -> TextTable | None:
     """A row per cell; None without any."""
     if not changes:
         return None
-    rate, ratio_unit = choose_unit("flop_rate", [one.before_tflops for one in changes]), Unit("", 1.0, 3)
-    peaks = sorted({"measured CPU matmul peak" if one.on_cpu else "GPU's specified peak (MFU)" for one in changes})
+    rate, ratio_unit = (
+        choose_unit("flop_rate", [one.before_tflops for one in changes]),
+        Unit("", 1.0, 3),
+    )
+    peaks = sorted(
+        {
+            "measured CPU matmul peak" if one.on_cpu else "GPU's specified peak (MFU)"
+            for one in changes
+        }
+    )
     return table_of(
         f"How much of a device is used: the rate and its share of the {' or '.join(peaks)}",
         (

@@ -1,10 +1,12 @@
-"""Columns that estimate communication without a trace: by subtraction, per step and epoch, and by the ring formula.
+"""Columns that estimate communication without a trace: by subtraction, per step and epoch, and by
+the ring formula.
 
-t_N(b) is a step on N devices at b samples per device, G = N b. The subtractions are what people take for communication; the
-columns next to them are how far each is from what was measured, and what shows why. Assumptions: same_local_batch is sound as
-added wall time; ideal_split takes all of t_1(G) to shrink with the batch and errs by its fixed part; same_total compares
-different work per device and goes negative as soon as parallel training pays. An epoch has the same steps on both sides, N
-times fewer of them than one device needs at b.
+t_N(b) is a step on N devices at b samples per device, G = N b. The subtractions are what people
+take for communication; the columns next to them are how far each is from what was measured, and
+what shows why. Assumptions: same_local_batch is sound as added wall time; ideal_split takes all of
+t_1(G) to shrink with the batch and errs by its fixed part; same_total compares different work per
+device and goes negative as soon as parallel training pays. An epoch has the same steps on both
+sides, N times fewer of them than one device needs at b.
 """
 
 from dataclasses import dataclass
@@ -12,7 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import NO_INTERVAL, Measured, changes, exposed, ledger
-from dpscope.analysis.cells.identity import on_several_devices, single_at_global_batch, single_at_same_batch
+from dpscope.analysis.cells.identity import (
+    on_several_devices,
+    single_at_global_batch,
+    single_at_same_batch,
+)
 from dpscope.analysis.cells.predicted import all_known, cell_place, model_sizes, place_of
 from dpscope.analysis.cells.times import NO_STEP, ends_of
 from dpscope.analysis.cells.view import CellView, Group, once
@@ -39,7 +45,9 @@ def subtractable(cell: CellView) -> None:
 
 def _added_ends(cell: CellView, _: float) -> tuple[float, float]:
     single = single_at_same_batch(cell).data
-    return ends_of(difference_estimate(cell.data.step_samples(), single.step_samples(), cell.spreads.step))
+    return ends_of(
+        difference_estimate(cell.data.step_samples(), single.step_samples(), cell.spreads.step)
+    )
 
 
 @ESTIMATES.column(
@@ -64,9 +72,13 @@ def same_local_batch_error_communication_us(cell: CellView) -> float:
 
 
 def _added(cell: CellView, part: str) -> Measured:
-    """The change of a part of the step, with its interval; what slowdown and exposed communication leave of the whole."""
+    """The change of a part of the step, with its interval; what slowdown and exposed communication
+    leave of the whole.
+    """
     exposed(cell, ledger(cell).exposed_us)
-    return known(changes(cell).get(part), "needs a traced single-device cell at this batch per device")
+    return known(
+        changes(cell).get(part), "needs a traced single-device cell at this batch per device"
+    )
 
 
 @ESTIMATES.column(
@@ -96,7 +108,9 @@ def _mean_wait_us(data: Job) -> float:
     return float(np.concatenate(waits).mean())
 
 
-@ESTIMATES.column("loader", "time", "Change of the mean wait for the loader, timed steps", needs=subtractable)
+@ESTIMATES.column(
+    "loader", "time", "Change of the mean wait for the loader, timed steps", needs=subtractable
+)
 def added_data_wait_us(cell: CellView) -> float:
     return _mean_wait_us(cell.data) - _mean_wait_us(single_at_same_batch(cell).data)
 
@@ -112,7 +126,9 @@ def _compute_by_device(cell: CellView) -> list[float]:
     computed: list[float] = means[~np.isnan(means)].tolist()
     if len(computed) != cell.devices:
         host_copies = cell.traits.host_copies
-        raise Missing("the replicas share one process's timeline" if host_copies else NOT_EVERY_DEVICE)
+        raise Missing(
+            "the replicas share one process's timeline" if host_copies else NOT_EVERY_DEVICE
+        )
     return computed
 
 
@@ -224,7 +240,9 @@ _MOVED = {
 
 @dataclass(frozen=True)
 class RingLoad:
-    """Input of the ring formula: bytes per step of one kind of collective, the ranks, and what the bytes are."""
+    """Input of the ring formula: bytes per step of one kind of collective, the ranks, and what the
+    bytes are.
+    """
 
     size_bytes: float
     ranks: int
@@ -233,14 +251,20 @@ class RingLoad:
 
 
 def runs_all_reduces(data: Job) -> bool:
-    """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
+    """Whether a cell on several devices reduces gradients, or whatever else its traces show, by
+    all-reduces.
+    """
     if data.devices == 1 or data.traits.sharded:
         return False
-    return data.traits.reducer or bool(data.tables.collectives.words("kind").isin("all_reduce").any())
+    return data.traits.reducer or bool(
+        data.tables.collectives.words("kind").isin("all_reduce").any()
+    )
 
 
 def ring_loads(data: Job) -> tuple[RingLoad, ...]:
-    """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Raises Missing."""
+    """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show.
+    Raises Missing.
+    """
     traits, sizes = data.traits, model_sizes(data)
     if not runs_all_reduces(data) and (data.devices == 1 or not traits.sharded):
         raise Missing(traits.no_rings or "the traces show no all-reduce")
@@ -270,27 +294,39 @@ def _traced_load(data: Job) -> RingLoad:
         raise Missing("the trace gives no sizes for some all-reduces")
     ranks = set(own["group_size"].tolist())
     if len(ranks) > 1:
-        raise Missing(f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring")
+        raise Missing(
+            f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
+        )
     size = float(own["bytes"].sum()) / len(data.whole_windows)
     return RingLoad(size, ranks.pop(), "what was all-reduced in a traced step")
 
 
 @once
 def ring_rates(cell: CellView) -> tuple[RingRate, ...]:
-    """What the ring formula divides by, one for each of its loads: the link's rate, else the calibration's bus bandwidth."""
+    """What the ring formula divides by, one for each of its loads: the link's rate, else the
+    calibration's bus bandwidth.
+    """
     on_several_devices(cell)
     loads = ring_loads(cell.data)
-    rates = [ring_rate(cell.costs, load.kind, place_of(cell.data, load.kind, load.ranks)) for load in loads]
+    rates = [
+        ring_rate(cell.costs, load.kind, place_of(cell.data, load.kind, load.ranks))
+        for load in loads
+    ]
     return tuple(known(rate, cell.costs.no_basis(cell_place(cell.data))) for rate in rates)
 
 
 @ESTIMATES.column(
-    "ring model", "time", "Ring formula of gradients, or of all that FSDP moves, one kind after the other"
+    "ring model",
+    "time",
+    "Ring formula of gradients, or of all that FSDP moves, one kind after the other",
 )
 def ring_us(cell: CellView) -> float:
     rates = ring_rates(cell)
     pairs = zip(ring_loads(cell.data), rates, strict=True)
-    return sum(ring_formula_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0 for load, rate in pairs)
+    return sum(
+        ring_formula_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s) or 0.0
+        for load, rate in pairs
+    )
 
 
 @ESTIMATES.column("ring error", "time", "Ring prediction minus transfer")

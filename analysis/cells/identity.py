@@ -1,4 +1,6 @@
-"""Which cell a row is of; what must be known of a cell before its other columns are; its single-device counterparts."""
+"""Which cell a row is of; what must be known of a cell before its other columns are; its
+single-device counterparts.
+"""
 
 from dpscope.analysis.cells.view import CellView, Group
 from dpscope.analysis.stats.missing import Missing, known

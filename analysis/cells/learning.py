@@ -33,14 +33,20 @@ def trained_like(training: TrainingData, cell: Cell) -> TrainedCell:
     Else the global batch, else the only one that was. Raises Missing where there is none.
     """
     place = (cell.strategy, cell.devices, cell.variant)
-    alike = [other for other in training.trained if (other.strategy, other.devices, other.variant) == place]
+    alike = [
+        other
+        for other in training.trained
+        if (other.strategy, other.devices, other.variant) == place
+    ]
     same_batch = [other for other in alike if other.batch_size == cell.batch_size]
     same_global = [other for other in alike if other.global_batch_size == cell.global_batch_size]
     for same in (same_batch, same_global, alike):
         if len(same) == 1:
             return same[0]
     if alike:
-        raise Missing(f"trained with other batches only: {', '.join(other.name for other in alike)}")
+        raise Missing(
+            f"trained with other batches only: {', '.join(other.name for other in alike)}"
+        )
     raise Missing("its strategy on that many devices was not trained")
 
 

@@ -1,7 +1,8 @@
-"""A cell's communication as the models predict it, from the sizes in the run alone, and its columns next to the measured.
+"""A cell's communication as the models predict it, from the sizes in the run alone, and its columns
+next to the measured.
 
-What a calibration measured comes first; without one the ring model at the link's specification, which is a bound that nobody
-reaches. The two are never mixed within a cell.
+What a calibration measured comes first; without one the ring model at the link's specification,
+which is a bound that nobody reaches. The two are never mixed within a cell.
 """
 
 from collections import Counter
@@ -43,10 +44,11 @@ COST_KEY = ("kind", "group_size", "bytes")
 class CollectivePrediction:
     """Collectives of one kind and size in one cell.
 
-    `measured_us` is the mean transfer, so that the sizes of a step add up to its transfers; None where none was matched (rooted
-    collectives have none); `predicted_us` is None for `reason`; `extrapolated` is set where the size lies outside those
-    calibrated. Both are of an iteration's shortest rank.
-    `in_step_us` is the time next to compute and other collectives, if a calibration measured how much these slow it.
+    `measured_us` is the mean transfer, so that the sizes of a step add up to its transfers; None
+    where none was matched (rooted collectives have none); `predicted_us` is None for `reason`;
+    `extrapolated` is set where the size lies outside those calibrated. Both are of an iteration's
+    shortest rank. `in_step_us` is the time next to compute and other collectives, if a calibration
+    measured how much these slow it.
     """
 
     cell: str
@@ -59,12 +61,15 @@ class CollectivePrediction:
     reason: str = ""
     extrapolated: str | None = None
     in_step_us: float | None = None
-    measured_slowest_us: float | None = None  # the mean over collectives of their slowest rank, waiting included
+    # the mean over collectives of their slowest rank, waiting included
+    measured_slowest_us: float | None = None
     predicted_slowest_us: float | None = None  # of the slowest rank, alone, as calibrated
 
     @property
     def slowest_us(self) -> float | None:
-        """What a step has to wait for: of the slowest rank; a link's specification makes no difference between ranks."""
+        """What a step has to wait for: of the slowest rank; a link's specification makes no
+        difference between ranks.
+        """
         return self.predicted_us if self.predicted_slowest_us is None else self.predicted_slowest_us
 
     @property
@@ -83,7 +88,9 @@ def relative_error(predicted_us: float | None, measured_us: float | None) -> flo
 
 
 def place_of(data: Job, kind: str, ranks: int) -> Place:
-    """Where the ranks of a collective lie: on the cell's nodes, but within each of them for what HSDP runs there."""
+    """Where the ranks of a collective lie: on the cell's nodes, but within each of them for what
+    HSDP runs there.
+    """
     within = data.traits.hybrid and kind in SHARDED_COLLECTIVES
     return Place(ranks, ranks if within else max(1, ranks // data.nodes))
 
@@ -99,16 +106,22 @@ def cost_of(
     key: _CostKey,
     statistic: Statistic = "slowest",
 ) -> Cost:
-    """Of one of the cell's collectives, to be compared with what was measured of it; raises Missing."""
+    """Of one of the cell's collectives, to be compared with what was measured of it; raises
+    Missing.
+    """
     kind, ranks, size = key
     if kind in concurrent_collectives(data.strategy, data.devices, data.nodes):
-        raise Missing(f"several groups run their {kind} at the same time, and what is known is of one group alone")
+        raise Missing(
+            f"several groups run their {kind} at the same time, and what is known is of one group alone"
+        )
     return costs.cost(kind, size, place_of(data, kind, ranks), statistic=statistic, exact=True)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What all-reduces share a step with: the group's workers (`servers`), others in flight, computing. As in `ddp_schedule`."""
+    """What all-reduces share a step with: the group's workers (`servers`), others in flight,
+    computing. As in `ddp_schedule`.
+    """
 
     servers: int = 1
     slowdown: float = 2.0
@@ -127,8 +140,8 @@ def step_load(data: Job, costs: Costs, own: Table) -> Load:
     """Calibrated ratios for DDP whose buckets overlap; a single bucket overlaps nothing."""
     ratios = costs.contention(cell_place(data))
     several = own.having("kind", "all_reduce").group(*STEP_KEYS).sizes.max(initial=0) > 1
-    # NCCL has a stream, gloo two workers for each network device, one as torch chooses by itself: threads = 2 x devices.
-    # Source: ProcessGroupGloo::Options in torch.
+    # NCCL has a stream, gloo two workers for each network device, one as torch chooses by itself:
+    # threads = 2 x devices. Source: ProcessGroupGloo::Options in torch.
     gloo = data.ranks[0][1].backend == "gloo" if data.ranks else not data.on_device
     servers = 2 if gloo else 1
     if ratios is None or not several or not data.traits.reducer:
@@ -142,7 +155,9 @@ def step_load(data: Job, costs: Costs, own: Table) -> Load:
 
 
 def _in_step(own: Table, load: Load) -> Table:
-    """`predicted_us` of all-reduces as their step's schedule has them, where what slows them is calibrated; `alone_us` before."""
+    """`predicted_us` of all-reduces as their step's schedule has them, where what slows them is
+    calibrated; `alone_us` before.
+    """
     own = own.assign(alone_us=own["predicted_us"])
     if not load.calibrated_at:
         return own
@@ -160,7 +175,9 @@ def _in_step(own: Table, load: Load) -> Table:
 
 
 def bucket_schedule(ordered: Table, cost: str, load: Load) -> BucketSchedule:
-    """`ddp_schedule` of a step's all-reduces in order of readiness; `cost` is the column with what each takes alone."""
+    """`ddp_schedule` of a step's all-reduces in order of readiness; `cost` is the column with what
+    each takes alone.
+    """
     return ddp_schedule(
         ready_us(ordered).tolist(),
         ordered[cost].tolist(),
@@ -171,10 +188,11 @@ def bucket_schedule(ordered: Table, cost: str, load: Load) -> BucketSchedule:
 
 
 def exposed_us(step: Table, load: Load) -> float:
-    """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others in full.
+    """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others
+    in full.
 
-    `step` has kind, cost_us (of the slowest rank, alone) and ready_us (else start_us, which is later where one queued).
-    DDP broadcasts buffers before the forward pass, which waits for them.
+    `step` has kind, cost_us (of the slowest rank, alone) and ready_us (else start_us, which is
+    later where one queued). DDP broadcasts buffers before the forward pass, which waits for them.
     """
     others = float(np.nansum(step["cost_us"][~step.words("kind").isin("all_reduce")]))
     reduced = by_readiness(step.having("kind", "all_reduce"))
@@ -182,7 +200,9 @@ def exposed_us(step: Table, load: Load) -> float:
 
 
 def ready_us(collectives: Table) -> Floats:
-    """When a step's collectives could start: `ready_us` where all of them have it, else `start_us`."""
+    """When a step's collectives could start: `ready_us` where all of them have it, else
+    `start_us`.
+    """
     return collectives["ready_us" if collectives.known("ready_us").all() else "start_us"]
 
 
@@ -201,14 +221,17 @@ def cost_keys(own: Table) -> list[_CostKey]:
     return [(one["kind"], one["group_size"], float(one["bytes"])) for one in own.records(COST_KEY)]
 
 
-def _by_size(data: Job, own: Table, rows: Mapping[_CostKey, CollectivePrediction]) -> tuple[CollectivePrediction, ...]:
+def _by_size(
+    data: Job, own: Table, rows: Mapping[_CostKey, CollectivePrediction]
+) -> tuple[CollectivePrediction, ...]:
     """A row per kind and size with what was measured, the largest first."""
     measured, sizes = [], own.group(*COST_KEY)
     for key, of_size in zip(cost_keys(own.take(sizes.first)), sizes.rows(), strict=True):
         group = own.take(of_size)
         transfers_us = group["transfer_us"][group.known("transfer_us")]
         expected_us, alone_us = (
-            group.mean(name) if group.known(name).all() else None for name in ("predicted_us", "alone_us")
+            group.mean(name) if group.known(name).all() else None
+            for name in ("predicted_us", "alone_us")
         )
         matched = group.take(group.known("match"))
         slowest_us = matched.group("repeat", "match").most(matched["duration_us"])
@@ -218,13 +241,17 @@ def _by_size(data: Job, own: Table, rows: Mapping[_CostKey, CollectivePrediction
                 per_step=len(group) / len(data.whole_windows),
                 measured_us=float(transfers_us.mean()) if len(transfers_us) else None,
                 in_step_us=expected_us if expected_us != alone_us else None,
-                measured_slowest_us=float(slowest_us.mean()) if len(slowest_us) and len(transfers_us) else None,
+                measured_slowest_us=float(slowest_us.mean())
+                if len(slowest_us) and len(transfers_us)
+                else None,
             )
         )
     return tuple(sorted(measured, key=lambda row: -row.size_bytes))
 
 
-def _prediction(data: Job, key: _CostKey, costs: Costs, per_step: float = 1.0) -> CollectivePrediction:
+def _prediction(
+    data: Job, key: _CostKey, costs: Costs, per_step: float = 1.0
+) -> CollectivePrediction:
     """What is predicted of one kind and size, nothing being measured."""
     kind, ranks, size = key
     row = CollectivePrediction(
@@ -281,7 +308,9 @@ def basis(cell: CellView) -> Basis:
 
 @dataclass(frozen=True)
 class Priced:
-    """The collectives of whole steps with what each costs alone (`cost_us` of the slowest rank, `alone_us`) and in its step."""
+    """The collectives of whole steps with what each costs alone (`cost_us` of the slowest rank,
+    `alone_us`) and in its step.
+    """
 
     table: Table
     rows: Mapping[_CostKey, CollectivePrediction]
@@ -333,7 +362,8 @@ def predictions(cell: CellView) -> tuple[CollectivePrediction, ...]:
 
 @once
 def _chunks(cell: CellView) -> tuple[CollectivePrediction, ...]:
-    """DataParallel by NCCL: a broadcast per chunk of parameters and buffers, a reduce per chunk of gradients.
+    """DataParallel by NCCL: a broadcast per chunk of parameters and buffers, a reduce per chunk of
+    gradients.
 
     Each micro-batch moves them all. Their times are not measured, since the kernels have no size.
     """
@@ -342,7 +372,9 @@ def _chunks(cell: CellView) -> tuple[CollectivePrediction, ...]:
     for kind, sizes in zip(("broadcast", "reduce"), dp_chunks(_tensor_sizes(cell)), strict=True):
         counts.update((kind, cell.devices, float(size)) for size in sizes)
     passes = cell.data.options.accumulate
-    rows = [_prediction(cell.data, key, cell.costs, count * passes) for key, count in counts.items()]
+    rows = [
+        _prediction(cell.data, key, cell.costs, count * passes) for key, count in counts.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))
 
 
@@ -356,7 +388,8 @@ def _tensor_sizes(cell: CellView) -> ParameterSizes:
 
 @once
 def _data_parallel_us(cell: CellView) -> float:
-    """DataParallel's transfers of a step, of which nothing overlaps: by NCCL chunk by chunk, else copies through device 0.
+    """DataParallel's transfers of a step, of which nothing overlaps: by NCCL chunk by chunk, else
+    copies through device 0.
 
     Source and assumptions: `dp_transfer_us`.
     """

@@ -1,4 +1,6 @@
-"""A cell's row of the comparison: the values of all columns, frozen, each or the reason why it is missing."""
+"""A cell's row of the comparison: the values of all columns, frozen, each or the reason why it is
+missing.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,11 +29,13 @@ _WORDS = ("text", "flag")
 
 @dataclass(frozen=True)
 class CellRow:
-    """One cell of the comparison; an attribute that is no field is the number in the column of that name.
+    """One cell of the comparison; an attribute that is no field is the number in the column of that
+    name.
 
-    `values` has all other columns that are known, `reasons` why each of the rest is missing; `ledger` is where the cell's
-    traced step goes, `contentions` what slows its compute, None where no step was traced. `ring_rates` are what the ring
-    formula divides by, one per kind of collective.
+    `values` has all other columns that are known, `reasons` why each of the rest is missing;
+    `ledger` is where the cell's traced step goes, `contentions` what slows its compute, None where
+    no step was traced. `ring_rates` are what the ring formula divides by, one per kind of
+    collective.
     """
 
     cell: str

@@ -1,4 +1,6 @@
-"""Speedups of a run's cells over device counts, with intervals, and the laws that its points allow."""
+"""Speedups of a run's cells over device counts, with intervals, and the laws that its points
+allow.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,12 +32,15 @@ def devices_text(devices: int, nodes: int) -> str:
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One cell against one device. Speedup: N t_1(b) / t_N(b), weak (Gustafson, 1988); t_1(G) / t_N(G/N), strong."""
+    """One cell against one device. Speedup: N t_1(b) / t_N(b), weak (Gustafson, 1988); t_1(G) /
+    t_N(G/N), strong.
+    """
 
     cell: str
     devices: int
     speedup: Estimate
-    serial_fraction: float | None  # Karp and Flatt's; None where it would be above 1, as no fraction is
+    # Karp and Flatt's; None where it would be above 1, as no fraction is
+    serial_fraction: float | None
     nodes: int = 1
 
     @property
@@ -48,7 +53,9 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScalingSeries:
-    """Cells of one strategy (and variant) at one batch: per device under weak scaling, global under strong."""
+    """Cells of one strategy (and variant) at one batch: per device under weak scaling, global under
+    strong.
+    """
 
     strategy: CellStrategy
     variant: str
@@ -61,15 +68,17 @@ class ScalingSeries:
     def label(self) -> str:
         """Such as ``DDP weak, b = 32``."""
         name = f"{traits_of(self.strategy).label} {self.variant}".strip()
-        return f"{name} {self.scaling}, {'b' if self.scaling == 'weak' else 'G'} = {self.batch_size}"
+        return (
+            f"{name} {self.scaling}, {'b' if self.scaling == 'weak' else 'G'} = {self.batch_size}"
+        )
 
 
 @dataclass(frozen=True)
 class ScalingChoice:
     """One batch number read both ways on N devices: weak trains it per device, strong in all.
 
-    `ratio` is the weak cell's samples per second over the strong one's, which is also the ratio of their efficiencies, since
-    both stand against the same single-device cell.
+    `ratio` is the weak cell's samples per second over the strong one's, which is also the ratio of
+    their efficiencies, since both stand against the same single-device cell.
     """
 
     strategy: CellStrategy
@@ -87,9 +96,10 @@ def scaling_series(
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
 
-    `single_device_baselines` gives a cell's single-device counterparts by batch size, `spread` is that of all cells' repeats.
-    A series goes on to more nodes where more devices need them; the same devices over more nodes than the fewest on which they
-    were measured (2 x 2 versus 1 x 4) form a separate one.
+    `single_device_baselines` gives a cell's single-device counterparts by batch size, `spread` is
+    that of all cells' repeats. A series goes on to more nodes where more devices need them; the
+    same devices over more nodes than the fewest on which they were measured (2 x 2 versus 1 x 4)
+    form a separate one.
     """
     fewest: dict[object, int] = {}
     for data in measured:
@@ -107,8 +117,13 @@ def scaling_series(
                 variant = series_variant(cell, single.cell)
                 if data.nodes > fewest[msgspec.structs.replace(cell, nodes=1)]:
                     variant = f"{variant} over {data.nodes} nodes".strip()
-                groups.setdefault((cell.strategy, variant, scaling, batch), []).append((data, single))
-    return tuple(_series(*key, group[0][1], [data for data, _ in group], spread) for key, group in groups.items())
+                groups.setdefault((cell.strategy, variant, scaling, batch), []).append(
+                    (data, single)
+                )
+    return tuple(
+        _series(*key, group[0][1], [data for data, _ in group], spread)
+        for key, group in groups.items()
+    )
 
 
 def _series(
@@ -131,7 +146,9 @@ def _series(
                 cell=data.name,
                 devices=devices,
                 speedup=speedup,
-                serial_fraction=fraction if (fraction := karp_flatt(speedup.value, devices)) <= 1 else None,
+                serial_fraction=fraction
+                if (fraction := karp_flatt(speedup.value, devices)) <= 1
+                else None,
                 nodes=data.nodes,
             )
         )
@@ -148,9 +165,14 @@ def _series(
 
 
 def scaling_choices(measured: Sequence[Job], spread: Spread) -> tuple[ScalingChoice, ...]:
-    """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
+    """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the
+    same devices.
+    """
     planned = [(one.cell, one) for one in measured]
-    by_key = {(cell.strategy, (cell.variant, one.nodes), cell.devices, cell.batch_size): one for cell, one in planned}
+    by_key = {
+        (cell.strategy, (cell.variant, one.nodes), cell.devices, cell.batch_size): one
+        for cell, one in planned
+    }
     choices = []
     for (strategy, variant, devices, batch), weak in by_key.items():
         strong = by_key.get((strategy, variant, devices, batch // devices))
@@ -160,5 +182,7 @@ def scaling_choices(measured: Sequence[Job], spread: Spread) -> tuple[ScalingCho
         split = strong.step_samples()
         slower = TurnSamples([np.asarray(repeat * devices) for repeat in split], split.places)
         ratio = ratio_estimate(slower, weak.step_samples(), spread)
-        choices.append(ScalingChoice(strategy, devices, batch, weak.cell.name, strong.cell.name, ratio))
+        choices.append(
+            ScalingChoice(strategy, devices, batch, weak.cell.name, strong.cell.name, ratio)
+        )
     return tuple(choices)

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.cells.identity import run_measured, single_at_global_batch, single_at_same_batch
+from dpscope.analysis.cells.identity import (
+    run_measured,
+    single_at_global_batch,
+    single_at_same_batch,
+)
 from dpscope.analysis.cells.view import CellView, Group, once, quotient
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import (
@@ -75,7 +79,10 @@ def _samples_per_s_ends(cell: CellView, _: float) -> tuple[float, float]:
 
 
 @TIME.column(
-    "samples/s", "rate", "Global batch over the median step, loader wait included", interval=_samples_per_s_ends
+    "samples/s",
+    "rate",
+    "Global batch over the median step, loader wait included",
+    interval=_samples_per_s_ends,
 )
 def samples_per_s(cell: CellView) -> float:
     return quotient(samples(cell) * 1e6, cell.step_us, NO_STEP)
@@ -89,14 +96,19 @@ def _block_rates(cell: CellView) -> Range:
 
 
 def _rates(data: Job) -> list[float]:
-    timed = [(sum(one.samples for one in ranks), max(one.duration_s for one in ranks)) for ranks in _blocks(data)]
+    timed = [
+        (sum(one.samples for one in ranks), max(one.duration_s for one in ranks))
+        for ranks in _blocks(data)
+    ]
     return [count / seconds for count, seconds in timed if seconds > 0]
 
 
 def _blocks(data: Job) -> Iterator[tuple[TimedBlock, ...]]:
     """Each timed block as every process of its repeat had it."""
     for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
-        yield from zip(*(rank.blocks for number, rank in data.ranks if number == repeat), strict=False)
+        yield from zip(
+            *(rank.blocks for number, rank in data.ranks if number == repeat), strict=False
+        )
 
 
 def _slowest_and_fastest(cell: CellView, _: float) -> tuple[float, float]:
@@ -126,7 +138,11 @@ def tokens_per_s(cell: CellView) -> float:
     return cell.samples_per_s * tokens
 
 
-@TIME.column("samples/s w/o loader", "rate", "Global batch over the median step without the wait for the loader")
+@TIME.column(
+    "samples/s w/o loader",
+    "rate",
+    "Global batch over the median step without the wait for the loader",
+)
 def samples_per_s_without_wait(cell: CellView) -> float:
     return quotient(samples(cell) * 1e6, cell.step_without_wait_us, NO_STEP)
 
@@ -145,7 +161,9 @@ def scaling(cell: CellView) -> None:
 def _ratio_ends(cell: CellView, single: CellView) -> tuple[float, float]:
     if cell.traits.baseline:
         raise Missing("one device: 1 by definition")
-    return ends_of(ratio_estimate(single.data.step_samples(), cell.data.step_samples(), cell.spreads.step))
+    return ends_of(
+        ratio_estimate(single.data.step_samples(), cell.data.step_samples(), cell.spreads.step)
+    )
 
 
 @TIME.column("weak speedup", "ratio", "N t_1(b) / t_N(b): same batch per device", needs=scaling)
@@ -186,10 +204,20 @@ def steps_per_epoch(cell: CellView) -> int:
 
 
 def epoch_seconds(data: Job) -> tuple[float | None, bool]:
-    """Seconds per epoch and whether whole epochs were timed; else the step's median times the steps of an epoch."""
-    epochs = [max(one.duration_s for one in ranks) for ranks in _blocks(data) if ranks[0].epoch is not None]
+    """Seconds per epoch and whether whole epochs were timed; else the step's median times the steps
+    of an epoch.
+    """
+    epochs = [
+        max(one.duration_s for one in ranks)
+        for ranks in _blocks(data)
+        if ranks[0].epoch is not None
+    ]
     if epochs:
         return sum(epochs) / len(epochs), True
     timed = data.step_samples()
     steps = data.ranks[0][1].steps_per_epoch if data.ranks else None
-    return (None if steps is None or not timed else float(np.median(np.concatenate(timed))) * steps / 1e6), False
+    return (
+        None
+        if steps is None or not timed
+        else float(np.median(np.concatenate(timed))) * steps / 1e6
+    ), False

@@ -1,4 +1,6 @@
-"""Columns of traced steps: the ledger with its intervals, means of the breakdown, and what moves."""
+"""Columns of traced steps: the ledger with its intervals, means of the breakdown, and what
+moves.
+"""
 
 import numpy as np
 
@@ -41,7 +43,9 @@ def windows(cell: CellView) -> Table:
 
 
 def mean(cell: CellView, measure: str, unknown: str) -> float:
-    """Of a column of the breakdown over whole traced steps; `unknown` is why a trace may lack it."""
+    """Of a column of the breakdown over whole traced steps; `unknown` is why a trace may lack
+    it.
+    """
     return known(windows(cell).mean(measure), unknown)
 
 
@@ -65,7 +69,9 @@ def range_of_ranks(measure: str) -> Bounds:
     return ends
 
 
-@TRACED.column("traced step", "time", "Mean window of the traced steps", interval=interval_of("traced_step"))
+@TRACED.column(
+    "traced step", "time", "Mean window of the traced steps", interval=interval_of("traced_step")
+)
 def traced_step_us(cell: CellView) -> float:
     return ledger(cell).traced_step_us
 
@@ -116,7 +122,11 @@ def exposed_other_us(cell: CellView) -> float:
 
 
 @TRACED.column(
-    "idle", "time", "Neither compute nor communication", interval=interval_of("idle"), needs=communication_shown
+    "idle",
+    "time",
+    "Neither compute nor communication",
+    interval=interval_of("idle"),
+    needs=communication_shown,
 )
 def idle_us(cell: CellView) -> float:
     return known(ledger(cell).idle_us, NOT_SHOWN)
@@ -212,17 +222,26 @@ def _matched(cell: CellView, measure: str) -> float:
     return mean(cell, measure, ONE_PROCESS if cell.traits.threaded else NOT_MATCHED)
 
 
-@TRACED.column("all transfers", "time", "Sum over collectives of the shortest rank's duration", needs=communicating)
+@TRACED.column(
+    "all transfers",
+    "time",
+    "Sum over collectives of the shortest rank's duration",
+    needs=communicating,
+)
 def transfer_us(cell: CellView) -> float:
     return _matched(cell, "transfer_us")
 
 
-@TRACED.column("all waiting", "time", "Time in collectives spent waiting for a later rank", needs=communicating)
+@TRACED.column(
+    "all waiting", "time", "Time in collectives spent waiting for a later rank", needs=communicating
+)
 def wait_us(cell: CellView) -> float:
     return _matched(cell, "wait_us")
 
 
-@TRACED.column("queue", "time", "Time gloo's collectives waited for a worker thread", needs=communicating)
+@TRACED.column(
+    "queue", "time", "Time gloo's collectives waited for a worker thread", needs=communicating
+)
 def queue_us(cell: CellView) -> float:
     own = collectives(cell)
     if not own.known("queue_us").any():
@@ -256,7 +275,9 @@ def unlaunched_us(cell: CellView) -> float:
 )
 def critical_device(cell: CellView) -> int:
     several = len(windows(cell)) < len(cell.data.whole_windows)
-    return known(traced_ledger(cell).critical_device if several else None, "each process has one device")
+    return known(
+        traced_ledger(cell).critical_device if several else None, "each process has one device"
+    )
 
 
 @TRACED.column("compute (mean)", "time", "Compute: mean over all devices")
@@ -269,7 +290,9 @@ def communication_device_mean_us(cell: CellView) -> float:
     return device_mean(cell, "communication_us")
 
 
-@TRACED.column("exposed (mean)", "time", "Exposed communication: mean over all devices", needs=communicating)
+@TRACED.column(
+    "exposed (mean)", "time", "Exposed communication: mean over all devices", needs=communicating
+)
 def exposed_device_mean_us(cell: CellView) -> float:
     return device_mean(cell, "exposed_us")
 
@@ -368,21 +391,28 @@ def _all_reduces(cell: CellView) -> Table:
 
 @once
 def _transfer_union_us(cell: CellView) -> float:
-    """Time in which a rank's all-reduces transferred, over ranks and steps; of several at once the link has one rate.
+    """Time in which a rank's all-reduces transferred, over ranks and steps; of several at once the
+    link has one rate.
 
     A rank's wait comes first: a transfer is the end of its collective.
     """
     reduced = _all_reduces(cell)
     ends = reduced["start_us"] + reduced["duration_us"]
     starts = ends - reduced["transfer_us"]
-    return float(sum(length(union(starts[rows], ends[rows])) for rows in reduced.group(*STEP_KEYS).rows()))
+    return float(
+        sum(length(union(starts[rows], ends[rows])) for rows in reduced.group(*STEP_KEYS).rows())
+    )
 
 
 def _rate(cell: CellView, moved_bytes: float) -> float:
-    return quotient(moved_bytes, _transfer_union_us(cell), "no matched all-reduce with a size") / 1e3
+    return (
+        quotient(moved_bytes, _transfer_union_us(cell), "no matched all-reduce with a size") / 1e3
+    )
 
 
-@TRACED.column("algbw", "bandwidth", "All-reduce bytes / transfer (nccl-tests)", needs=communicating)
+@TRACED.column(
+    "algbw", "bandwidth", "All-reduce bytes / transfer (nccl-tests)", needs=communicating
+)
 def algbw_gb_per_s(cell: CellView) -> float:
     return _rate(cell, float(_all_reduces(cell)["bytes"].sum()))
 

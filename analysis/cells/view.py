@@ -1,11 +1,13 @@
-"""How a column is declared: a function of a cell's view, with heading, quantity and meaning. And the view itself.
+"""How a column is declared: a function of a cell's view, with heading, quantity and meaning. And
+the view itself.
 
     @ESTIMATES.column("same total", "time", "t_N(G/N) - t_1(G): negative once parallel training pays off")
     def same_total_us(cell: CellView) -> float:
         return cell.step_us - single_at_global_batch(cell).step_us
 
-A function that lacks something raises `Missing(reason)`, and the reason is the column's. Columns ask other columns of the
-view by name; each is computed once for each cell, in whatever order they are asked.
+A function that lacks something raises `Missing(reason)`, and the reason is the column's. Columns
+ask other columns of the view by name; each is computed once for each cell, in whatever order they
+are asked.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +48,9 @@ def quotient(first: float, second: float, reason: str) -> float:
 
 @dataclass(eq=False)
 class CellView:
-    """A cell with all that its columns are computed from; an attribute that is no field is the column of that name."""
+    """A cell with all that its columns are computed from; an attribute that is no field is the
+    column of that name.
+    """
 
     data: Job
     costs: Costs = field(default_factory=Costs)  # of collectives, on the machine
@@ -77,7 +81,9 @@ class CellView:
         return cast("float", REGISTERED[name].compute(self))
 
     def once(self, compute: Callable[["CellView"], T]) -> T:
-        """The result of a function of this view, computed when it is first asked for; what it lacks is kept as well."""
+        """The result of a function of this view, computed when it is first asked for; what it lacks
+        is kept as well.
+        """
         if compute in self._running:
             names = (one.__name__ for one in (*self._running, compute))
             raise RecursionError(f"these columns ask each other in a circle: {' -> '.join(names)}")
@@ -96,7 +102,9 @@ class CellView:
 
 
 def once(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
-    """Decorates a function of a view that several columns share: it is computed once for each cell."""
+    """Decorates a function of a view that several columns share: it is computed once for each
+    cell.
+    """
 
     @wraps(compute)
     def kept(cell: CellView) -> T:
@@ -107,7 +115,9 @@ def once(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
 
 @dataclass(frozen=True)
 class Ends:
-    """Two columns that bound another one: the words in their names before the unit, and their meaning."""
+    """Two columns that bound another one: the words in their names before the unit, and their
+    meaning.
+    """
 
     low: str
     high: str
@@ -125,7 +135,11 @@ class Ends:
 
 INTERVAL = Ends("low", "high", ("Lower end of its 95% interval", "Upper end of its 95% interval"))
 """A 95% interval: more samples narrow it."""
-RANK_RANGE = Ends("rank_min", "rank_max", ("Smallest mean of a rank and device", "Largest mean of a rank and device"))
+RANK_RANGE = Ends(
+    "rank_min",
+    "rank_max",
+    ("Smallest mean of a rank and device", "Largest mean of a rank and device"),
+)
 """The smallest and the largest mean of a rank and device."""
 VALUE_RANGE = Ends("min", "max", ("Smallest value", "Largest value"))
 """The smallest and the largest of the values behind a mean or median: more values widen it."""
@@ -136,7 +150,9 @@ Bounds = Callable[[CellView, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Column:
-    """`name` carries the unit it is stored in; `heading` is what people read; `meaning` is one sentence."""
+    """`name` carries the unit it is stored in; `heading` is what people read; `meaning` is one
+    sentence.
+    """
 
     name: str
     heading: str
@@ -178,7 +194,9 @@ class Group:
         rank_range: Bounds | None = None,
         value_range: Bounds | None = None,
     ) -> Callable[[Callable[[CellView], T]], Callable[[CellView], T]]:
-        """Declares the function below as the column of its name, and two more for each kind of bounds around its value."""
+        """Declares the function below as the column of its name, and two more for each kind of
+        bounds around its value.
+        """
         kinds = {INTERVAL: interval, RANK_RANGE: rank_range, VALUE_RANGE: value_range}
 
         def declared(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
@@ -192,7 +210,9 @@ class Group:
             self._add(compute.__name__, heading, quantity, meaning, kept)
             for ends, bounds in kinds.items():
                 if bounds is not None:
-                    self._add_bounds(compute.__name__, heading, quantity, ends, _around(kept, bounds))
+                    self._add_bounds(
+                        compute.__name__, heading, quantity, ends, _around(kept, bounds)
+                    )
             return kept
 
         return declared
@@ -207,8 +227,20 @@ class Group:
     ) -> None:
         low, high = ends.of(column)
         words = ends.low.replace("_", " "), ends.high.replace("_", " ")
-        self._add(low, f"{heading} {words[0]}", quantity, ends.meanings[0], lambda cell: _plain(bounds(cell)[0]))
-        self._add(high, f"{heading} {words[1]}", quantity, ends.meanings[1], lambda cell: _plain(bounds(cell)[1]))
+        self._add(
+            low,
+            f"{heading} {words[0]}",
+            quantity,
+            ends.meanings[0],
+            lambda cell: _plain(bounds(cell)[0]),
+        )
+        self._add(
+            high,
+            f"{heading} {words[1]}",
+            quantity,
+            ends.meanings[1],
+            lambda cell: _plain(bounds(cell)[1]),
+        )
 
     def _add(
         self,
@@ -228,7 +260,9 @@ def _plain(value: T) -> T:
     return cast("T", known(plain(value), "not measured"))
 
 
-def _around(value: Callable[[CellView], Any], bounds: Bounds) -> Callable[[CellView], tuple[float, float]]:
+def _around(
+    value: Callable[[CellView], Any], bounds: Bounds
+) -> Callable[[CellView], tuple[float, float]]:
     """The ends around a column's value; where that is missing, they are for the same reason."""
 
     def ends(cell: CellView) -> tuple[float, float]:

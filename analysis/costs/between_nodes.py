@@ -1,7 +1,8 @@
-"""Sources of costs by the rate of a link: the one that the question states, or the one calibrated between nodes.
+"""Sources of costs by the rate of a link: the one that the question states, or the one calibrated
+between nodes.
 
-A link's rate gives the fastest of ring, tree and hierarchy; a stated specification is reached as far as that of the measured link
-was, and is a bound where that is not known.
+A link's rate gives the fastest of ring, tree and hierarchy; a stated specification is reached as
+far as that of the measured link was, and is a bound where that is not known.
 """
 
 import math
@@ -68,7 +69,9 @@ def stated_link(call: Call, known: Known) -> Cost | None:
 
 
 def rate_between_nodes(call: Call, known: Known) -> Cost | None:
-    """Over several nodes, by the rate between nodes that was calibrated with other numbers of devices on each."""
+    """Over several nodes, by the rate between nodes that was calibrated with other numbers of
+    devices on each.
+    """
     place = call.place
     if place.nodes == 1 or call.exact:
         return None
@@ -105,7 +108,9 @@ def _by_rate(
     half: float,
     bound: bool = False,
 ) -> Cost:
-    """Over a link of this rate between the slowest neighbours; what runs within the nodes by the best source for that."""
+    """Over a link of this rate between the slowest neighbours; what runs within the nodes by the
+    best source for that.
+    """
     place = call.place
     inside = Place(min(place.per_node, place.devices), min(place.per_node, place.devices))
     within: tuple[float, float] | None = None
@@ -146,13 +151,15 @@ def best_way(
     rate: float,
     within: tuple[float, float] | None,
 ) -> tuple[str, float, float] | None:
-    """The fastest over so many devices, on nodes of `inside`: its name, and microseconds of latency and of transfer.
+    """The fastest over so many devices, on nodes of `inside`: its name, and microseconds of latency
+    and of transfer.
 
-    None where the kind has no model. `rate` in bytes a microsecond is that of the link between nodes, which a node's devices
-    share; on one node of the one within. `within`: latency and transfer of the same collective on the devices of one node; None
-    where it is not known, and taken to hold nothing up. A ring and a tree are as slow as the slowest link they go over. A
-    hierarchy is a reduce-scatter inside a node, an all-reduce of each share between nodes over the node's link, an all-gather
-    inside. The bytes of a ring: nccl-tests, doc/PERFORMANCE.md.
+    None where the kind has no model. `rate` in bytes a microsecond is that of the link between
+    nodes, which a node's devices share; on one node of the one within. `within`: latency and
+    transfer of the same collective on the devices of one node; None where it is not known, and
+    taken to hold nothing up. A ring and a tree are as slow as the slowest link they go over. A
+    hierarchy is a reduce-scatter inside a node, an all-reduce of each share between nodes over the
+    node's link, an all-gather inside. The bytes of a ring: nccl-tests, doc/PERFORMANCE.md.
 
     >>> best_way("all_reduce", 1e6, 8, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
     ('hierarchy', 0.0, 170.0)
@@ -183,7 +190,9 @@ def best_way(
 
 
 def _reached(kind: str, known: Known) -> tuple[float | None, str]:
-    """What of its specification the measured link reached, and that link's name, where both are known."""
+    """What of its specification the measured link reached, and that link's name, where both are
+    known.
+    """
     if known.place is None:
         return None, ""
     fit, link = known.fit(kind, known.place), known.link(known.place)
@@ -194,7 +203,9 @@ def _reached(kind: str, known: Known) -> tuple[float | None, str]:
 
 
 def _hop(call: Call, known: Known) -> Hop:
-    """As it was calibrated between nodes for a ring over several, else within one; 0 where neither is known."""
+    """As it was calibrated between nodes for a ring over several, else within one; 0 where neither
+    is known.
+    """
     if call.place.nodes > 1 and (measured := _rate_between(known)) is not None:
         return _hop_of(measured, known)
     within = known.on_nodes(1)
@@ -224,4 +235,6 @@ def _hop_us(fit: CollectiveFit) -> float:
 
 def _rate_between(known: Known) -> NodeRate | None:
     calibration = known.calibration
-    return None if calibration is None else known.once(rate_between, lambda: rate_between(calibration))
+    return (
+        None if calibration is None else known.once(rate_between, lambda: rate_between(calibration))
+    )

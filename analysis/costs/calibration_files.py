@@ -1,4 +1,6 @@
-"""Calibrations read from files, one reader for each format, chosen by the file's suffix; among them nccl-tests' logs."""
+"""Calibrations read from files, one reader for each format, chosen by the file's suffix; among them
+nccl-tests' logs.
+"""
 
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +27,16 @@ from dpscope.profiling.store.folders import CALIBRATION_NAME
 
 
 def calibration_path(out: Path) -> Path:
-    """The path of a calibration: `out` itself if it is a .json file, else calibration.json in that folder."""
+    """The path of a calibration: `out` itself if it is a .json file, else calibration.json in that
+    folder.
+    """
     return out if out.suffix == ".json" else out / CALIBRATION_NAME
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read what `dpscope calibrate` wrote (a run folder or the file itself); raises DpscopeError for a file of another kind."""
+    """Read what `dpscope calibrate` wrote (a run folder or the file itself); raises DpscopeError
+    for a file of another kind.
+    """
     calibration = read_json(calibration_path(path), Calibration)
     if calibration.schema_version != CALIBRATION_SCHEMA_VERSION:
         raise DpscopeError(
@@ -46,14 +52,19 @@ def calibration_of_run(folder: Path) -> Calibration | None:
 
 
 LOG_SUFFIXES = (".log", ".txt", ".out")  # of nccl-tests' logs in a folder
-LARGEST_SPREAD = 1.25  # of a test's times over another's, in the median over sizes, if one repeats the other
+# of a test's times over another's, in the median over sizes, if one repeats the other
+LARGEST_SPREAD = 1.25
 
 
-def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
-    """The logs as one calibration with its fits; in-place columns instead of out-of-place ones on request.
+def calibration_from_logs(
+    paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None
+) -> Calibration:
+    """The logs as one calibration with its fits; in-place columns instead of out-of-place ones on
+    request.
 
-    A log holds one mean per size and no samples. The link is `link` where the user states one, else what the GPUs'
-    names show, else unknown. Raises DpscopeError with the file and line of what is no such log or is damaged.
+    A log holds one mean per size and no samples. The link is `link` where the user states one, else
+    what the GPUs' names show, else unknown. Raises DpscopeError with the file and line of what is
+    no such log or is damaged.
     """
     if not paths:
         raise DpscopeError("--from-nccl-tests: name one log or more")
@@ -66,10 +77,14 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
         model = gpu_model(test.device_names[0]) if test.nodes == len(models) == 1 else None
         if rate := link or (model_link(model) if model is not None else None):
             links[test.devices] = rate
-    for repeats in grouped(((test.collective, test.devices, test.nodes), test) for test in tests).values():
+    for repeats in grouped(
+        ((test.collective, test.devices, test.nodes), test) for test in tests
+    ).values():
         _check_repeats(repeats)
     points = [
-        msgspec.structs.replace(point, nodes=test.nodes if test.nodes > 1 or len(spans[point.devices]) > 1 else None)
+        msgspec.structs.replace(
+            point, nodes=test.nodes if test.nodes > 1 or len(spans[point.devices]) > 1 else None
+        )
         for test in tests
         for point in test.points
     ]
@@ -91,7 +106,9 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
 
 
 def _check_repeats(tests: Sequence[LoggedTest]) -> None:
-    """Raise DpscopeError unless the tests of a collective on one layout are one test and its repeats."""
+    """Raise DpscopeError unless the tests of a collective on one layout are one test and its
+    repeats.
+    """
     first, devices = tests[0], counted(tests[0].devices, "device")
     for other in tests[1:]:
         names = dict.fromkeys((*first.variant, *other.variant))
@@ -110,7 +127,8 @@ def _check_repeats(tests: Sequence[LoggedTest]) -> None:
         fast, slow = tests[slowness.index(min(slowness))], tests[slowness.index(max(slowness))]
         size = max(_times(fast).keys() & _times(slow).keys())
         times = (
-            f"{show_time(_times(test)[size])} on {listed(list(dict.fromkeys(test.hosts)))}" for test in (fast, slow)
+            f"{show_time(_times(test)[size])} on {listed(list(dict.fromkeys(test.hosts)))}"
+            for test in (fast, slow)
         )
         raise DpscopeError(
             f"{_where(fast, slow)}: {first.collective} of {show_bytes(size)} on {devices} takes {' and '.join(times)}: "
@@ -145,7 +163,9 @@ def _wrong_results(tests: Sequence[LoggedTest]) -> Iterator[Finding]:
 
 
 def wrong_results(calibration: Calibration | None) -> tuple[Finding, ...]:
-    """A calibration's findings that its times are of wrong results, which hold wherever it is used."""
+    """A calibration's findings that its times are of wrong results, which hold wherever it is
+    used.
+    """
     if calibration is None:
         return ()
     wrong = RunCode.CALIBRATION_RESULTS_WRONG.code
@@ -153,7 +173,8 @@ def wrong_results(calibration: Calibration | None) -> tuple[Finding, ...]:
 
 
 def costs_at(path: Path, option: str = "--calibration") -> Calibration:
-    """A calibration from calibration.json, a folder that holds one, or logs (a file or a folder of them).
+    """A calibration from calibration.json, a folder that holds one, or logs (a file or a folder of
+    them).
 
     Raises DpscopeError for anything else.
     """
@@ -174,7 +195,9 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
 _LOG_READERS: tuple[tuple[str, tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
     ("nccl-tests", LOG_SUFFIXES, calibration_from_logs),
 )
-"""Programs, the suffixes of their logs and what reads these; of a folder the first that is there. Other files are ignored."""
+"""Programs, the suffixes of their logs and what reads these; of a folder the first that is there.
+Other files are ignored.
+"""
 
 
 def _known_logs() -> str:

@@ -1,14 +1,18 @@
-"""Fits of a calibration's collectives, and predictions from them with their errors: t = alpha + S/B, in pieces where needed.
+"""Fits of a calibration's collectives, and predictions from them with their errors: t = alpha +
+S/B, in pieces where needed.
 
-The value of a size is the median of its iterations. Intervals (95%) are percentiles of a bootstrap with fixed breakpoints: over
-the iterations of each size if there are enough, else over the fit's relative residuals. They show how well a line is known. How
-well it describes the machine is shown by the fit's errors.
+The value of a size is the median of its iterations. Intervals (95%) are percentiles of a bootstrap
+with fixed breakpoints: over the iterations of each size if there are enough, else over the fit's
+relative residuals. They show how well a line is known. How well it describes the machine is shown
+by the fit's errors.
 
-Model: continuous, never falling straight lines between breakpoints. Within a piece it is the alpha-beta model (Hockney,
-"The communication challenge for MPP", 1994); a library changes its protocol or algorithm with the size (NCCL: LL, LL128,
-Simple; ring, tree), hence the pieces. Relative errors are minimised by least squares with Huber's weights, so that all sizes
-count equally and a single disturbed size has little influence. Breakpoints lie at measured sizes; pieces are added as long as
-a corrected Bayesian information criterion falls. The curve's functions are pure: bytes and microseconds in and out.
+Model: continuous, never falling straight lines between breakpoints. Within a piece it is the
+alpha-beta model (Hockney, "The communication challenge for MPP", 1994); a library changes its
+protocol or algorithm with the size (NCCL: LL, LL128, Simple; ring, tree), hence the pieces.
+Relative errors are minimised by least squares with Huber's weights, so that all sizes count equally
+and a single disturbed size has little influence. Breakpoints lie at measured sizes; pieces are
+added as long as a corrected Bayesian information criterion falls. The curve's functions are pure:
+bytes and microseconds in and out.
 """
 
 from collections.abc import Sequence
@@ -23,7 +27,12 @@ import numpy.typing as npt
 from dpscope.analysis.costs.formulas import bus_gb_per_s
 from dpscope.analysis.stats.samples import medians
 from dpscope.analysis.text.units import show_bytes
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, FitPiece
+from dpscope.profiling.records.calibration import (
+    Calibration,
+    CalibrationPoint,
+    CollectiveFit,
+    FitPiece,
+)
 from dpscope.profiling.records.finding import grouped
 
 Statistic = Literal["slowest", "shortest"]  # of the ranks of an iteration
@@ -45,7 +54,9 @@ class Curve:
 
     def times_us(self, sizes_bytes: Values) -> Values:
         """Predicted times at these sizes."""
-        times: Values = _design(sizes_bytes, self.breakpoints) @ np.array([self.start_us, *self.slopes])
+        times: Values = _design(sizes_bytes, self.breakpoints) @ np.array(
+            [self.start_us, *self.slopes]
+        )
         return times
 
     def relative_errors(self, sizes_bytes: Values, times_us: Values) -> Values:
@@ -82,10 +93,11 @@ def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float
 
 
 def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
-    """Schwarz's criterion for Laplace errors (the mean |error| is their scale), corrected for few points.
+    """Schwarz's criterion for Laplace errors (the mean |error| is their scale), corrected for few
+    points.
 
-    Parameters: start, one slope per piece, one place per breakpoint. The correction n / (n - p - 1) is that of
-    Hurvich and Tsai (1989) for AIC; without it there would be as many pieces as points.
+    Parameters: start, one slope per piece, one place per breakpoint. The correction n / (n - p - 1)
+    is that of Hurvich and Tsai (1989) for AIC; without it there would be as many pieces as points.
     """
     count, parameters = len(times_us), 2 * len(curve.slopes)
     if count - parameters - 1 <= 0:
@@ -98,8 +110,8 @@ def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
 def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
     """The curve with as many pieces as the data support; sizes ascending, two or more.
 
-    Breakpoints are added one at a time where they reduce the error most, and each is then moved as long as that reduces it
-    further: not every combination is tried.
+    Breakpoints are added one at a time where they reduce the error most, and each is then moved as
+    long as that reduces it further: not every combination is tried.
     """
     found = [fit_curve(sizes_bytes, times_us, ())]
     for _ in range(1, min(MOST_PIECES, len(sizes_bytes) // SIZES_PER_PIECE)):
@@ -109,7 +121,9 @@ def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
     return min(found, key=lambda curve: _criterion(curve, sizes_bytes, times_us))
 
 
-def _with_one_more(sizes_bytes: Values, times_us: Values, places: Sequence[tuple[float, ...]]) -> Curve:
+def _with_one_more(
+    sizes_bytes: Values, times_us: Values, places: Sequence[tuple[float, ...]]
+) -> Curve:
     def best_of(places: Sequence[tuple[float, ...]]) -> tuple[float, Curve]:
         curves = [fit_curve(sizes_bytes, times_us, one) for one in places]
         errors = [float(np.mean(curve.relative_errors(sizes_bytes, times_us))) for curve in curves]
@@ -128,12 +142,17 @@ def _with_one_more(sizes_bytes: Values, times_us: Values, places: Sequence[tuple
 
 
 def _placed(sizes_bytes: Values, breakpoints: Sequence[float]) -> list[tuple[float, ...]]:
-    """The breakpoints with one more, for each size that leaves each piece enough sizes (including its ends)."""
+    """The breakpoints with one more, for each size that leaves each piece enough sizes (including
+    its ends).
+    """
     places = []
     for size in sizes_bytes[1:-1]:
         together = sorted({*breakpoints, float(size)})
         ends = [-np.inf, *together, np.inf]
-        held = [int(np.count_nonzero((sizes_bytes >= low) & (sizes_bytes <= high))) for low, high in pairwise(ends)]
+        held = [
+            int(np.count_nonzero((sizes_bytes >= low) & (sizes_bytes <= high)))
+            for low, high in pairwise(ends)
+        ]
         if len(together) == len(breakpoints) + 1 and min(held) >= SIZES_PER_PIECE:
             places.append(tuple(together))
     return places
@@ -143,23 +162,30 @@ RESAMPLES = 300
 FEWEST_ITERATIONS = 5  # of every size, for a bootstrap over them
 FEWEST_SIZES = 5  # for an error of prediction
 _TAILS = (0.025, 0.975)
-PREDICTED_SHARE = 0.9  # of measurements at sizes left out in turn that lie within the stated error of prediction
+# of measurements at sizes left out in turn that lie within the stated error of prediction
+PREDICTED_SHARE = 0.9
 
 
 def fit_calibration(calibration: Calibration) -> Calibration:
-    """The calibration with a fit for each collective and layout with at least two sizes; the fits that it has are kept.
+    """The calibration with a fit for each collective and layout with at least two sizes; the fits
+    that it has are kept.
 
-    One fit is of the slowest rank's times; if they were recorded, another is of the shortest, which traces' transfers are.
+    One fit is of the slowest rank's times; if they were recorded, another is of the shortest, which
+    traces' transfers are.
     """
     timed = [point for point in calibration.points if point.size_bytes > 0 and point.times_us]
     groups = grouped(((point.collective, point.devices, point.nodes), point) for point in timed)
-    fits = {(fit.collective, fit.devices, fit.nodes, fit.statistic): fit for fit in calibration.fits}
+    fits = {
+        (fit.collective, fit.devices, fit.nodes, fit.statistic): fit for fit in calibration.fits
+    }
     for layout, points in groups.items():
         if len({point.size_bytes for point in points}) == 1:
             continue
         for statistic, samples in _samples(points).items():
             if (*layout, statistic) not in fits:
-                fits[*layout, statistic] = msgspec.structs.replace(fit_collective(samples), statistic=statistic)
+                fits[*layout, statistic] = msgspec.structs.replace(
+                    fit_collective(samples), statistic=statistic
+                )
     ordered = sorted(fits.values(), key=lambda fit: fit.statistic, reverse=True)
     return msgspec.structs.replace(calibration, fits=tuple(ordered))
 
@@ -168,7 +194,9 @@ def _samples(points: Sequence[CalibrationPoint]) -> dict[Statistic, Sequence[Cal
     """The points with the times of each statistic that was recorded of all of them."""
     samples: dict[Statistic, Sequence[CalibrationPoint]] = {"slowest": points}
     if all(point.shortest_us for point in points):
-        samples["shortest"] = [msgspec.structs.replace(point, times_us=point.shortest_us) for point in points]
+        samples["shortest"] = [
+            msgspec.structs.replace(point, times_us=point.shortest_us) for point in points
+        ]
     return samples
 
 
@@ -204,10 +232,14 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
     )
 
 
-def _prediction_error(curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]) -> float | None:
-    """The relative error that PREDICTED_SHARE of measurements do not exceed when their size is left out of the fit.
+def _prediction_error(
+    curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]
+) -> float | None:
+    """The relative error that PREDICTED_SHARE of measurements do not exceed when their size is left
+    out of the fit.
 
-    A measurement is the median of some consecutive iterations, so that changes over time are part of the error.
+    A measurement is the median of some consecutive iterations, so that changes over time are part
+    of the error.
     """
     if len(sizes) < FEWEST_SIZES:
         return None
@@ -215,7 +247,9 @@ def _prediction_error(curve: Curve, sizes: Values, times: Values, iterations: Se
     for index in range(len(sizes)):
         kept = np.arange(len(sizes)) != index
         without = fit_curve(sizes[kept], times[kept], curve.breakpoints)
-        parts = np.array_split(iterations[index], max(1, len(iterations[index]) // FEWEST_ITERATIONS))
+        parts = np.array_split(
+            iterations[index], max(1, len(iterations[index]) // FEWEST_ITERATIONS)
+        )
         errors += list(without.relative_errors(np.full(len(parts), sizes[index]), medians(parts)))
     return float(np.quantile(errors, PREDICTED_SHARE, method="higher"))
 
@@ -253,12 +287,15 @@ def _lines(curve: Curve) -> list[tuple[float, float]]:
 
 
 def _bandwidth_gb_per_s(slope_us_per_byte: float) -> float | None:
-    """1e9 B/s; None if time does not depend on the size (below 1e-12 us per byte, a million GB/s)."""
+    """1e9 B/s; None if time does not depend on the size (below 1e-12 us per byte, a million
+    GB/s).
+    """
     return 1e-3 / slope_us_per_byte if slope_us_per_byte > 1e-12 else None
 
 
 def predict_us(fit: CollectiveFit, size_bytes: float) -> float:
-    """The time of one call that moves `size_bytes` (the larger of a rank's input and output buffer).
+    """The time of one call that moves `size_bytes` (the larger of a rank's input and output
+    buffer).
 
     Outside the measured sizes the nearest piece's line is extended: see `extrapolated`.
     """
@@ -271,7 +308,9 @@ def extrapolated(fit: CollectiveFit, size_bytes: float) -> str | None:
     """How far a size is outside the measured ones; None if it is among them."""
     smallest, largest = fit.smallest_bytes, fit.largest_bytes
     if size_bytes > largest:
-        times = f"{size_bytes / largest:.3g} times the largest size measured ({show_bytes(largest)})"
+        times = (
+            f"{size_bytes / largest:.3g} times the largest size measured ({show_bytes(largest)})"
+        )
         return f"{show_bytes(size_bytes)} is {times}: the last line is extended"
     if size_bytes < smallest:
         below = f"below the smallest size measured ({show_bytes(smallest)})"
@@ -293,11 +332,19 @@ def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:
 def find_fit(
     calibration: Calibration, collective: str, devices: int, statistic: Statistic = "slowest"
 ) -> CollectiveFit | None:
-    """The fit of a collective on exactly this many devices, of the slowest ranks where there is no other; None for none."""
-    fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)]
+    """The fit of a collective on exactly this many devices, of the slowest ranks where there is no
+    other; None for none.
+    """
+    fits = [
+        fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)
+    ]
     return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)
 
 
 def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
-    """Bus bandwidth at the largest size measured, by the fit, 1e9 B/s; None for a collective without a ring formula."""
-    return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes))
+    """Bus bandwidth at the largest size measured, by the fit, 1e9 B/s; None for a collective
+    without a ring formula.
+    """
+    return bus_gb_per_s(
+        fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes)
+    )

@@ -1,5 +1,5 @@
-"""Times of collectives on counts that were not measured, as `dpscope calibrate --predict` prints them, and measured times that
-disagree with their neighbours."""
+"""Times of collectives on counts that were not measured, as `dpscope calibrate --predict` prints
+them, and measured times that disagree with their neighbours."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -48,9 +48,11 @@ class CollectiveForecast:
 
 
 def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[CollectiveForecast]:
-    """All collectives of a calibration at its sizes on these device counts, by collective, count and size.
+    """All collectives of a calibration at its sizes on these device counts, by collective, count
+    and size.
 
-    A full node has the most devices that were measured on one; with only one node measured, at least LARGEST_NODE.
+    A full node has the most devices that were measured on one; with only one node measured, at
+    least LARGEST_NODE.
     """
     every, costs = medians(calibration), Costs(calibration=calibration)
     layouts = [point.layout for points in every.values() for point in points]
@@ -68,7 +70,9 @@ def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[Collectiv
     return rows
 
 
-def _forecast(costs: Costs, kind: str, place: Place, size: int, measured_us: float | None) -> CollectiveForecast:
+def _forecast(
+    costs: Costs, kind: str, place: Place, size: int, measured_us: float | None
+) -> CollectiveForecast:
     row = (kind, place.devices, place.nodes, size)
     if measured_us is not None:
         return CollectiveForecast(*row, measured_us, None, None, MEASURED)
@@ -80,7 +84,9 @@ def _forecast(costs: Costs, kind: str, place: Place, size: int, measured_us: flo
 
 
 def cliff_findings(calibration: Calibration) -> list[Finding]:
-    """Findings for times that disagree with those of neighbouring sizes and counts, the largest difference first."""
+    """Findings for times that disagree with those of neighbouring sizes and counts, the largest
+    difference first.
+    """
     findings = []
     for kind, points in medians(calibration).items():
         cliffs: list[tuple[float, Timed]] = []

@@ -1,4 +1,6 @@
-"""The schedule of collectives on NCCL's stream, or on gloo's workers, which share the link; pure functions, microseconds."""
+"""The schedule of collectives on NCCL's stream, or on gloo's workers, which share the link; pure
+functions, microseconds.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +11,9 @@ _DONE_US = 1e-6  # a transfer with less left has ended: rounding errors
 
 @dataclass(frozen=True)
 class BucketSchedule:
-    """Start and end of each bucket's all-reduce on the clock of the ready times, and the exposed time; microseconds."""
+    """Start and end of each bucket's all-reduce on the clock of the ready times, and the exposed
+    time; microseconds.
+    """
 
     start_us: tuple[float, ...]
     end_us: tuple[float, ...]
@@ -24,11 +28,13 @@ def run_collectives(
     slowdown: float = 2.0,
     turn_us: float = 0.0,
 ) -> tuple[list[float], list[float]]:
-    """Start and end of collectives that run in this order, each once it is ready and a server is free.
+    """Start and end of collectives that run in this order, each once it is ready and a server is
+    free.
 
-    Each first waits for its latency, which is not shared, then moves its bytes over a link that all in flight share: with two in
-    flight each transfer takes `slowdown` times as long as alone (2: they share every byte), and each further one adds as
-    much. A single stream needs `turn_us` between two collectives.
+    Each first waits for its latency, which is not shared, then moves its bytes over a link that all
+    in flight share: with two in flight each transfer takes `slowdown` times as long as alone (2:
+    they share every byte), and each further one adds as much. A single stream needs `turn_us`
+    between two collectives.
 
     >>> run_collectives([0.0, 0.0], [5.0, 5.0], [10.0, 10.0], servers=2)  # latencies in parallel, then half speed each
     ([0.0, 0.0], [25.0, 25.0])
@@ -56,7 +62,9 @@ def run_collectives(
             following += 1
         moving = sum(waits[index] <= _DONE_US for index in running)
         stretch = 1 + (slowdown - 1) * max(0, moving - 1)
-        until = now + min(waits[index] if waits[index] > _DONE_US else stretch * left[index] for index in running)
+        until = now + min(
+            waits[index] if waits[index] > _DONE_US else stretch * left[index] for index in running
+        )
         if following < count and len(running) < servers:
             until = min(until, max(now, ready_us[following]))
         for index in running:
@@ -79,14 +87,16 @@ def ddp_schedule(
     slowdown: float = 2.0,
     beside_compute: float = 1.0,
 ) -> BucketSchedule:
-    """DDP's all-reduces: each starts when its gradients are ready and one of `servers` is free, in order of readiness.
+    """DDP's all-reduces: each starts when its gradients are ready and one of `servers` is free, in
+    order of readiness.
 
-    NCCL has one server, its stream. gloo has two, the workers of its process group, which share the link: `slowdown` is as in
-    `run_collectives`. Exposed is what lies after the last bucket is ready: that bucket holds the gradients which backward
-    computes last, so backward ends then, and until then the device computes; of all-reduces at once it is their union. Source:
-    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2. `beside_compute`
-    is how many times as long an all-reduce takes while the device computes; 1 assumes no contention. Assumed: no rank waits for
-    another. Buckets in order of readiness.
+    NCCL has one server, its stream. gloo has two, the workers of its process group, which share the
+    link: `slowdown` is as in `run_collectives`. Exposed is what lies after the last bucket is
+    ready: that bucket holds the gradients which backward computes last, so backward ends then, and
+    until then the device computes; of all-reduces at once it is their union. Source: Li et al.,
+    "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section
+    3.2. `beside_compute` is how many times as long an all-reduce takes while the device computes; 1
+    assumes no contention. Assumed: no rank waits for another. Buckets in order of readiness.
 
     >>> ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 5.0]).end_us  # 0-15, 15-30, 30-35; backward ends at 20
     (15.0, 30.0, 35.0)
@@ -98,7 +108,9 @@ def ddp_schedule(
     last = max(ready_us, default=0.0)
 
     def rate(time_us: float) -> float:
-        """Of the clock on which all-reduces take as long as alone: it runs slower while the device computes."""
+        """Of the clock on which all-reduces take as long as alone: it runs slower while the device
+        computes.
+        """
         return beside_compute if time_us < last else 1.0
 
     ready = [last + (one - last) / rate(one) for one in ready_us]

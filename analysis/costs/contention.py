@@ -14,9 +14,11 @@ _TAILS = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times as long something takes next to something else: ratio of medians with its 95% interval.
+    """How many times as long something takes next to something else: ratio of medians with its 95%
+    interval.
 
-    The interval is a bootstrap over iterations, `count` of them; it shows how well these iterations determine the ratio.
+    The interval is a bootstrap over iterations, `count` of them; it shows how well these iterations
+    determine the ratio.
     """
 
     value: float
@@ -30,7 +32,9 @@ class Slowdown:
 
 @dataclass(frozen=True)
 class ContentionRatios:
-    """Of one device count: two collectives at once over one alone, a collective next to computing, computing next to it."""
+    """Of one device count: two collectives at once over one alone, a collective next to computing,
+    computing next to it.
+    """
 
     two_in_flight: Slowdown
     beside_compute: Slowdown
@@ -40,12 +44,18 @@ class ContentionRatios:
     @property
     def summary(self) -> str:
         """The slowdown of two in flight and of one next to computing, with intervals."""
-        return f"two in flight take {self.two_in_flight}, one next to computing {self.beside_compute}"
+        return (
+            f"two in flight take {self.two_in_flight}, one next to computing {self.beside_compute}"
+        )
 
 
 def contention_of(calibration: Calibration | None, devices: int) -> ContentionRatios | None:
     """The ratios on this many devices; None if they were not timed, as in logs."""
-    timed = [one for one in calibration.contention if one.devices == devices] if calibration is not None else ()
+    timed = (
+        [one for one in calibration.contention if one.devices == devices]
+        if calibration is not None
+        else ()
+    )
     return contention_ratios(timed[0]) if timed else None
 
 
@@ -66,4 +76,9 @@ def _slowdown(beside_us: Sequence[float], alone_us: Sequence[float]) -> Slowdown
         for _ in range(_RESAMPLES)
     ]
     low, high = np.quantile(drawn, _TAILS).tolist()
-    return Slowdown(float(np.median(beside_us) / np.median(alone_us)), low, high, min(len(beside_us), len(alone_us)))
+    return Slowdown(
+        float(np.median(beside_us) / np.median(alone_us)),
+        low,
+        high,
+        min(len(beside_us), len(alone_us)),
+    )

@@ -1,4 +1,6 @@
-"""What one collective costs: the question, the answer with its band and basis, and what sources may know of the machine."""
+"""What one collective costs: the question, the answer with its band and basis, and what sources may
+know of the machine.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -32,12 +34,16 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         """Such as ``8``, over several nodes ``2x8``."""
-        return str(self.devices) if self.nodes == 1 else f"{self.nodes}x{self.devices // self.nodes}"
+        return (
+            str(self.devices) if self.nodes == 1 else f"{self.nodes}x{self.devices // self.nodes}"
+        )
 
 
 @dataclass(frozen=True)
 class Links:
-    """The links that the question states; None is as measured. `inter` is one node's, all its devices sharing it."""
+    """The links that the question states; None is as measured. `inter` is one node's, all its
+    devices sharing it.
+    """
 
     intra: LinkRate | None = None
     inter: LinkRate | None = None
@@ -47,7 +53,9 @@ class Links:
         return self.inter if place.nodes > 1 else self.intra
 
     def replace_any(self, place: Place) -> bool:
-        """Whether a collective over these devices would use any of the stated links, so that no measured time holds."""
+        """Whether a collective over these devices would use any of the stated links, so that no
+        measured time holds.
+        """
         return self.on(place) is not None or (self.intra is not None and place.per_node > 1)
 
 
@@ -55,10 +63,11 @@ AS_MEASURED = Links()
 
 
 class Call(NamedTuple):
-    """What is to be costed: `size_bytes` is the larger of a rank's buffers, `statistic` which rank's time is wanted.
+    """What is to be costed: `size_bytes` is the larger of a rank's buffers, `statistic` which
+    rank's time is wanted.
 
-    A step has to wait for the slowest; a trace's transfer is the time of the shortest. `exact`: the cost is to be compared with a
-    measured one, so times of other counts may not stand in.
+    A step has to wait for the slowest; a trace's transfer is the time of the shortest. `exact`: the
+    cost is to be compared with a measured one, so times of other counts may not stand in.
     """
 
     kind: str
@@ -70,16 +79,20 @@ class Call(NamedTuple):
 
     @property
     def on_measured_links(self) -> bool:
-        """Whether it would use none of the links that the question states, so that measured times hold."""
+        """Whether it would use none of the links that the question states, so that measured times
+        hold.
+        """
         return not self.links.replace_any(self.place)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective alone on its link: latency, then transfer, and a 90% band of their sum; microseconds.
+    """Of one collective alone on its link: latency, then transfer, and a 90% band of their sum;
+    microseconds.
 
-    A cost by a specification alone is a bound: it can take longer and no less, so that `low_us` is the cost itself.
-    `words` say what it rests on, `formula` how it was computed, with its numbers, where that is one line.
+    A cost by a specification alone is a bound: it can take longer and no less, so that `low_us` is
+    the cost itself. `words` say what it rests on, `formula` how it was computed, with its numbers,
+    where that is one line.
     """
 
     latency_us: float
@@ -140,11 +153,12 @@ def banded(
 
 @dataclass(frozen=True)
 class Known(ABC):
-    """What sources may know: the machine's links, a calibration on any of its layouts, and the transfers of a measured step.
+    """What sources may know: the machine's links, a calibration on any of its layouts, and the
+    transfers of a measured step.
 
-    `stated` is the link as a user states it, `interconnect` what NVML reported; `place` is where the measured step ran, None
-    where there is none; `transfers` are its own collectives, (kind, bytes) -> microseconds, upper bounds where
-    `transfers_bounded`.
+    `stated` is the link as a user states it, `interconnect` what NVML reported; `place` is where
+    the measured step ran, None where there is none; `transfers` are its own collectives, (kind,
+    bytes) -> microseconds, upper bounds where `transfers_bounded`.
     """
 
     stated: LinkRate | None = None
@@ -171,29 +185,41 @@ class Known(ABC):
         return self.place is not None and self.place.layout == place.layout
 
     def same_level(self, place: Place) -> bool:
-        """Whether the measured step crossed the same links: those within a node, or those between nodes that are as full."""
+        """Whether the measured step crossed the same links: those within a node, or those between
+        nodes that are as full.
+        """
         if self.place is None or (self.place.nodes == 1) != (place.nodes == 1):
             return False
         return place.nodes == 1 or self.place.per_node == place.per_node
 
     def calibrated(self, place: Place) -> Calibration | None:
-        """The part of the calibration made on as many hosts (1 x 4 GPUs are not 2 x 2); None if only others were timed."""
-        if self.calibration is None or not {None, place.nodes} & self.calibration.spans(place.devices):
+        """The part of the calibration made on as many hosts (1 x 4 GPUs are not 2 x 2); None if
+        only others were timed.
+        """
+        if self.calibration is None or not {None, place.nodes} & self.calibration.spans(
+            place.devices
+        ):
             return None
         return self.on_nodes(place.nodes)
 
     def on_nodes(self, nodes: int) -> Calibration | None:
         """The part of the calibration that was timed on so many hosts, or on an unknown number."""
         calibration = self.calibration
-        return None if calibration is None else self.once(nodes, lambda: calibration.on_nodes(nodes))
+        return (
+            None if calibration is None else self.once(nodes, lambda: calibration.on_nodes(nodes))
+        )
 
-    def fit(self, kind: str, place: Place, statistic: Statistic = "slowest") -> CollectiveFit | None:
+    def fit(
+        self, kind: str, place: Place, statistic: Statistic = "slowest"
+    ) -> CollectiveFit | None:
         """The calibration's fit of a collective on exactly these devices; None if there is none."""
         here = self.calibrated(place)
         return None if here is None else find_fit(here, kind, place.devices, statistic)
 
     def link(self, place: Place) -> LinkRate | None:
-        """The link that bounds a ring through the first devices of a node in one direction; None if unknown."""
+        """The link that bounds a ring through the first devices of a node in one direction; None if
+        unknown.
+        """
         if self.stated is not None:
             return self.stated
         devices = place.devices
@@ -205,6 +231,8 @@ class Known(ABC):
 
     @property
     def alike(self) -> bool:
-        """Whether all links between the devices have one rate; those of unknown rate count as alike."""
+        """Whether all links between the devices have one rate; those of unknown rate count as
+        alike.
+        """
         pairs = self.interconnect.pairs if self.interconnect is not None else ()
         return len({pair.rate.gb_per_s for pair in pairs if pair.rate is not None}) <= 1

@@ -28,7 +28,9 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Manifest
 
 Source = Callable[[Call, Known], Cost | None]
-"""Answers, returns None where the next source is to be asked, or raises Missing where no other may stand in for it."""
+"""Answers, returns None where the next source is to be asked, or raises Missing where no other may
+stand in for it.
+"""
 
 SOURCES: tuple[Source, ...] = (
     stated_link,  # of the question: replaces what was measured
@@ -68,7 +70,9 @@ class Costs(Known):
         raise Missing(self._why_nothing(call))
 
     def basis(self, place: Place) -> Basis | None:
-        """What an exact cost on these devices rests on: a calibration of them, else the link's specification; None if neither."""
+        """What an exact cost on these devices rests on: a calibration of them, else the link's
+        specification; None if neither.
+        """
         if self.calibrated(place) is not None:
             return "calibration"
         return "specification" if self.link(place) is not None else None
@@ -87,7 +91,11 @@ class Costs(Known):
                 f"calibrate with --devices {place.devices}, or give --link"
             )
         spans = self.calibration.nodes_of(place.devices) if self.calibration is not None else None
-        made = "there is no calibration" if spans is None else f"the calibration was made on {counted(spans, 'node')}"
+        made = (
+            "there is no calibration"
+            if spans is None
+            else f"the calibration was made on {counted(spans, 'node')}"
+        )
         return f"the cell spans {place.nodes} nodes and {made}: give the link between them with --link, or nccl-tests' logs"
 
     def _why_nothing(self, call: Call) -> str:
@@ -105,8 +113,12 @@ class Costs(Known):
         return f"no {call.kind} was measured: run dpscope calibrate, or state the link with --link"
 
 
-def machine_costs(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> Costs:
-    """Costs on the machine of a run: the link as stated now, else as when it was measured; traces have no manifest."""
+def machine_costs(
+    manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None
+) -> Costs:
+    """Costs on the machine of a run: the link as stated now, else as when it was measured; traces
+    have no manifest.
+    """
     if manifest is None:
         return Costs(stated, calibration)
     recorded = manifest.config.reporting.link

@@ -47,7 +47,8 @@ class RingRate:
 
     gb_per_s: float
     source: Basis
-    description: str  # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
+    # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
+    description: str
     kind: str = "all_reduce"  # the collective that was calibrated; a link has one rate for all
 
 
@@ -74,7 +75,8 @@ def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
         return None
     by = "the bus bandwidth by"
     if moved_as(kind, calibration.backend) != kind:
-        # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the formula's rate
+        # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the
+        # formula's rate
         by = "with which the formula takes as long as"
     size = show_bytes(fit.largest_bytes)
     description = f"{rate:.3g} GB/s, {by} the calibration's fit at {size} (no link is known)"

@@ -52,13 +52,17 @@ def read_logs(paths: Sequence[Path]) -> NcclLog:
     for path in paths:
         inside = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
         if not inside:
-            raise DpscopeError(f"--nccl-log {path}: the folder is empty; give the files that NCCL_DEBUG_FILE wrote")
+            raise DpscopeError(
+                f"--nccl-log {path}: the folder is empty; give the files that NCCL_DEBUG_FILE wrote"
+            )
         files += inside
     return read_nccl_logs(files)
 
 
 def job_log(paths: Sequence[Path], ranks: Sequence[int]) -> tuple[NcclLog, int]:
-    """The log of a job, and its ranks, one of these numbers; raises DpscopeError for a log of another job."""
+    """The log of a job, and its ranks, one of these numbers; raises DpscopeError for a log of
+    another job.
+    """
     log = read_logs(paths)
     if log.ranks is None:
         raise DpscopeError(
@@ -67,7 +71,9 @@ def job_log(paths: Sequence[Path], ranks: Sequence[int]) -> tuple[NcclLog, int]:
     if log.ranks not in ranks:
         expected = " or ".join(map(str, sorted(ranks)))
         advice = (
-            f"give the log of the job with {expected} ranks" if ranks else "the job has no collectives of several ranks"
+            f"give the log of the job with {expected} ranks"
+            if ranks
+            else "the job has no collectives of several ranks"
         )
         raise DpscopeError(
             f"--nccl-log {paths[0]}: a log of another job, whose largest communicator has "

@@ -1,13 +1,15 @@
 """nccl-tests' logs: the tests in them, checked against what the logs themselves hold.
 
-Newer logs name their collective in a separate line; older ones only show it by which of the columns `redop` and `root` they
-have. If the columns fit several collectives, the ratio of busbw to algbw decides, which is 2(N-1)/N for all-reduce, (N-1)/N
-for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md); else the file's name. A ratio that no collective
-has on the listed ranks shows that the rows are not theirs.
+Newer logs name their collective in a separate line; older ones only show it by which of the columns
+`redop` and `root` they have. If the columns fit several collectives, the ratio of busbw to algbw
+decides, which is 2(N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all
+(nccl-tests, doc/PERFORMANCE.md); else the file's name. A ratio that no collective has on the listed
+ranks shows that the rows are not theirs.
 
-Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
-Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same prefix are one process's.
-Without a prefix the lines of several jobs cannot be separated: their rows do not name a job.
+Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and
+rank ("[1,0]<stdout>:"), Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01:
+"). Lines with the same prefix are one process's. Without a prefix the lines of several jobs cannot
+be separated: their rows do not name a job.
 """
 
 import re
@@ -20,7 +22,9 @@ from dpscope.profiling.records.calibration import COLLECTIVES, CalibrationPoint,
 from dpscope.profiling.records.finding import counted, grouped, listed
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
-_PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))")
+_PREFIX = re.compile(
+    r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))"
+)
 _RANK = re.compile(
     r"#\s+Rank\s+(?P<number>\d+)\s+(?:Group\s+(?P<group>\d+)\s)?.*?\bon\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+"
     r"(?P<device>.*?)\s*$"
@@ -30,8 +34,11 @@ _ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]")
 _BEGIN = re.compile(r"#\s+(?:nThread\s+\d+|Using devices|Collective test starting)")
 _END = re.compile(r"#\s+(Out of bounds values|Avg bus bandwidth)\s*:(.*)")
 _PROGRAM = re.compile(r"\b([a-z]\w*?)_perf\b")
-_NAMED = re.compile(r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)")
-_OPTION = re.compile(r"\b(agg iters|graph|blocking): (\d+)")  # of the program, those that change what is timed
+_NAMED = re.compile(
+    r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)"
+)
+# of the program, those that change what is timed
+_OPTION = re.compile(r"\b(agg iters|graph|blocking): (\d+)")
 _VARIABLE = re.compile(r"NCCL INFO (NCCL_(?!DEBUG)\w+) set by environment to (\S+?)\.?\s*$")
 _DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
 _VARIANT_COLUMNS = ("type", "redop", "root")
@@ -49,7 +56,9 @@ class _Rank:
 
 @dataclass(frozen=True)
 class LoggedTest:
-    """One test: a collective over its ranks, with one data type, operation and root, under the same settings."""
+    """One test: a collective over its ranks, with one data type, operation and root, under the same
+    settings.
+    """
 
     path: Path
     collective: Collective
@@ -74,7 +83,8 @@ class _Section:
 
     path: Path
     listed: list[_Rank] = field(default_factory=list)
-    settings: dict[str, str] = field(default_factory=dict)  # options of the program and variables of NCCL
+    # options of the program and variables of NCCL
+    settings: dict[str, str] = field(default_factory=dict)
     headings: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     program: str | None = None  # such as all_reduce, of all_reduce_perf
@@ -84,7 +94,9 @@ class _Section:
 
     @property
     def ranks(self) -> list[_Rank]:
-        """The ranks of the first one's group: NCCL_TESTS_SPLIT runs the collective in several groups at once."""
+        """The ranks of the first one's group: NCCL_TESTS_SPLIT runs the collective in several
+        groups at once.
+        """
         return [rank for rank in self.listed if rank.group == self.listed[0].group]
 
     def has(self, name: str, in_place: bool = False) -> bool:
@@ -102,7 +114,9 @@ class _Section:
         try:
             return float(text)
         except ValueError as error:
-            raise DpscopeError(f"{self.path}: {text} stands where a number must; the log is damaged") from error
+            raise DpscopeError(
+                f"{self.path}: {text} stands where a number must; the log is damaged"
+            ) from error
 
     def next(self) -> "_Section":
         """Another table of the same job."""
@@ -112,7 +126,8 @@ class _Section:
 def read_tests(path: Path, in_place: bool = False) -> list[LoggedTest]:
     """The tests in a log, process by process; one process may print several, one after another.
 
-    Raises DpscopeError for a file that is no such log, is damaged, or whose lines contradict each other.
+    Raises DpscopeError for a file that is no such log, is damaged, or whose lines contradict each
+    other.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -142,7 +157,9 @@ def _add_line(sections: list[_Section], line: str, where: str) -> None:
         current = _Section(current.path)  # the job before it may have ended without a row
         sections.append(current)
     if rank is not None:
-        current.listed.append(_Rank(int(rank["number"]), rank["group"], rank["host"], rank["device"]))
+        current.listed.append(
+            _Rank(int(rank["number"]), rank["group"], rank["host"], rank["device"])
+        )
     elif _HEADINGS.match(line):
         if current.rows:
             current = current.next()
@@ -170,7 +187,9 @@ def _read_header(section: _Section, line: str) -> None:
 
 def _add_row(section: _Section, row: list[str], where: str) -> None:
     if not section.headings:
-        raise DpscopeError(f"{where}: a row without the headings (# size count type ...) above it; give the whole log")
+        raise DpscopeError(
+            f"{where}: a row without the headings (# size count type ...) above it; give the whole log"
+        )
     if len(row) != len(section.headings):
         raise DpscopeError(
             f"{where}: {len(row)} values under {counted(len(section.headings), 'heading')}; the log is cut or mixed with "
@@ -181,11 +200,15 @@ def _add_row(section: _Section, row: list[str], where: str) -> None:
 
 
 def _tests(section: _Section, in_place: bool) -> list[LoggedTest]:
-    """The tests of one table: those of several data types, operations or roots are tests of their own."""
+    """The tests of one table: those of several data types, operations or roots are tests of their
+    own.
+    """
     _check_ranks(section)
     collective = _collective(section)
     columns = [name for name in _VARIANT_COLUMNS if section.has(name)]
-    by_variant = grouped((tuple(row[section.column(name)] for name in columns), row) for row in section.rows)
+    by_variant = grouped(
+        (tuple(row[section.column(name)] for name in columns), row) for row in section.rows
+    )
     return [
         LoggedTest(
             path=section.path,
@@ -201,7 +224,9 @@ def _tests(section: _Section, in_place: bool) -> list[LoggedTest]:
 
 
 def _check_ranks(section: _Section) -> None:
-    """Raise DpscopeError unless the ranks are those of one job, complete, and the only ones of the table."""
+    """Raise DpscopeError unless the ranks are those of one job, complete, and the only ones of the
+    table.
+    """
     path, ranks = section.path, section.listed
     hosts = grouped(((rank.group, rank.number), rank.host) for rank in ranks)
     repeated = {number: own for (_, number), own in hosts.items() if len(own) > 1}
@@ -227,11 +252,13 @@ def _check_ranks(section: _Section) -> None:
 
 
 def _collective(section: _Section) -> Collective:
-    """By the columns redop and root, which newer logs always have, with `none` and -1 where they mean nothing; then by busbw /
-    algbw; then by name."""
+    """By the columns redop and root, which newer logs always have, with `none` and -1 where they
+    mean nothing; then by busbw / algbw; then by name."""
     first = dict(zip(section.headings, section.rows[0], strict=True))
     reduces, rooted = first.get("redop", "none") != "none", first.get("root", "-1") != "-1"
-    candidates: list[Collective] = ["all_reduce", "reduce_scatter"] if reduces else ["all_gather", "all_to_all"]
+    candidates: list[Collective] = (
+        ["all_reduce", "reduce_scatter"] if reduces else ["all_gather", "all_to_all"]
+    )
     if rooted:
         candidates = ["reduce"] if reduces else ["broadcast"]
     named = None
@@ -245,7 +272,9 @@ def _collective(section: _Section) -> Collective:
     ratios = _ratios(section)
     fitting = [name for name in candidates if _has_ratios(name, len(section.ranks), ratios)]
     if not fitting:
-        expected = ", ".join(f"{name} {_factor(name, len(section.ranks)):.2f}" for name in candidates)
+        expected = ", ".join(
+            f"{name} {_factor(name, len(section.ranks)):.2f}" for name in candidates
+        )
         raise DpscopeError(
             f"{section.path}: busbw / algbw is {_shown(ratios)}, and on the {len(section.ranks)} ranks listed it is {expected}: "
             "the rows are of another job or number of ranks; give the log of one job"
@@ -264,14 +293,18 @@ def _factor(collective: Collective, ranks: int) -> float:
 
 
 def _ratios(section: _Section) -> list[tuple[float, float]]:
-    """The least and largest busbw / algbw of each row whose rates are printed finely enough; empty without these columns."""
+    """The least and largest busbw / algbw of each row whose rates are printed finely enough; empty
+    without these columns.
+    """
     if not (section.has("algbw") and section.has("busbw")):
         return []
     places = section.column("algbw"), section.column("busbw")
     rates = [tuple(row[place] for place in places) for row in section.rows]
     ratios = []
     for algbw, busbw in (
-        (section.number(one), section.number(other)) for one, other in rates if "N/A" not in (one, other)
+        (section.number(one), section.number(other))
+        for one, other in rates
+        if "N/A" not in (one, other)
     ):
         if algbw > _PRINTED_GB_PER_S:
             low = (busbw - _PRINTED_GB_PER_S) / (algbw + _PRINTED_GB_PER_S)
@@ -281,7 +314,10 @@ def _ratios(section: _Section) -> list[tuple[float, float]]:
 
 def _has_ratios(collective: Collective, ranks: int, ratios: Sequence[tuple[float, float]]) -> bool:
     factor = _factor(collective, ranks)
-    return all(low * (1 - _RATIO_TOLERANCE) <= factor <= high * (1 + _RATIO_TOLERANCE) for low, high in ratios)
+    return all(
+        low * (1 - _RATIO_TOLERANCE) <= factor <= high * (1 + _RATIO_TOLERANCE)
+        for low, high in ratios
+    )
 
 
 def _shown(ratios: Sequence[tuple[float, float]]) -> str:
@@ -301,7 +337,9 @@ def _points(
             continue
         time_us = section.number(row[time_column])
         if time_us <= 0:
-            raise DpscopeError(f"{section.path}: a time of {row[time_column]} µs at size {size}; remove the line")
+            raise DpscopeError(
+                f"{section.path}: a time of {row[time_column]} µs at size {size}; remove the line"
+            )
         points.append(
             CalibrationPoint(
                 collective=collective,

@@ -12,7 +12,9 @@ from dpscope.profiling.records.calibration import Calibration
 
 @dataclass(frozen=True)
 class NodeRate:
-    """Bandwidth of one direction, 1e9 B/s, from the median over iterations of a collective's slowest rank."""
+    """Bandwidth of one direction, 1e9 B/s, from the median over iterations of a collective's
+    slowest rank.
+    """
 
     gb_per_s: float
     collective: str
@@ -37,7 +39,9 @@ def rate_within(calibration: Calibration) -> NodeRate | None:
 
 
 def rate_between(calibration: Calibration) -> NodeRate | None:
-    """The rate of a node's links to other nodes, which a ring over all devices crosses once each way; None if none was timed."""
+    """The rate of a node's links to other nodes, which a ring over all devices crosses once each
+    way; None if none was timed.
+    """
     return _rate(calibration, several_nodes=True)
 
 
@@ -46,9 +50,21 @@ def _rate(calibration: Calibration, several_nodes: bool) -> NodeRate | None:
     rates = []
     for point in calibration.points:
         nodes = point.nodes or calibration.nodes_of(point.devices)
-        if nodes is None or (nodes > 1) != several_nodes or bus_factor(point.collective, point.devices) is None:
+        if (
+            nodes is None
+            or (nodes > 1) != several_nodes
+            or bus_factor(point.collective, point.devices) is None
+        ):
             continue
-        gb_per_s = bus_gb_per_s(point.collective, point.size_bytes, point.devices, float(np.median(point.times_us)))
+        gb_per_s = bus_gb_per_s(
+            point.collective, point.size_bytes, point.devices, float(np.median(point.times_us))
+        )
         if gb_per_s is not None:
-            rates.append(NodeRate(gb_per_s, point.collective, point.size_bytes, point.devices, nodes))
-    return max(rates, key=lambda rate: (rate.collective == "all_reduce", rate.devices, rate.size_bytes), default=None)
+            rates.append(
+                NodeRate(gb_per_s, point.collective, point.size_bytes, point.devices, nodes)
+            )
+    return max(
+        rates,
+        key=lambda rate: (rate.collective == "all_reduce", rate.devices, rate.size_bytes),
+        default=None,
+    )

@@ -1,18 +1,23 @@
-"""A source of costs: collectives on counts that were not timed, by a law through a calibration's other counts.
+"""A source of costs: collectives on counts that were not timed, by a law through a calibration's
+other counts.
 
-Per collective and level (one node, several nodes) one law with three coefficients, none of them negative:
+Per collective and level (one node, several nodes) one law with three coefficients, none of them
+negative:
 
-    t(n, S) = a + b log2(k) + f(n) S / B        k: nodes, within one node ranks; f: bus factor of nccl-tests
+    t(n, S) = a + b log2(k) + f(n) S / B        k: nodes, within one node ranks; f: bus factor of
+    nccl-tests
 
-The latency term is that of a tree (2 log2 N hops: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast,
-reduction and scan", 2009; NCCL uses it between nodes), the transfer term the ring's bound. Nothing can grow faster. The fit is of
-the logarithms of the times with a loss that limits the influence of single points and counts. What the law misses at a size
-(protocols, algorithms) is added as the median residual of that size and its neighbours over the largest counts, between two
-measured counts interpolated.
+The latency term is that of a tree (2 log2 N hops: Sanders, Speck, Träff, "Two-tree algorithms for
+full bandwidth broadcast, reduction and scan", 2009; NCCL uses it between nodes), the transfer term
+the ring's bound. Nothing can grow faster. The fit is of the logarithms of the times with a loss
+that limits the influence of single points and counts. What the law misses at a size (protocols,
+algorithms) is added as the median residual of that size and its neighbours over the largest counts,
+between two measured counts interpolated.
 
-The band is derived from leaving out the largest measured counts. It grows with the distance; if it is wider than WIDEST either
-way, no time is given. Neither is one beyond FREE_DISTANCE times the measured counts, unless the law holds on the counts left
-out: a band does not show what a network does farther away.
+The band is derived from leaving out the largest measured counts. It grows with the distance; if it
+is wider than WIDEST either way, no time is given. Neither is one beyond FREE_DISTANCE times the
+measured counts, unless the law holds on the counts left out: a band does not show what a network
+does farther away.
 """
 
 import math
@@ -37,11 +42,14 @@ from dpscope.profiling.records.finding import counted
 
 WIDEST = 3.0  # times shorter or longer; beyond, the answer is "not known"
 INSIDE = 0.94  # share of the errors of left-out counts within a band
-FREE_DISTANCE = 4.0  # times the largest measured count, beyond which the law must hold on counts left out
+# times the largest measured count, beyond which the law must hold on counts left out
+FREE_DISTANCE = 4.0
 HELD = 1.25  # times too long or too short, at most, of a law that holds
 _LOCAL_COUNTS = 3  # the largest, over which a size's own residual is taken
-_GROWTH = 0.4  # exponent of log2(distance) by which errors grow, on generated clusters and on a real one
-_ASSUMED_ERRORS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7)  # in logarithms, at twice the count
+# exponent of log2(distance) by which errors grow, on generated clusters and on a real one
+_GROWTH = 0.4
+# in logarithms, at twice the count
+_ASSUMED_ERRORS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7)
 _ASSUMED_WEIGHT = 0.6  # of each, next to a measured one
 _NEAR_OCTAVES = 2.0  # range of sizes whose errors count in full for a size's band
 _FAR_WEIGHT = 0.25  # of the other errors
@@ -66,7 +74,9 @@ class Timed:
 
 
 def medians(calibration: Calibration) -> dict[str, list[Timed]]:
-    """The medians of each collective, by count and size; points of one layout and size are merged."""
+    """The medians of each collective, by count and size; points of one layout and size are
+    merged.
+    """
     samples: dict[str, dict[tuple[int, int, int], list[float]]] = {}
     for point in calibration.points:
         if point.size_bytes == 0 or point.devices == 1:
@@ -110,7 +120,9 @@ def by_law(call: Call, known: Known) -> Cost | None:
 
 
 def _law(calibration: Calibration, kind: str, per_node: int | None) -> "Law | None":
-    """Over several nodes of `per_node` devices, within one node where that is None; None if nothing was timed so."""
+    """Over several nodes of `per_node` devices, within one node where that is None; None if nothing
+    was timed so.
+    """
     points = medians(calibration).get(kind, [])
     if per_node is None:
         alike = [point for point in points if point.nodes == 1]
@@ -122,7 +134,9 @@ def _law(calibration: Calibration, kind: str, per_node: int | None) -> "Law | No
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """A measured time that was predicted from smaller counts alone; the error is the absolute one of the logarithm."""
+    """A measured time that was predicted from smaller counts alone; the error is the absolute one
+    of the logarithm.
+    """
 
     size_bytes: float
     distance: float  # the count over the largest of the smaller ones
@@ -134,7 +148,9 @@ class _LeftOut:
 
 @dataclass(frozen=True)
 class Law:
-    """Measured times of one collective on one level of the network, and what follows from them for other counts."""
+    """Measured times of one collective on one level of the network, and what follows from them for
+    other counts.
+    """
 
     kind: str
     points: Sequence[Timed]
@@ -174,7 +190,9 @@ class Law:
         return residuals
 
     def predicted_log_us(self, layout: Layout, size: float) -> float:
-        """By the law and what it misses on measured counts: between these interpolated, else a median of the largest."""
+        """By the law and what it misses on measured counts: between these interpolated, else a
+        median of the largest.
+        """
         law = self._log_us(layout, size)
         _, devices = layout
         _, smallest = self.layouts[0]
@@ -184,7 +202,9 @@ class Law:
         return law + self._missed_by_the_largest(size)
 
     def _missed_between(self, devices: int, size: float) -> float:
-        """log(measured / law) interpolated between the measured counts, at each of them between sizes."""
+        """log(measured / law) interpolated between the measured counts, at each of them between
+        sizes.
+        """
         missed: dict[int, float] = {}
         for layout in self.layouts:
             _, count = layout
@@ -192,7 +212,9 @@ class Law:
         return _interpolated(missed, devices)
 
     def _missed_by_the_largest(self, size: float) -> float:
-        """The median of log(measured / law) over the largest counts, at the nearest size and its neighbours."""
+        """The median of log(measured / law) over the largest counts, at the nearest size and its
+        neighbours.
+        """
         distances = [abs(math.log(one / size)) for one in self.sizes]
         nearest = distances.index(min(distances))
         near = self.sizes[max(0, nearest - 1) : nearest + 2]
@@ -218,7 +240,9 @@ class Law:
         return errors
 
     def _holds(self, size: float) -> bool:
-        """Whether the counts left out, one of them FREE_DISTANCE beyond the others, were predicted within HELD near a size."""
+        """Whether the counts left out, one of them FREE_DISTANCE beyond the others, were predicted
+        within HELD near a size.
+        """
         near = [one for one in self._left_out if one.is_near(size)]
         if not any(one.distance >= FREE_DISTANCE for one in near):
             return False
@@ -226,7 +250,8 @@ class Law:
         return float(np.quantile(errors, INSIDE)) <= math.log(HELD)
 
     def half_band(self, size: float) -> float:
-        """Half the band, in logarithms, at twice the largest count: from errors of left-out counts and assumed ones.
+        """Half the band, in logarithms, at twice the largest count: from errors of left-out counts
+        and assumed ones.
 
         Errors at distant sizes count less, so that cliffs widen only the bands of nearby sizes.
         """
@@ -255,7 +280,9 @@ class Law:
         return max(devices / largest, smallest / devices)
 
     def _refusal(self, devices: int, within: float, why: str) -> Missing:
-        """That no cost is given on a count, why, and the next one to measure: one from which it is `within` times away."""
+        """That no cost is given on a count, why, and the next one to measure: one from which it is
+        `within` times away.
+        """
         _, largest = self.layouts[-1]
         nearer = max(2 * largest, math.ceil(devices / within))
         distance = self._distance(devices)
@@ -263,7 +290,9 @@ class Law:
         return Missing(f"{where}: {why}; measure at {nearer}")
 
     def cost(self, place: Place, size: float) -> Cost:
-        """On a count that was not measured, or only at one size; raises Missing where the band would be too wide."""
+        """On a count that was not measured, or only at one size; raises Missing where the band
+        would be too wide.
+        """
         distance = self._distance(place.devices)
         at_twice = self.half_band(size)
         half = max(_LEAST_BAND, at_twice * _growth(distance))

@@ -1,4 +1,6 @@
-"""A source of costs: the measured step's own transfers, on its devices, and by the ring's formula on others."""
+"""A source of costs: the measured step's own transfers, on its devices, and by the ring's formula
+on others.
+"""
 
 import numpy as np
 
@@ -32,7 +34,9 @@ def carried_transfers(call: Call, known: Known) -> Cost | None:
 
 
 def _by_size(call: Call, known: Known) -> Cost | None:
-    """By the step's own collectives of that kind: that of the same size, else a line through them."""
+    """By the step's own collectives of that kind: that of the same size, else a line through
+    them.
+    """
     times = {size: time for (kind, size), time in known.transfers.items() if kind == call.kind}
     if not times or known.place is None or not call.on_measured_links:
         return None

@@ -1,8 +1,9 @@
 """A source of costs: a calibration that timed the collective on just these devices, by its fit.
 
-By the fit and not by the measured times of the nearest sizes, since a run's own calibration has few calls: on
-`examples/run_cpu` half of the calls predict the other half within 9% (median) by the fit and within 33% by each size's own
-median. Where sizes are left out of quiet logs, the fit and lines between neighbours are equally good (1 to 2%).
+By the fit and not by the measured times of the nearest sizes, since a run's own calibration has few
+calls: on `examples/run_cpu` half of the calls predict the other half within 9% (median) by the fit
+and within 33% by each size's own median. Where sizes are left out of quiet logs, the fit and lines
+between neighbours are equally good (1 to 2%).
 """
 
 import math

@@ -43,10 +43,12 @@ class EpochTime(NamedTuple):
 
     @property
     def seconds(self) -> Bounded | None:
-        """The epoch time, +- the resolution of the clock or printout; None if the run ended out of memory.
+        """The epoch time, +- the resolution of the clock or printout; None if the run ended out of
+        memory.
 
-        A rounded value errs by half a resolution, a truncated one by up to one to one side, and a difference of two
-        truncated readings by up to one to either side. A table does not state which, so the widest is used.
+        A rounded value errs by half a resolution, a truncated one by up to one to one side, and a
+        difference of two truncated readings by up to one to either side. A table does not state
+        which, so the widest is used.
         """
         if (seconds := self.epoch_seconds) is None:
             return None
@@ -63,7 +65,9 @@ class EpochTime(NamedTuple):
 
     @property
     def global_batch(self) -> int | None:
-        """G, the samples of all devices in one step; None if the table does not state what its batch is."""
+        """G, the samples of all devices in one step; None if the table does not state what its
+        batch is.
+        """
         if self.batch_size_is == "global" or self.devices == 1:
             return self.batch_size
         return self.batch_size * self.devices if self.batch_size_is == "per_device" else None
@@ -74,18 +78,25 @@ class EpochTime(NamedTuple):
         if self.steps_per_epoch is not None:
             return self.steps_per_epoch
         size = self.global_batch
-        return None if size is None or self.samples_per_epoch is None else -(-self.samples_per_epoch // size)
+        return (
+            None
+            if size is None or self.samples_per_epoch is None
+            else -(-self.samples_per_epoch // size)
+        )
 
     @property
     def epoch_samples(self) -> int | None:
-        """The samples that all devices process in an epoch: of the stated steps, else as stated; None if unknown."""
+        """The samples that all devices process in an epoch: of the stated steps, else as stated;
+        None if unknown.
+        """
         if self.steps_per_epoch is not None and self.global_batch is not None:
             return self.steps_per_epoch * self.global_batch
         return self.samples_per_epoch
 
     def samples_over(self, single: "EpochTime") -> float | None:
-        """Samples of this epoch over those of the single device's: 1 for the same data, N for equal steps at the same batch per
-        device; None if unknown. A last, partial batch is no difference."""
+        """Samples of this epoch over those of the single device's: 1 for the same data, N for equal
+        steps at the same batch per device; None if unknown. A last, partial batch is no
+        difference."""
         ours, theirs = self.epoch_samples, single.epoch_samples
         if ours is None or theirs is None:
             return None
@@ -117,10 +128,16 @@ def place(study: str | None, run: str | None) -> str:
 
 
 def layout(devices: int, nodes: int | None) -> str:
-    """Devices in tables and messages: 4; 4x1 for four nodes with one each; 6 on 4 nodes if these have unlike numbers."""
+    """Devices in tables and messages: 4; 4x1 for four nodes with one each; 6 on 4 nodes if these
+    have unlike numbers.
+    """
     if nodes is None:
         return str(devices)
-    return f"{nodes}x{devices // nodes}" if devices % nodes == 0 else f"{devices} on {counted(nodes, 'node')}"
+    return (
+        f"{nodes}x{devices // nodes}"
+        if devices % nodes == 0
+        else f"{devices} on {counted(nodes, 'node')}"
+    )
 
 
 def at(batch_size: int | None, devices: int, nodes: int | None = None) -> str:

@@ -1,13 +1,16 @@
-"""What epoch times alone support: named estimates of scaling and communication, sound or not, and their bounds.
+"""What epoch times alone support: named estimates of scaling and communication, sound or not, and
+their bounds.
 
-Words: b is the batch per device, G = N b the global batch; t is a step time, T an epoch time over a fixed data
-set, so that an epoch on N devices has 1/N of the steps that one device needs at the same b. Where an epoch on N devices holds
-more samples, as with equal steps at the same b, T_1 stands for the time that one device needs for as many.
+Words: b is the batch per device, G = N b the global batch; t is a step time, T an epoch time over a
+fixed data set, so that an epoch on N devices has 1/N of the steps that one device needs at the same
+b. Where an epoch on N devices holds more samples, as with equal steps at the same b, T_1 stands for
+the time that one device needs for as many.
 
-Speedup: strong scaling (fixed G) has T_1(G)/T_N(G). Weak scaling (fixed b) has the scaled speedup N t_1(b)/t_N(b) (Gustafson,
-CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices has 1/N of the steps; multiplying by N again would count
-the devices twice. Efficiency is the speedup over N. `same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as
-added wall time, not as total communication.
+Speedup: strong scaling (fixed G) has T_1(G)/T_N(G). Weak scaling (fixed b) has the scaled speedup N
+t_1(b)/t_N(b) (Gustafson, CACM 31(5), 1988): T_1(b)/T_N on epoch times, as the epoch on N devices
+has 1/N of the steps; multiplying by N again would count the devices twice. Efficiency is the
+speedup over N. `same_local_batch`, T_N - T_1(b)/N (per step t_N(b) - t_1(b)), is sound as added
+wall time, not as total communication.
 """
 
 import math
@@ -31,19 +34,24 @@ _LEVELS = {
     "communication_seconds": (0.0, "the sign"),
     "speedup": (1.0, "faster or slower than one device"),
 }
-"""By quantity: the value that separates faster from slower, and what is uncertain on both sides of it."""
+"""By quantity: the value that separates faster from slower, and what is uncertain on both sides of
+it.
+"""
 MAY_BE_EQUAL_STEPS = 1.1
-"""T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of one device's.
+"""T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of
+one device's.
 
-A step on N devices takes at least as long as on one device, so that with equal steps the ratio is 1 at most, and noise.
+A step on N devices takes at least as long as on one device, so that with equal steps the ratio is 1
+at most, and noise.
 """
 
 
 class EpochEstimate(NamedTuple):
-    """One derived value of one multi-device epoch time. `value`, `low` and `high` are None where unknown.
+    """One derived value of one multi-device epoch time. `value`, `low` and `high` are None where
+    unknown.
 
-    `low` and `high` are the bounds of the clock's resolution. `sound`: the value means what its method's name says; `reason`
-    states its limits, or why it is unsound or unknown.
+    `low` and `high` are the bounds of the clock's resolution. `sound`: the value means what its
+    method's name says; `reason` states its limits, or why it is unsound or unknown.
     """
 
     study: str | None
@@ -77,7 +85,9 @@ class EpochEstimate(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """An epoch on N devices and one device's time for its samples; `problem` makes every comparison of them unsound."""
+    """An epoch on N devices and one device's time for its samples; `problem` makes every comparison
+    of them unsound.
+    """
 
     t_n: Bounded
     t_1: Bounded
@@ -107,11 +117,15 @@ def _row_estimates(row: EpochTime, rows: Sequence[EpochTime]) -> list[EpochEstim
         pairs["same_batch_size"] = (_compared(row, row.batch_size, rows), unknown)
     found = []
     for method, (pair, meaning) in pairs.items():
-        speedup = _derived(row, ("speedup", method), pair, meaning, lambda t_n, t_1: t_1 / t_n if t_n else math.inf)
+        speedup = _derived(
+            row, ("speedup", method), pair, meaning, lambda t_n, t_1: t_1 / t_n if t_n else math.inf
+        )
         efficiency = [None if one is None else one / row.devices for one in speedup[7:10]]
         found.append(speedup)
         found.append(
-            speedup._replace(quantity="efficiency", value=efficiency[0], low=efficiency[1], high=efficiency[2])
+            speedup._replace(
+                quantity="efficiency", value=efficiency[0], low=efficiency[1], high=efficiency[2]
+            )
         )
     added = _derived(
         row,
@@ -138,7 +152,9 @@ def _at_local_batch(row: EpochTime, rows: Sequence[EpochTime]) -> _Pair | str:
     total = row.global_batch
     if total is not None and row.samples_per_epoch is not None and total > row.samples_per_epoch:
         samples = f"the data set of {row.samples_per_epoch}"
-        too_large = f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
+        too_large = (
+            f"the global batch of {total} exceeds {samples}: no device trained on its whole batch"
+        )
         return pair._replace(problem=too_large)
     return pair
 
@@ -170,14 +186,16 @@ def _compared(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime])
 
 
 def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> EpochTime | str:
-    """The one-device row to compare with: of the same study, model and data set, of the row's run where it has any.
+    """The one-device row to compare with: of the same study, model and data set, of the row's run
+    where it has any.
 
     Its strategy is `single`, or else the row's on one device.
     """
     alike = [
         one
         for one in rows
-        if one.devices == 1 and (one.study, one.model, one.dataset) == (row.study, row.model, row.dataset)
+        if one.devices == 1
+        and (one.study, one.model, one.dataset) == (row.study, row.model, row.dataset)
     ]
     alike = [one for one in alike if one.run == row.run] or alike
     alike = [one for one in alike if one.batch_size == batch_size]
@@ -199,17 +217,21 @@ def _derived(
 ) -> EpochEstimate:
     """`formula` of T_N and T_1, under a quantity and method.
 
-    The formulas are monotonic in both times, so that the extremes are at the ends of their intervals (Moore, Interval Analysis,
-    1966): strict bounds, not standard errors.
+    The formulas are monotonic in both times, so that the extremes are at the ends of their
+    intervals (Moore, Interval Analysis, 1966): strict bounds, not standard errors.
     """
     if isinstance(pair, str):
         return _estimate(row, named, None, pair, False)
     t_n, t_1 = pair.t_n, pair.t_1
     ends = [formula(ours, theirs) for ours in t_n[1:] for theirs in t_1[1:]]
     value = Bounded(formula(t_n.value, t_1.value), min(ends), max(ends))
-    estimate = _estimate(row, named, value, f"{pair.note}; {pair.problem or meaning}", not pair.problem)
+    estimate = _estimate(
+        row, named, value, f"{pair.note}; {pair.problem or meaning}", not pair.problem
+    )
     if estimate.uncertain:
-        reason = f"{_LEVELS[named[0]][1]} is not certain at this clock resolution; {estimate.reason}"
+        reason = (
+            f"{_LEVELS[named[0]][1]} is not certain at this clock resolution; {estimate.reason}"
+        )
         estimate = estimate._replace(reason=reason)
     if named[0] == "communication_seconds" and estimate.sound and value.high < 0:
         reason = "negative: N devices took less than 1/N of the time, so something other than communication changed"
@@ -220,9 +242,10 @@ def _derived(
 def moved_bytes_per_step(row: EpochTime) -> float | None:
     """Bytes that one device must move in a step, with 4-byte gradients; None if unknown.
 
-    DDP: ring all-reduce of the gradients, 2(N-1)/N S (Patarasuk and Yuan, 2009; nccl-tests, doc/PERFORMANCE.md).
-    DP (torch.nn.parallel.data_parallel): device 0 broadcasts the parameters S and reduces the gradients S, so 2 S over its link
-    for any N; buffers, inputs and outputs are not included.
+    DDP: ring all-reduce of the gradients, 2(N-1)/N S (Patarasuk and Yuan, 2009; nccl-tests,
+    doc/PERFORMANCE.md). DP (torch.nn.parallel.data_parallel): device 0 broadcasts the parameters S
+    and reduces the gradients S, so 2 S over its link for any N; buffers, inputs and outputs are not
+    included.
     """
     if row.parameters is None:
         return None
@@ -233,7 +256,9 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
 
 
 def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
-    """Bytes that a device must move in an epoch over the added wall time; never negative or infinite."""
+    """Bytes that a device must move in an epoch over the added wall time; never negative or
+    infinite.
+    """
     steps, step_bytes = row.steps, moved_bytes_per_step(row)
     rate = None
     if added.value is None or added.low is None or added.high is None or not added.sound:
@@ -241,19 +266,25 @@ def _bandwidth(row: EpochTime, added: EpochEstimate) -> EpochEstimate:
     elif added.low <= 0:
         reason = "the added time may be zero or less at this clock resolution, so its quotient is unbounded"
     elif steps is None:
-        reason = "samples_per_epoch or batch_size_is is not given: the steps of an epoch are unknown"
+        reason = (
+            "samples_per_epoch or batch_size_is is not given: the steps of an epoch are unknown"
+        )
     elif step_bytes is None:
         reason = "parameters are not given, or it is unknown what this strategy moves"
     else:
         epoch_gigabytes = steps * step_bytes / 1e9
-        rate = Bounded(*(epoch_gigabytes / seconds for seconds in (added.value, added.high, added.low)))
-        reason = (
-            f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; not a link's rate"
+        rate = Bounded(
+            *(epoch_gigabytes / seconds for seconds in (added.value, added.high, added.low))
         )
-    return _estimate(row, ("effective_bandwidth", "same_local_batch"), rate, reason, rate is not None)
+        reason = f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; not a link's rate"
+    return _estimate(
+        row, ("effective_bandwidth", "same_local_batch"), rate, reason, rate is not None
+    )
 
 
-def _estimate(row: EpochTime, named: tuple[str, str], value: Bounded | None, reason: str, sound: bool) -> EpochEstimate:
+def _estimate(
+    row: EpochTime, named: tuple[str, str], value: Bounded | None, reason: str, sound: bool
+) -> EpochEstimate:
     middle, low, high = value if value is not None else (None, None, None)
     high = None if high is None or math.isinf(high) else high
     study, run, strategy, batch_size, devices, nodes = row.setting

@@ -1,4 +1,6 @@
-"""Findings about a table of times: what is missing or easily misread. Each is reported once per study and run."""
+"""Findings about a table of times: what is missing or easily misread. Each is reported once per
+study and run.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -35,7 +37,9 @@ def table_findings(table: EpochTable, estimates: Sequence[EpochEstimate]) -> lis
     ]
 
 
-def _reported(code: EstimateCode, what: str, found: Iterator[tuple[str, str] | None]) -> Iterator[Finding]:
+def _reported(
+    code: EstimateCode, what: str, found: Iterator[tuple[str, str] | None]
+) -> Iterator[Finding]:
     """A finding for each study and run with anything found in it."""
     for where, texts in grouped(one for one in found if one is not None).items():
         yield code.finding(f"{where}: {what}: {listed(texts)}")
@@ -44,7 +48,10 @@ def _reported(code: EstimateCode, what: str, found: Iterator[tuple[str, str] | N
 def _columns(table: EpochTable) -> Iterator[Finding]:
     if table.unknown_columns:
         meant = {name: nearest(name, table.absent_columns) for name in table.unknown_columns}
-        names = [f"{name!r}" + (f" (did you mean {near[0]}?)" if near else "") for name, near in meant.items()]
+        names = [
+            f"{name!r}" + (f" (did you mean {near[0]}?)" if near else "")
+            for name, near in meant.items()
+        ]
         yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {', '.join(names)}")
     if not any(row.devices > 1 for row in table.rows):
         yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")

@@ -16,7 +16,9 @@ _SCALINGS: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"
 
 
 class EpochLaw(NamedTuple):
-    """The law that the speedups of one series support, and its speedup on twice the largest measured count."""
+    """The law that the speedups of one series support, and its speedup on twice the largest
+    measured count.
+    """
 
     study: str | None
     run: str | None
@@ -60,7 +62,9 @@ def _law(key: _Series, speedups: Mapping[int, float]) -> EpochLaw:
     return EpochLaw(
         *key,
         law=fit.law,
-        parameters={name: one.value for name, one in fit.parameters.items() if one.value is not None},
+        parameters={
+            name: one.value for name, one in fit.parameters.items() if one.value is not None
+        },
         speedups=dict(sorted(speedups.items())),
         worst_relative_error=fit.worst_relative_error,
         predicted_devices=farthest,

@@ -1,16 +1,17 @@
 """Times on other device counts, by the plain law that predicts best the rows left out of its fit.
 
-A series is the rows of one study, run, strategy and batch. Words: n devices on k nodes, g of them on each; t a step time, t_1
-that of one device at the same batch; m the steps of an epoch, 1/n of one device's where the devices share the samples at a fixed
-batch per device. The laws of a time T are
+A series is the rows of one study, run, strategy and batch. Words: n devices on k nodes, g of them
+on each; t a step time, t_1 that of one device at the same batch; m the steps of an epoch, 1/n of
+one device's where the devices share the samples at a fixed batch per device. The laws of a time T
+are
 
 - constant step: T = m t
 - a + b/n: T = a + b/n, at a fixed global batch Amdahl's law
 - ring: T = m (t_1 + c (g-1) + d 2(g-1)/g + e (k-1) + f 2(k-1)/k): compute, then the hops and the transfers of a ring all-reduce
   within a node and between nodes (`bus_factor`); no coefficient is negative, and at a fixed global batch compute is t_1/n
 
-Two counts determine a + b/n and leave no row to judge it by: their band is the error of the constant step. Bands grow with the
-root of the distance in devices, from that of the largest counts.
+Two counts determine a + b/n and leave no row to judge it by: their band is the error of the
+constant step. Bands grow with the root of the distance in devices, from that of the largest counts.
 """
 
 import math
@@ -34,7 +35,9 @@ _FEWER_STEPS = 1.2  # ratio of two rows' steps from which on they are not the sa
 
 
 class Predicted(NamedTuple):
-    """A time that was not measured; without one `reason` states why. Its band is as wide as the error on the rows left out."""
+    """A time that was not measured; without one `reason` states why. Its band is as wide as the
+    error on the rows left out.
+    """
 
     study: str | None
     run: str | None
@@ -53,10 +56,15 @@ class Predicted(NamedTuple):
 
 
 def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) -> list[Predicted]:
-    """Every series of a table on these devices and nodes; without nodes, on nodes as full as the table's fullest."""
+    """Every series of a table on these devices and nodes; without nodes, on nodes as full as the
+    table's fullest.
+    """
     timed = [row for row in table.rows if row.epoch_seconds is not None]
     several = [row for row in timed if not traits_of(row.strategy).baseline]
-    series = grouped(((row.study, row.run, row.strategy, row.batch_size, row.batch_size_is), row) for row in several)
+    series = grouped(
+        ((row.study, row.run, row.strategy, row.batch_size, row.batch_size_is), row)
+        for row in several
+    )
     fullest = max((_place(row)[0] for row in timed if row.nodes), default=None)
     found = []
     for (study, run, _, batch_size, _), rows in series.items():
@@ -93,7 +101,9 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         return without
     best = _best(target, rows)
     if best is None:
-        reason = "the rows do not determine a law without those that are left out: measure another count"
+        reason = (
+            "the rows do not determine a law without those that are left out: measure another count"
+        )
         return without._replace(reason=reason)
     if best.error > MISSED:
         missed = f"misses the rows left out by {math.expm1(best.error):.0%}"
@@ -164,7 +174,10 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
     for reason, without in reasons.items():
         settings = [at(one.batch_size, one.devices, one.nodes) for one in without]
         if several:
-            settings = [f"{place(one.study, one.run)} {of}" for one, of in zip(without, settings, strict=True)]
+            settings = [
+                f"{place(one.study, one.run)} {of}"
+                for one, of in zip(without, settings, strict=True)
+            ]
         notes.append(f"{listed(settings)}: {reason}.")
     if not predicted:
         notes = ["No row of several devices has a time: nothing to predict."]
@@ -185,7 +198,9 @@ def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:
 
 
 def _distance(counts: Sequence[int], devices: int) -> float:
-    """The factor by which the band grows beyond the largest count: 1 as far from it as it is from the next one."""
+    """The factor by which the band grows beyond the largest count: 1 as far from it as it is from
+    the next one.
+    """
     farther = math.log(devices / counts[-1]) / math.log(counts[-1] / counts[-2])
     return math.sqrt(max(1.0, farther))
 

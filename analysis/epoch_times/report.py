@@ -1,4 +1,6 @@
-"""`dpscope estimate`: estimates, scaling laws and findings of a table of times, or its predictions, in three formats."""
+"""`dpscope estimate`: estimates, scaling laws and findings of a table of times, or its predictions,
+in three formats.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,11 +34,15 @@ class EstimateReport(NamedTuple):
 def estimate_report(table: EpochTable) -> EstimateReport:
     """Estimates, laws and findings of a table."""
     estimates = epoch_estimates(table.rows)
-    return EstimateReport(estimates, law_fits(table.rows, estimates), table_findings(table, estimates))
+    return EstimateReport(
+        estimates, law_fits(table.rows, estimates), table_findings(table, estimates)
+    )
 
 
 def run_estimate(path: Path, output_format: EstimateFormat) -> EstimateReport | str:
-    """The report of a table, as text in a format for other programs; raises DpscopeError for a file that cannot be read."""
+    """The report of a table, as text in a format for other programs; raises DpscopeError for a file
+    that cannot be read.
+    """
     report = estimate_report(read_epoch_times(path))
     if output_format == "json":
         return _json({"estimates": report.estimates, "laws": report.laws}, report.findings)
@@ -44,7 +50,9 @@ def run_estimate(path: Path, output_format: EstimateFormat) -> EstimateReport | 
 
 
 def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> TextTable | str:
-    """Predictions for counts and layouts such as ``8,2x8``, as `run_estimate`; raises DpscopeError also for other texts."""
+    """Predictions for counts and layouts such as ``8,2x8``, as `run_estimate`; raises DpscopeError
+    also for other texts.
+    """
     try:
         counts, layouts = parse_counts_and_layouts(devices)
         if 0 in counts:
@@ -61,8 +69,12 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> T
     return render(table, "markdown") if output_format == "markdown" else table
 
 
-def _json(records: Mapping[str, Sequence[NamedTuple]], findings: Sequence[Finding] | None = None) -> str:
-    content: dict[str, object] = {name: [one._asdict() for one in rows] for name, rows in records.items()}
+def _json(
+    records: Mapping[str, Sequence[NamedTuple]], findings: Sequence[Finding] | None = None
+) -> str:
+    content: dict[str, object] = {
+        name: [one._asdict() for one in rows] for name, rows in records.items()
+    }
     if findings is not None:
         content["findings"] = findings
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
@@ -80,7 +92,9 @@ def estimate_tables(report: EstimateReport) -> list[TextTable]:
     laws_of = grouped((place(law.study, law.run), law) for law in report.laws)
     tables = []
     for where, estimates in by_run.items():
-        tables.append(table_of(where, _OVERVIEW, grouped((one.setting, one) for one in estimates).values()))
+        tables.append(
+            table_of(where, _OVERVIEW, grouped((one.setting, one) for one in estimates).values())
+        )
         if laws := laws_of.get(where):
             notes = dict.fromkeys(f"{law.law}: {law.note}" for law in laws if law.note)
             tables.append(table_of(f"{where}: laws that these speedups allow", _LAWS, laws, notes))
@@ -91,7 +105,9 @@ _Setting = Sequence[EpochEstimate]  # the estimates of one row of a table
 
 
 def _estimate(quantity: str, *methods: str, end: str = "value") -> Callable[[_Setting], str]:
-    """The first of these methods' estimates that a setting has, with a star for the one of an unknown kind of scaling."""
+    """The first of these methods' estimates that a setting has, with a star for the one of an
+    unknown kind of scaling.
+    """
 
     def get(setting: _Setting) -> str:
         by_name = {(one.quantity, one.method): one for one in setting}
@@ -138,7 +154,9 @@ _LAWS = (
     ),
     Field(
         "predicts",
-        lambda law: NA if law.note else f"{significant(law.predicted_speedup)}x on {law.predicted_devices}",
+        lambda law: (
+            NA if law.note else f"{significant(law.predicted_speedup)}x on {law.predicted_devices}"
+        ),
     ),
 )
 

@@ -1,12 +1,14 @@
 """Tables of epoch times, or of step times: CSV with a heading row.
 
-An empty cell is unknown; an empty `epoch_seconds` means that the run ended out of memory. A mistake in the file raises
-DpscopeError with one line that names file, row (line in the file), column, value and fix.
+An empty cell is unknown; an empty `epoch_seconds` means that the run ended out of memory. A mistake
+in the file raises DpscopeError with one line that names file, row (line in the file), column, value
+and fix.
 
-A table of step times has the columns `ranks` and `step_ms`, and is read as epochs of one step with a batch per device:
-`batch_per_rank` is the samples per device and step, `strategy` where `single` is a run without DistributedDataParallel, and
-`nodes` or the devices of each node (`ranks_per_node`, `gpus_per_node`) the placement. Every other column is a setting: rows with
-other settings are another study. A column in which no value occurs at two device counts holds results and is not used.
+A table of step times has the columns `ranks` and `step_ms`, and is read as epochs of one step with
+a batch per device: `batch_per_rank` is the samples per device and step, `strategy` where `single`
+is a run without DistributedDataParallel, and `nodes` or the devices of each node (`ranks_per_node`,
+`gpus_per_node`) the placement. Every other column is a setting: rows with other settings are
+another study. A column in which no value occurs at two device counts holds results and is not used.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,9 @@ _LONGEST_S = 1e9
 
 
 def read_epoch_times(path: Path) -> EpochTable:
-    """Read and check a table of epoch times or of step times; raises DpscopeError for a file that is not such a table."""
+    """Read and check a table of epoch times or of step times; raises DpscopeError for a file that
+    is not such a table.
+    """
     headings, lines = read_rows(path, REQUIRED_COLUMNS, _NO_SETTINGS, STEP_COLUMNS)
     if "step_ms" in headings:
         others = [name for name in headings if name not in _NO_SETTINGS]
@@ -86,7 +90,9 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         batch_size_is=meaning,
         devices=devices,
         epoch_seconds=row.decimal("epoch_seconds", lambda s: 1e-9 <= s <= _LONGEST_S, seconds),
-        resolution_s=row.decimal("resolution_s", lambda s: 0 <= s <= _LONGEST_S, "seconds from 0 on (empty: exact)"),
+        resolution_s=row.decimal(
+            "resolution_s", lambda s: 0 <= s <= _LONGEST_S, "seconds from 0 on (empty: exact)"
+        ),
         provenance=row.text("provenance"),
         steps_per_epoch=row.whole("steps_per_epoch"),
         nodes=_nodes(row, devices),
@@ -96,14 +102,18 @@ def _epoch_time(row: CsvRow) -> EpochTime:
 def _strategy(row: CsvRow, column: str, name: str) -> str:
     """The strategy, which must fit the devices of the column."""
     if traits_of(name.lower()).baseline and row.required_whole(column) > 1:
-        raise row.error(column, "for strategy single; single is one device, name the strategy of the others")
+        raise row.error(
+            column, "for strategy single; single is one device, name the strategy of the others"
+        )
     return name.lower()
 
 
 def _nodes(row: CsvRow, devices: int) -> int | None:
     nodes = row.whole("nodes")
     if nodes is not None and nodes > devices:
-        raise row.error("nodes", f"for {counted(devices, 'device')}; a node has at least one of them")
+        raise row.error(
+            "nodes", f"for {counted(devices, 'device')}; a node has at least one of them"
+        )
     return nodes
 
 
@@ -115,7 +125,9 @@ def _holds_results(name: str, rows: Sequence[CsvRow]) -> bool:
 
 def _step_time(row: CsvRow, settings: Sequence[str]) -> EpochTime:
     ranks = row.required_whole("ranks")
-    step_ms = row.decimal("step_ms", lambda ms: 1e-6 <= ms <= 1e3 * _LONGEST_S, "milliseconds above 0")
+    step_ms = row.decimal(
+        "step_ms", lambda ms: 1e-6 <= ms <= 1e3 * _LONGEST_S, "milliseconds above 0"
+    )
     each = next((each for column in _PER_NODE if (each := row.whole(column))), None)
     nodes = _nodes(row, ranks)
     return EpochTime(
@@ -126,7 +138,9 @@ def _step_time(row: CsvRow, settings: Sequence[str]) -> EpochTime:
         parameters=None,
         dataset=None,
         samples_per_epoch=None,
-        strategy=_strategy(row, "ranks", row.text("strategy") or ("single" if ranks == 1 else "ddp")),
+        strategy=_strategy(
+            row, "ranks", row.text("strategy") or ("single" if ranks == 1 else "ddp")
+        ),
         # a table without that column has one batch per device, whatever it is
         batch_size=row.required_whole("batch_per_rank") if "batch_per_rank" in row.cells else 1,
         batch_size_is="per_device",

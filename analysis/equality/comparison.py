@@ -1,8 +1,10 @@
-"""Compares the trainings of `dpscope equal`: a verdict on every pair, a finding for every difference.
+"""Compares the trainings of `dpscope equal`: a verdict on every pair, a finding for every
+difference.
 
-Batch norm normalises by the mean and variance of its input (Ioffe and Szegedy 2015): of the global batch on a single device, of
-a device's share under DataParallel and DistributedDataParallel. A single device's difference from such a strategy is explained
-by it if the same device, taking each batch in the shares of the others' devices, agrees with the strategy at every judged step.
+Batch norm normalises by the mean and variance of its input (Ioffe and Szegedy 2015): of the global
+batch on a single device, of a device's share under DataParallel and DistributedDataParallel. A
+single device's difference from such a strategy is explained by it if the same device, taking each
+batch in the shares of the others' devices, agrees with the strategy at every judged step.
 """
 
 import itertools
@@ -23,14 +25,17 @@ from dpscope.profiling.records.learning_codes import LearningCode
 
 
 def compare_trainings(data: EqualityData) -> result.EqualityReport:
-    """Compare all pairs of strategies, and the ranks of each, with a tolerance measured on the reference."""
+    """Compare all pairs of strategies, and the ranks of each, with a tolerance measured on the
+    reference.
+    """
     settings, compared = data.settings, data.compared
     moved = [training_differences(compared[0], data.rounding)]
     if data.in_shares is not None and data.rounding_in_shares is not None:
         moved.append(training_differences(data.in_shares, data.rounding_in_shares))
     tolerance = differences.tolerances(moved, settings)
     ranks = [differences.rank_result(training) for training in compared if len(training.ranks) > 1]
-    mistakes = {**_other_samples(compared), **_ranks_apart(ranks)}  # by the training that each is about
+    # by the training that each is about
+    mistakes = {**_other_samples(compared), **_ranks_apart(ranks)}
     pairs, of_pairs = [], []
     for reference, other in itertools.combinations(compared, 2):
         pair = judge_pair(reference, other, tolerance, tolerance.judged)
@@ -96,10 +101,17 @@ def _ranks_apart(ranks: Sequence[result.RankAgreement]) -> dict[str, Finding]:
 def _by_share(
     data: EqualityData, tolerance: Tolerances, reference: RecordedTraining, other: RecordedTraining
 ) -> Finding | None:
-    """The finding that explains a pair's difference by batch norm; None if the evidence does not hold."""
+    """The finding that explains a pair's difference by batch norm; None if the evidence does not
+    hold.
+    """
     single, several = (reference, other) if reference.cell.traits.baseline else (other, reference)
     norms = single.ranks[0].record.batch_norms
-    if data.in_shares is None or not norms or not single.cell.traits.baseline or several.cell.traits.baseline:
+    if (
+        data.in_shares is None
+        or not norms
+        or not single.cell.traits.baseline
+        or several.cell.traits.baseline
+    ):
         return None
     by_share = judge_pair(data.in_shares, several, tolerance, tolerance.judged)
     if not by_share.agree:
@@ -113,13 +125,19 @@ def _by_share(
     )
 
 
-def _unexplained(pair: result.PairResult, reference: RecordedTraining, other: RecordedTraining) -> Finding:
-    """The finding about a difference that is neither explained nor a training's reported mistake."""
+def _unexplained(
+    pair: result.PairResult, reference: RecordedTraining, other: RecordedTraining
+) -> Finding:
+    """The finding about a difference that is neither explained nor a training's reported
+    mistake.
+    """
     first = pair.first_difference
     assert first is not None
     tensor, cause = f" of {first.tensor}" if first.tensor else "", ""
     if first.what == "gradient" and first.tolerance is not None:
-        factor, distance = differences.gradient_factor(reference.ranks[0], other.ranks[0], first.step)
+        factor, distance = differences.gradient_factor(
+            reference.ranks[0], other.ranks[0], first.step
+        )
         if distance <= first.tolerance and factor != 1:
             larger = f"all its gradients are {factor:.6g} times as large"
             cause = f"; {larger}: summed instead of averaged, or another scale of the loss"

@@ -29,7 +29,9 @@ MAX_LISTED = 5  # names or indices in a message
 
 @dataclass(frozen=True)
 class ProcessData:
-    """What one process saved; the arrays, named in dpscope.profiling.records.equality, are read on access."""
+    """What one process saved; the arrays, named in dpscope.profiling.records.equality, are read on
+    access.
+    """
 
     record: RankRecord
     arrays: Mapping[str, NDArray[Any]]
@@ -45,8 +47,14 @@ class RecordedTraining:
 
     @property
     def name(self) -> str:
-        """Such as ``ddp-d2-b4``, or ``single-d1-b8 (in shares)`` for a training that only serves as evidence."""
-        return self.cell.name if self.kind == "compared" else f"{self.cell.name} ({self.kind.replace('_', ' ')})"
+        """Such as ``ddp-d2-b4``, or ``single-d1-b8 (in shares)`` for a training that only serves as
+        evidence.
+        """
+        return (
+            self.cell.name
+            if self.kind == "compared"
+            else f"{self.cell.name} ({self.kind.replace('_', ' ')})"
+        )
 
     @property
     def parameters(self) -> tuple[ParameterRecord, ...]:
@@ -61,7 +69,11 @@ class RecordedTraining:
         """By step, how often each sample was in the global batch."""
         found = [Counter[int]() for _ in range(self.ranks[0].record.steps)]
         for rank in self.ranks:
-            pairs = zip(rank.arrays["sample_step"].tolist(), rank.arrays["sample_index"].tolist(), strict=True)
+            pairs = zip(
+                rank.arrays["sample_step"].tolist(),
+                rank.arrays["sample_index"].tolist(),
+                strict=True,
+            )
             for step, index in pairs:
                 found[step][index] += 1
         return found
@@ -74,14 +86,17 @@ class EqualityData:
     settings: EqualitySettings
     compared: tuple[RecordedTraining, ...]  # the reference first
     rounding: RecordedTraining  # of the reference
-    in_shares: RecordedTraining | None  # of the single device; None without one, or without its batch norm
+    # of the single device; None without one, or without its batch norm
+    in_shares: RecordedTraining | None
     rounding_in_shares: RecordedTraining | None
 
 
 def load_equality(out: Path) -> EqualityData:
     """Read the trainings in the run folder `out`; raises DpscopeError if one is missing."""
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
-    found: dict[TrainingKind, list[RecordedTraining]] = {kind: [] for kind in get_args(TrainingKind)}
+    found: dict[TrainingKind, list[RecordedTraining]] = {
+        kind: [] for kind in get_args(TrainingKind)
+    }
     for job in settings.jobs:
         for training in job.trainings:
             folder = job.folder(out) / training.kind
@@ -90,7 +105,9 @@ def load_equality(out: Path) -> EqualityData:
                 ranks = tuple(read_process(record, arrays) for record, arrays in paths)
                 found[training.kind].append(RecordedTraining(job.cell, training.kind, ranks))
     if len(found["compared"]) < len(settings.jobs) or not found["rounding"]:
-        raise DpscopeError(f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again")
+        raise DpscopeError(
+            f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again"
+        )
     return EqualityData(
         settings=settings,
         compared=tuple(found["compared"]),
@@ -101,14 +118,18 @@ def load_equality(out: Path) -> EqualityData:
 
 
 def read_process(record: Path, arrays: Path) -> ProcessData:
-    """What one process saved; raises DpscopeError for missing or damaged files and for samples that cannot be."""
+    """What one process saved; raises DpscopeError for missing or damaged files and for samples that
+    cannot be.
+    """
     described = read_json(record, RankRecord)
     try:
         stored = np.load(arrays)
         for name, most in (("sample_step", described.steps - 1), ("sample_index", MOST_COUNT)):
             numbers = stored[name]
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= most:
-                raise DpscopeError(f"{arrays}: {name} is {numbers.min()} to {numbers.max()}; compare again")
+                raise DpscopeError(
+                    f"{arrays}: {name} is {numbers.min()} to {numbers.max()}; compare again"
+                )
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DpscopeError(f"{arrays} is missing or damaged; compare again") from error
     return ProcessData(described, stored)
@@ -117,7 +138,9 @@ def read_process(record: Path, arrays: Path) -> ProcessData:
 def sample_difference(
     reference: Sequence[Counter[int]], other: Sequence[Counter[int]]
 ) -> tuple[int, list[int], list[int]] | None:
-    """The first step whose global batch has other samples than the reference's: the step, missing and extra indices."""
+    """The first step whose global batch has other samples than the reference's: the step, missing
+    and extra indices.
+    """
     for step, (wanted, given) in enumerate(zip(reference, other, strict=True)):
         if wanted != given:
             return step, sorted(wanted - given), sorted(given - wanted)

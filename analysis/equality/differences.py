@@ -1,19 +1,23 @@
-"""Differences between two trainings by step and tensor, the tolerance for trainings that compute the same, and the verdicts.
+"""Differences between two trainings by step and tensor, the tolerance for trainings that compute
+the same, and the verdicts.
 
-A relative difference is the Euclidean norm of the difference over that of the reference's tensor. The norm of a tensor is at
-least that of a tensor with the root mean square of all tensors of its kind: otherwise tensors of small values (a convolution's
-bias before batch norm has a gradient of zero, up to rounding) would only show their rounding.
+A relative difference is the Euclidean norm of the difference over that of the reference's tensor.
+The norm of a tensor is at least that of a tensor with the root mean square of all tensors of its
+kind: otherwise tensors of small values (a convolution's bias before batch norm has a gradient of
+zero, up to rounding) would only show their rounding.
 
-Strategies sum the same terms in another order. Regrouping a sum of B terms of one sign changes it by up to (B - 1) u of
-itself (u: unit roundoff; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, equation 4.4), with
-cancellation by more, and from the second step on training amplifies it. The amplification is measured: the reference is
-trained again with every weight moved to a neighbouring number. A single device with batch norm is moved twice, with whole
+Strategies sum the same terms in another order. Regrouping a sum of B terms of one sign changes it
+by up to (B - 1) u of itself (u: unit roundoff; Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., 2002, equation 4.4), with cancellation by more, and from the second step on
+training amplifies it. The amplification is measured: the reference is trained again with every
+weight moved to a neighbouring number. A single device with batch norm is moved twice, with whole
 batches and in shares, whose fewer samples let rounding grow faster; the larger difference counts.
 
-    tolerance of step k = SAFETY x max((B - 1) u, the largest relative difference to the moved training up to step k)
+    tolerance of step k = SAFETY x max((B - 1) u, the largest relative difference to the moved
+    training up to step k)
 
-B: global batch. SAFETY: two trainings are each that far from exact arithmetic (2); a rounded sum of n terms is as good as
-moves of about sqrt(n) units or, summed in blocks, of a few (assumed: 5).
+B: global batch. SAFETY: two trainings are each that far from exact arithmetic (2); a rounded sum of
+n terms is as good as moves of about sqrt(n) units or, summed in blocks, of a few (assumed: 5).
 """
 
 import math
@@ -46,7 +50,9 @@ _Values = NDArray[np.float64]
 
 
 class Differences(NamedTuple):
-    """Of two trainings, steps x tensors each: the largest absolute difference of an element, the relative one, equal bits."""
+    """Of two trainings, steps x tensors each: the largest absolute difference of an element, the
+    relative one, equal bits.
+    """
 
     tensors: tuple[str, ...]
     absolute: _Values
@@ -61,7 +67,9 @@ class Differences(NamedTuple):
 
 
 @np.errstate(invalid="ignore", over="ignore")  # of trainings that diverge
-def training_differences(reference: RecordedTraining, other: RecordedTraining) -> dict[What, Differences]:
+def training_differences(
+    reference: RecordedTraining, other: RecordedTraining
+) -> dict[What, Differences]:
     """Of losses (of the global batch), gradients and weights (of rank 0)."""
     mine, others = reference.losses()[:, None], other.losses()[:, None]
     absolute = np.abs(others - mine)
@@ -78,7 +86,8 @@ def process_differences(reference: ProcessData, other: ProcessData, what: What) 
     """Of the gradients or weights of two processes."""
     parameters = reference.record.parameters
     norms = reference.arrays[f"{what}_norm"]
-    typical = np.sqrt((norms**2).sum(axis=1) / sum(one.elements for one in parameters))  # root mean square per step
+    # root mean square per step
+    typical = np.sqrt((norms**2).sum(axis=1) / sum(one.elements for one in parameters))
     absolute, relative = [], []
     for place in range(len(parameters)):
         mine = reference.arrays[f"{what}.{place}"].astype(np.float64, copy=False)
@@ -95,21 +104,29 @@ def process_differences(reference: ProcessData, other: ProcessData, what: What) 
 
 
 def _ratio(difference: _Values, scale: _Values) -> _Values:
-    """The quotient; 0 without a difference, infinite if only `other` is not finite, NaN if the reference is not."""
+    """The quotient; 0 without a difference, infinite if only `other` is not finite, NaN if the
+    reference is not.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)
-    found: _Values = np.where(np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan)
+    found: _Values = np.where(
+        np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan
+    )
     return found
 
 
 def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tuple[float, float]:
-    """The factor f that brings f times the reference's gradients of a step nearest to the other's, and their distance.
+    """The factor f that brings f times the reference's gradients of a step nearest to the other's,
+    and their distance.
 
-    The distance is relative to the norm of the other's gradients, over all stored elements of all tensors.
+    The distance is relative to the norm of the other's gradients, over all stored elements of all
+    tensors.
     """
     places = range(len(reference.record.parameters))
     mine, others = (
-        np.concatenate([data.arrays[f"gradient.{place}"][step].astype(np.float64) for place in places])
+        np.concatenate(
+            [data.arrays[f"gradient.{place}"][step].astype(np.float64) for place in places]
+        )
         for data in (reference, other)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,21 +135,32 @@ def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tu
 
 
 class Tolerances(NamedTuple):
-    """Per step, the relative difference that is tolerated and the one measured; `judged` steps can be told from rounding."""
+    """Per step, the relative difference that is tolerated and the one measured; `judged` steps can
+    be told from rounding.
+    """
 
     tolerated: dict[What, _Values]
     measured: dict[What, _Values]
     judged: int
 
     def rows(self) -> tuple[StepTolerance, ...]:
-        columns = [*(self.tolerated[what] for what in WHATS), *(self.measured[what] for what in WHATS)]
-        return tuple(StepTolerance(step, *map(known, values)) for step, values in enumerate(zip(*columns, strict=True)))
+        columns = [
+            *(self.tolerated[what] for what in WHATS),
+            *(self.measured[what] for what in WHATS),
+        ]
+        return tuple(
+            StepTolerance(step, *map(known, values))
+            for step, values in enumerate(zip(*columns, strict=True))
+        )
 
 
 def tolerances(moved: list[dict[What, Differences]], settings: EqualitySettings) -> Tolerances:
     """From differences between trainings and the same ones with moved weights."""
     least = SAFETY * (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
-    measured = {what: np.maximum.accumulate(np.max([one[what].largest for one in moved], axis=0)) for what in WHATS}
+    measured = {
+        what: np.maximum.accumulate(np.max([one[what].largest for one in moved], axis=0))
+        for what in WHATS
+    }
     tolerated = {what: np.maximum(SAFETY * values, least) for what, values in measured.items()}
     fine = np.all([values <= LARGEST_TOLERANCE for values in tolerated.values()], axis=0)
     judged = len(fine) if fine.all() else int(np.argmin(fine))
@@ -142,7 +170,9 @@ def tolerances(moved: list[dict[What, Differences]], settings: EqualitySettings)
 def judge_pair(
     reference: RecordedTraining, other: RecordedTraining, tolerance: Tolerances, judged_steps: int
 ) -> PairResult:
-    """Compare two trainings by each step's tolerances, up to `judged_steps`, or while finite if all bits agree."""
+    """Compare two trainings by each step's tolerances, up to `judged_steps`, or while finite if all
+    bits agree.
+    """
     found = training_differences(reference, other)
     first = _first_beyond(found, tolerance, judged_steps)
     same_bits = all(bool(found[what].same_bits.all()) for what in _TENSORS)
@@ -162,8 +192,12 @@ def judge_pair(
     )
 
 
-def _first_beyond(found: dict[What, Differences], tolerance: Tolerances, judged_steps: int) -> TensorDifference | None:
-    """The first difference beyond its tolerance, within a step in the order of WHATS; the largest of its kind."""
+def _first_beyond(
+    found: dict[What, Differences], tolerance: Tolerances, judged_steps: int
+) -> TensorDifference | None:
+    """The first difference beyond its tolerance, within a step in the order of WHATS; the largest
+    of its kind.
+    """
     for step in range(judged_steps):
         for what in WHATS:
             tolerated = tolerance.tolerated[what][step]
@@ -172,14 +206,20 @@ def _first_beyond(found: dict[What, Differences], tolerance: Tolerances, judged_
     return None
 
 
-def _largest(found: Differences, what: What, step: int, tolerated: float | None) -> TensorDifference:
+def _largest(
+    found: Differences, what: What, step: int, tolerated: float | None
+) -> TensorDifference:
     place = int(np.argmax(np.nan_to_num(found.relative[step], nan=-1.0, posinf=np.inf)))
     absolute, relative = found.absolute[step, place], found.relative[step, place]
-    return TensorDifference(step, what, found.tensors[place], known(absolute), known(relative), tolerated)
+    return TensorDifference(
+        step, what, found.tensors[place], known(absolute), known(relative), tolerated
+    )
 
 
 def rank_result(training: RecordedTraining) -> RankAgreement:
-    """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal ranks."""
+    """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal
+    ranks.
+    """
     ranks = training.ranks
     firsts: list[tuple[int, What, list[int]]] = []
     for what in _TENSORS:
@@ -190,8 +230,12 @@ def rank_result(training: RecordedTraining) -> RankAgreement:
             firsts.append((step, what, np.flatnonzero(apart[:, step]).tolist()))
     if not firsts:
         return RankAgreement(training.name, len(ranks), True, None, ())
-    step, what, ranks_apart = min(firsts, key=lambda one: one[0])  # the first of equal ones: the gradients
-    differences = [_largest(process_differences(ranks[0], ranks[rank], what), what, step, None) for rank in ranks_apart]
+    # the first of equal ones: the gradients
+    step, what, ranks_apart = min(firsts, key=lambda one: one[0])
+    differences = [
+        _largest(process_differences(ranks[0], ranks[rank], what), what, step, None)
+        for rank in ranks_apart
+    ]
     largest = max(differences, key=lambda one: math.inf if one.relative is None else one.relative)
     return RankAgreement(training.name, len(ranks), False, largest, tuple(ranks_apart))
 

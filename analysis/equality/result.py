@@ -43,12 +43,15 @@ class StepTolerance(StepDistance, frozen=True):
 
 
 class PairResult(Stored, frozen=True):
-    """Two trainings. `bit-equal` is about gradients and weights: losses are averaged in different ways."""
+    """Two trainings. `bit-equal` is about gradients and weights: losses are averaged in different
+    ways.
+    """
 
     reference: str
     other: str
     verdict: Agreement
-    judged_steps: int  # until rounding has grown too far, or, if all bits are equal, until values are not finite
+    # until rounding has grown too far, or, if all bits are equal, until values are not finite
+    judged_steps: int
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
 
@@ -59,7 +62,9 @@ class PairResult(Stored, frozen=True):
 
 
 class RankAgreement(Stored, frozen=True):
-    """Whether all processes of a training had the same gradients and weights after every step, bit for bit."""
+    """Whether all processes of a training had the same gradients and weights after every step, bit
+    for bit.
+    """
 
     training: str
     ranks: int

@@ -1,4 +1,6 @@
-"""Bus bandwidth by message size, of a calibration and in traces, with the fit, the ring's bound and the link's specification."""
+"""Bus bandwidth by message size, of a calibration and in traces, with the fit, the ring's bound and
+the link's specification.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,15 @@ from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
-from dpscope.analysis.figures.style import COLOURS, MARKERS, STYLE, headline, literal, panel_grid, shared_legend
+from dpscope.analysis.figures.style import (
+    COLOURS,
+    MARKERS,
+    STYLE,
+    headline,
+    literal,
+    panel_grid,
+    shared_legend,
+)
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.traces.reading.table import Table
@@ -35,21 +45,26 @@ _BREAK: dict[str, Any] = {"color": COLOURS["idle"], "linewidth": 0.8}
 def calibration_figure(calibration: Calibration) -> Figure:
     """One panel per collective and device count, sizes and bandwidths on logarithmic scales.
 
-    Points are medians with the range of the iterations. The ring's bound is alpha + S f/B for the fit's latency alpha, the
-    link's specified rate B and the collective's bus factor f: the link without any protocol.
+    Points are medians with the range of the iterations. The ring's bound is alpha + S f/B for the
+    fit's latency alpha, the link's specified rate B and the collective's bus factor f: the link
+    without any protocol.
     """
     known = (point for point in calibration.points if bus_factor(point.collective, point.devices))
     groups = grouped(((point.collective, point.devices, point.nodes), point) for point in known)
     columns, names = min(2, len(groups)), calibration.device_names
     with mpl.rc_context(STYLE):
         figure, panels = panel_grid(len(groups), columns, 4.4 * columns, 2.7, top=0.7)
-        for axes, ((collective, devices, nodes), points) in zip(panels, groups.items(), strict=True):
+        for axes, ((collective, devices, nodes), points) in zip(
+            panels, groups.items(), strict=True
+        ):
             on_as_many = calibration if nodes is None else calibration.on_nodes(nodes)
             fit, link = find_fit(on_as_many, collective, devices), calibration.links.get(devices)
             _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
-            axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9)
+            axes.set_title(
+                f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9
+            )
         shared_legend(figure, panels, 4)
         machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
         headline(figure, f"Bus bandwidth by size ({machine})")
@@ -57,11 +72,16 @@ def calibration_figure(calibration: Calibration) -> Figure:
 
 
 def _panel(
-    axes: Axes, points: list[CalibrationPoint], kind: str, fit: CollectiveFit | None, link: LinkRate | None
+    axes: Axes,
+    points: list[CalibrationPoint],
+    kind: str,
+    fit: CollectiveFit | None,
+    link: LinkRate | None,
 ) -> None:
     ranks, sizes_bytes = points[0].devices, [point.size_bytes for point in points]
     medians, slowest, fastest = (
-        _rates(kind, ranks, sizes_bytes, [float(of(point.times_us)) for point in points]) for of in (median, max, min)
+        _rates(kind, ranks, sizes_bytes, [float(of(point.times_us)) for point in points])
+        for of in (median, max, min)
     )
     axes.errorbar(
         sizes_bytes, medians, yerr=[medians - slowest, fastest - medians], fmt="o", markersize=3, linewidth=0.8,
@@ -71,16 +91,27 @@ def _panel(
     _bandwidth_axes(axes)
 
 
-def _rates(kind: str, ranks: int, sizes_bytes: Sequence[float], times_us: Sequence[float]) -> npt.NDArray[np.float64]:
+def _rates(
+    kind: str, ranks: int, sizes_bytes: Sequence[float], times_us: Sequence[float]
+) -> npt.NDArray[np.float64]:
     """Bus bandwidths in 1e9 B/s."""
-    rates = [bus_gb_per_s(kind, size, ranks, us) for size, us in zip(sizes_bytes, times_us, strict=True)]
+    rates = [
+        bus_gb_per_s(kind, size, ranks, us) for size, us in zip(sizes_bytes, times_us, strict=True)
+    ]
     return np.array(rates, dtype=float)
 
 
 def draw_models(
-    axes: Axes, sizes: tuple[float, float], kind: str, ranks: int, fit: CollectiveFit | None, link: LinkRate | None
+    axes: Axes,
+    sizes: tuple[float, float],
+    kind: str,
+    ranks: int,
+    fit: CollectiveFit | None,
+    link: LinkRate | None,
 ) -> None:
-    """Bus bandwidth between two sizes by a fit, by the ring at the link's rate, and the link's rate itself."""
+    """Bus bandwidth between two sizes by a fit, by the ring at the link's rate, and the link's rate
+    itself.
+    """
     if fit is not None:
         curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
         fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
@@ -90,11 +121,19 @@ def draw_models(
         if link is not None:
             hop_us = fit.pieces[0].alpha_us / ring_hops(kind, ranks)
             bounds_us = [ring_us(kind, size, ranks, link.gb_per_s, hop_us) or 0.0 for size in curve]
-            axes.plot(curve, _rates(kind, ranks, curve, bounds_us), label="ring at the link's rate", **_BOUND)
+            axes.plot(
+                curve,
+                _rates(kind, ranks, curve, bounds_us),
+                label="ring at the link's rate",
+                **_BOUND,
+            )
     if link is not None:
         axes.axhline(link.gb_per_s, label="link's specification", **_LINK)
         axes.annotate(
-            f"{literal(link.name)}, {link.gb_per_s:.4g} GB/s", (sizes[0], link.gb_per_s), fontsize=7, va="bottom"
+            f"{literal(link.name)}, {link.gb_per_s:.4g} GB/s",
+            (sizes[0], link.gb_per_s),
+            fontsize=7,
+            va="bottom",
         )
 
 
@@ -107,7 +146,9 @@ Panel = tuple[str, int, int]
 
 
 def bandwidths(run: RunData, costs: Costs) -> Figure | None:
-    """A panel for each collective, number of ranks and nodes with matched transfers, the most bytes first; None without any."""
+    """A panel for each collective, number of ranks and nodes with matched transfers, the most bytes
+    first; None without any.
+    """
     transfers = matched_transfers(run)
     if not transfers:
         return None
@@ -141,11 +182,15 @@ def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
         once = once.assign(moved_as=moved)
         for places in once.group("kind", "group_size").rows():
             rows = once.take(places)
-            kept[str(rows.words("kind").tolist()[0]), int(rows["group_size"][0]), data.nodes][data.name] = rows
+            kept[str(rows.words("kind").tolist()[0]), int(rows["group_size"][0]), data.nodes][
+                data.name
+            ] = rows
     return dict(kept)
 
 
-def _trace_panel(axes: Axes, kind: str, place: Place, by_cell: Mapping[str, Table], costs: Costs) -> None:
+def _trace_panel(
+    axes: Axes, kind: str, place: Place, by_cell: Mapping[str, Table], costs: Costs
+) -> None:
     for index, (cell, rows) in enumerate(by_cell.items()):
         sizes = rows.group("bytes", in_order=True)
         rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
@@ -159,7 +204,8 @@ def _trace_panel(axes: Axes, kind: str, place: Place, by_cell: Mapping[str, Tabl
     sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
     fit, link = costs.fit(kind, place, "shortest"), costs.link(place)
     low, high = np.log10(float(sizes_bytes.min())), np.log10(float(sizes_bytes.max()))
-    beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)  # so that a curve is visible next to a single size
+    # so that a curve is visible next to a single size
+    beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
     carried_as = str(next(iter(by_cell.values())).words("moved_as").tolist()[0])
     draw_models(axes, sizes_drawn, carried_as, place.devices, fit, link)
@@ -173,7 +219,8 @@ def _bandwidth_axes(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
-    for axis in (axes.xaxis, axes.yaxis):  # powers of ten; below two decades also their double and fivefold
+    # powers of ten; below two decades also their double and fivefold
+    for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
         narrow = low > 0 and np.log10(high / low) < 2
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))

@@ -67,8 +67,12 @@ def draw_all(run: RunData, comparison: Comparison) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def figure_files(drawn: Mapping[str, Figure], formats: Sequence[str]) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The SVG of each figure by its name, and files in these formats ("png", "svg", "pdf") by file name."""
+def figure_files(
+    drawn: Mapping[str, Figure], formats: Sequence[str]
+) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The SVG of each figure by its name, and files in these formats ("png", "svg", "pdf") by file
+    name.
+    """
     for figure in drawn.values():  # laid out once for all files
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
@@ -90,7 +94,9 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def saved(figure: Figure, file_format: str) -> bytes:
-    """The figure in a format of _METADATA, the same bytes for the same figure; SVG without the XML prologue."""
+    """The figure in a format of _METADATA, the same bytes for the same figure; SVG without the XML
+    prologue.
+    """
     buffer, is_svg = io.BytesIO(), file_format == "svg"
     dpi: Any = DOTS_PER_INCH if file_format == "png" else "figure"
     with mpl.rc_context(STYLE if is_svg else {}):
@@ -100,7 +106,9 @@ def saved(figure: Figure, file_format: str) -> bytes:
 
 
 def for_page(name: str, svg: str) -> str:
-    """A figure's SVG as part of a page: transparent, with lines in the page's text colour and unique ids."""
+    """A figure's SVG as part of a page: transparent, with lines in the page's text colour and
+    unique ids.
+    """
     inked = (
         svg.replace('style="fill: #ffffff"', 'style="fill: none"')
         .replace("#000000", "currentColor")

@@ -32,10 +32,11 @@ _Accuracy = tuple[str, int, float, float, float]
 
 
 def draw_scaling(comparison: Comparison) -> Figure | None:
-    """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured, else lines.
+    """Speedup on the left, efficiency on the right; bars if only one count above 1 was measured,
+    else lines.
 
-    Weak series are solid, strong ones dashed; laws go up to twice the largest measured count. None without a single-device cell
-    as the baseline.
+    Weak series are solid, strong ones dashed; laws go up to twice the largest measured count. None
+    without a single-device cell as the baseline.
     """
     if not comparison.scaling:
         return None
@@ -78,13 +79,24 @@ def _labelled(axes: Axes, by_devices: bool) -> None:
 
 def _target(axes: Axes, comparison: Comparison) -> None:
     if (target := comparison.target_efficiency) is not None:
-        axes.axhline(100 * target, color=COLOURS["target"], linestyle="-.", label="target efficiency")
+        axes.axhline(
+            100 * target, color=COLOURS["target"], linestyle="-.", label="target efficiency"
+        )
 
 
-def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, from_one: bool = True) -> None:
-    """Speedups, or `by_devices` efficiencies in percent, with intervals as whiskers; connected from one device on."""
-    points = [(1, Estimate(1.0, 1.0, 1.0, 0))] * from_one + [(one.devices, one.speedup) for one in series.points]
-    devices, speedups = np.array([count for count, _ in points], dtype=float), [one for _, one in points]
+def _measured(
+    axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, from_one: bool = True
+) -> None:
+    """Speedups, or `by_devices` efficiencies in percent, with intervals as whiskers; connected from
+    one device on.
+    """
+    points = [(1, Estimate(1.0, 1.0, 1.0, 0))] * from_one + [
+        (one.devices, one.speedup) for one in series.points
+    ]
+    devices, speedups = (
+        np.array([count for count, _ in points], dtype=float),
+        [one for _, one in points],
+    )
     scale = 100 / devices if by_devices else np.ones(len(devices))
     values = [one.value or np.nan for one in speedups]
     low, high = [one.low for one in speedups], [one.high for one in speedups]
@@ -97,18 +109,30 @@ def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool, 
 
 
 def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> None:
-    """A bar for each series of the one count above 1, with its interval; strong series are hatched."""
+    """A bar for each series of the one count above 1, with its interval; strong series are
+    hatched.
+    """
     for index, series in enumerate(several):
         (point,) = series.points
         estimate, scale = (point.efficiency, 100.0) if by_devices else (point.speedup, 1.0)
         value, hatch = estimate.value or np.nan, "//" if series.scaling == "strong" else None
-        axes.bar(index, value * scale, width=0.6, color=COLOURS[series.strategy], hatch=hatch, edgecolor="white")
+        axes.bar(
+            index,
+            value * scale,
+            width=0.6,
+            color=COLOURS[series.strategy],
+            hatch=hatch,
+            edgecolor="white",
+        )
         if estimate.low is not None and estimate.high is not None:
             spread = whiskers([value], [estimate.low], [estimate.high]) * scale
             axes.errorbar(index, value * scale, yerr=spread, color="black", capsize=3)
     axes.set_xlabel(counted(several[0].points[0].devices, "device"))
     # Strategy, scaling and batch on three lines, so that the labels of four bars do not overlap.
-    labels = (one.label.replace(" weak, ", "\nweak\n").replace(" strong, ", "\nstrong\n") for one in several)
+    labels = (
+        one.label.replace(" weak, ", "\nweak\n").replace(" strong, ", "\nstrong\n")
+        for one in several
+    )
     axes.set_xticks(range(len(several)), list(labels))
 
 
@@ -125,11 +149,15 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
     values, low, high = np.array(ends, dtype=float).T * scale
     axes.plot(counts, values, color=COLOURS[series.strategy], linewidth=0.8)
     if not np.isnan((low, high)).any():
-        axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
+        axes.fill_between(
+            counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0
+        )
 
 
 def draw_study(comparison: Comparison) -> Figure | None:
-    """The three panels of a run and the trainings in its folder; None without speedups or without trainings."""
+    """The three panels of a run and the trainings in its folder; None without speedups or without
+    trainings.
+    """
     accuracies = _accuracies(comparison)
     if not comparison.scaling or not accuracies:
         return None
@@ -138,12 +166,21 @@ def draw_study(comparison: Comparison) -> Figure | None:
     left.plot(counts, counts, color="black", linestyle=":", label="ideal")
     for index, series in enumerate(comparison.scaling):
         for axes in (left, middle):
-            _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices=axes is middle, from_one=False)
+            _measured(
+                axes,
+                series,
+                MARKERS[index % len(MARKERS)],
+                by_devices=axes is middle,
+                from_one=False,
+            )
         # Amdahl's law through the strong point with the most devices, with its Karp-Flatt fraction.
         last, serial = series.points[-1], series.points[-1].serial_fraction
         if series.scaling == "strong" and serial is not None and serial >= 0:
             devices = np.linspace(1, last.devices, 50)
-            speedups, label = [amdahl_speedup(serial, count) for count in devices], f"Amdahl, {serial:.0%} serial"
+            speedups, label = (
+                [amdahl_speedup(serial, count) for count in devices],
+                f"Amdahl, {serial:.0%} serial",
+            )
             left.plot(devices, speedups, color=COLOURS[series.strategy], linewidth=0.8, label=label)
     _target(middle, comparison)
     _accuracy_bars(right, accuracies)
@@ -158,19 +195,35 @@ def _accuracies(comparison: Comparison) -> list[_Accuracy]:
     """Each training once."""
     found: dict[_Accuracy, None] = {}
     for row in comparison.rows.values():
-        value, low, high = row.test_accuracy_percent, row.test_accuracy_percent_min, row.test_accuracy_percent_max
+        value, low, high = (
+            row.test_accuracy_percent,
+            row.test_accuracy_percent_min,
+            row.test_accuracy_percent_max,
+        )
         if value is not None and low is not None and high is not None:
             found[row.strategy, row.devices, value, low, high] = None
     return list(found)
 
 
 def _accuracy_bars(axes: Axes, accuracies: Sequence[_Accuracy]) -> None:
-    """A bar for each training with the range over seeds; the axis does not begin at 0, so that differences are visible."""
+    """A bar for each training with the range over seeds; the axis does not begin at 0, so that
+    differences are visible.
+    """
     for index, (strategy, _, value, low, high) in enumerate(accuracies):
         axes.bar(index, value, width=0.6, color=COLOURS[strategy])
         axes.errorbar(index, value, yerr=whiskers([value], [low], [high]), color="black", capsize=3)
-        axes.annotate(f"{value:.1f}", (index, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    labels = [f"{traits_of(strategy).label}\n{counted(devices, 'device')}" for strategy, devices, *_ in accuracies]
+        axes.annotate(
+            f"{value:.1f}",
+            (index, high),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
+    labels = [
+        f"{traits_of(strategy).label}\n{counted(devices, 'device')}"
+        for strategy, devices, *_ in accuracies
+    ]
     axes.set_xticks(range(len(accuracies)), labels, fontsize=7)
     axes.set_ylabel("test accuracy [%]")
     lowest, highest = min(one[3] for one in accuracies), max(one[4] for one in accuracies)
@@ -179,7 +232,8 @@ def _accuracy_bars(axes: Axes, accuracies: Sequence[_Accuracy]) -> None:
 
 
 def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
-    """Step time and throughput by batch, a line per strategy, devices (with their nodes) and variant; None for one batch size.
+    """Step time and throughput by batch, a line per strategy, devices (with their nodes) and
+    variant; None for one batch size.
 
     A cross at the bottom of the axes marks a batch at which memory ran out.
     """
@@ -194,11 +248,18 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
-        measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
+        measured = sorted(
+            (data for data in cells if data.measured), key=lambda data: data.cell.batch_size
+        )
         rows = [comparison.rows[data.name] for data in measured]
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
-        for axes, column, divisor in ((left, "step_us", unit.divisor), (right, "samples_per_s", 1.0)):
-            values, low, high = ([row.number(name) for row in rows] for name in (column, *INTERVAL.of(column)))
+        for axes, column, divisor in (
+            (left, "step_us", unit.divisor),
+            (right, "samples_per_s", 1.0),
+        ):
+            values, low, high = (
+                [row.number(name) for row in rows] for name in (column, *INTERVAL.of(column))
+            )
             axes.errorbar(
                 np.array([row.batch_size for row in rows], dtype=float), np.array(values, dtype=float) / divisor,
                 yerr=whiskers(values, low, high) / divisor, capsize=2, color=COLOURS[strategy],

@@ -1,4 +1,6 @@
-"""A step's time as figures: its ledger, its phases, communication next to the shortcuts' estimates, DP next to DDP, and waits."""
+"""A step's time as figures: its ledger, its phases, communication next to the shortcuts' estimates,
+DP next to DDP, and waits.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -51,7 +53,10 @@ _USE = {  # they add up to 100
 }
 _MEASURED = {
     "hidden_us": ("hidden behind compute", COLOURS["hidden"]),
-    **{name: _EXPOSED[name] for name in ("exposed_transfer_us", "exposed_wait_us", "exposed_other_us")},
+    **{
+        name: _EXPOSED[name]
+        for name in ("exposed_transfer_us", "exposed_wait_us", "exposed_other_us")
+    },
 }
 _SHORTCUTS = {
     "same_local_batch_us": ("subtraction $T_N(b) - T_1(b)$", COLOURS["same_local_batch"]),
@@ -62,24 +67,44 @@ _WHISKER = {"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2}
 
 
 def step_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """The traced step of each cell in the parts of its ledger; a part that no cell has is omitted."""
-    rows = [row for row in comparison.rows.values() if None not in (row.compute_us, row.traced_step_us, row.idle_us)]
+    """The traced step of each cell in the parts of its ledger; a part that no cell has is
+    omitted.
+    """
+    rows = [
+        row
+        for row in comparison.rows.values()
+        if None not in (row.compute_us, row.traced_step_us, row.idle_us)
+    ]
     unit = choose_unit("time", [row.traced_step_us for row in rows])
-    labels = [f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell for row in rows]
-    parts, title = _of_rows(_LEDGER, rows, unit.divisor), f"Where a traced step goes{_host_note(run)}"
+    labels = [
+        f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell
+        for row in rows
+    ]
+    parts, title = (
+        _of_rows(_LEDGER, rows, unit.divisor),
+        f"Where a traced step goes{_host_note(run)}",
+    )
     return _stacked(title, labels, parts, f"time per step [{unit.label}]", NARROW)
 
 
 def device_use(run: RunData, comparison: Comparison) -> Figure | None:
-    """The share of the peak that each cell uses, and the loss from 100% in the parts of the ledger; None without a known peak."""
+    """The share of the peak that each cell uses, and the loss from 100% in the parts of the ledger;
+    None without a known peak.
+    """
     rows = [row for row in comparison.rows.values() if row.used_points is not None]
-    peak = "the measured CPU matmul peak" if run.device_type == "cpu" else "the device's specified peak"
+    peak = (
+        "the measured CPU matmul peak"
+        if run.device_type == "cpu"
+        else "the device's specified peak"
+    )
     parts, label = _of_rows(_USE, rows), "points of the peak in a traced step [%]"
     return _stacked(f"How much of {peak} is used", [row.cell for row in rows], parts, label)
 
 
 def phase_split(run: RunData) -> Figure | None:
-    """Transfer to the device, forward, backward, exposed communication, optimizer, in the tables' order."""
+    """Transfer to the device, forward, backward, exposed communication, optimizer, in the tables'
+    order.
+    """
     means = {}
     for data in run.measured:
         windows = data.critical_windows
@@ -98,16 +123,26 @@ def phase_split(run: RunData) -> Figure | None:
 
 def _host_note(run: RunData) -> str:
     """For titles: dp-host communicates by copies on the host."""
-    return " (dp-host: host copies)" if any(data.traits.host_copies for data in run.measured) else ""
+    return (
+        " (dp-host: host copies)" if any(data.traits.host_copies for data in run.measured) else ""
+    )
 
 
-def _of_rows(columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0) -> _Parts:
+def _of_rows(
+    columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0
+) -> _Parts:
     """The columns that have a value in any row."""
     values = {name: [(row.number(name) or 0.0) / divisor for row in rows] for name in columns}
-    return {columns[name][0]: (column, columns[name][1]) for name, column in values.items() if any(column)}
+    return {
+        columns[name][0]: (column, columns[name][1])
+        for name, column in values.items()
+        if any(column)
+    }
 
 
-def _stacked(title: str, labels: list[str], parts: _Parts, x_label: str, width: float = WIDTH) -> Figure | None:
+def _stacked(
+    title: str, labels: list[str], parts: _Parts, x_label: str, width: float = WIDTH
+) -> Figure | None:
     if not labels or not any(any(values) for values, _ in parts.values()):
         return None
     figure, (axes,) = new_figure(len(labels), width)
@@ -120,7 +155,8 @@ def _stacked(title: str, labels: list[str], parts: _Parts, x_label: str, width: 
 
 
 def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | None:
-    """Three bars for each cell on several devices: measured, stacked; the subtraction with its interval; the ring formula.
+    """Three bars for each cell on several devices: measured, stacked; the subtraction with its
+    interval; the ring formula.
 
     None if no cell has measured communication.
     """
@@ -128,17 +164,25 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     if not rows:
         return None
     unit = choose_unit("time", [row.communication_us for row in rows])
-    shortcuts = {name: one for name, one in _SHORTCUTS.items() if any(row.value(name) is not None for row in rows)}
+    shortcuts = {
+        name: one
+        for name, one in _SHORTCUTS.items()
+        if any(row.value(name) is not None for row in rows)
+    }
     figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.24)
     places = np.arange(len(rows), dtype=float)
     first = places - _BAR * len(shortcuts) / 2
     parts = _of_rows(_MEASURED, rows, unit.divisor)
     if not parts and not shortcuts:
         return None
-    style.bar_rows(axes, first.tolist(), {f"measured: {name}": one for name, one in parts.items()}, _BAR * 0.9)
+    style.bar_rows(
+        axes, first.tolist(), {f"measured: {name}": one for name, one in parts.items()}, _BAR * 0.9
+    )
     for index, (column, (label, colour)) in enumerate(shortcuts.items(), start=1):
         ends = [name if name in BY_NAME else None for name in INTERVAL.of(column)]
-        values, low, high = ([row.number(name) if name else None for row in rows] for name in (column, *ends))
+        values, low, high = (
+            [row.number(name) if name else None for row in rows] for name in (column, *ends)
+        )
         spread = whiskers(values, low, high) / unit.divisor if None not in ends else None
         axes.barh(
             first + _BAR * index, np.array(values, dtype=float) / unit.divisor, height=_BAR * 0.9, color=colour,
@@ -158,9 +202,13 @@ MOST_GAPS = 3
 
 
 def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
-    """A panel for each of the first MOST_GAPS gaps with known parts, the largest device counts and batches first."""
+    """A panel for each of the first MOST_GAPS gaps with known parts, the largest device counts and
+    batches first.
+    """
     ordered = sorted(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size), reverse=True)
-    known = [(gap, parts) for gap in ordered if (parts := gap_parts(run, comparison, gap))][:MOST_GAPS]
+    known = [(gap, parts) for gap in ordered if (parts := gap_parts(run, comparison, gap))][
+        :MOST_GAPS
+    ]
     if not known:
         return None
     rows = [len(parts) + 2 for _, parts in known]
@@ -172,7 +220,10 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[WaterfallPart]) -> None:
-    dp, ddp = (median_estimate(run.cells[name].step_samples(), run.spreads.step) for name in (gap.dp, gap.ddp))
+    dp, ddp = (
+        median_estimate(run.cells[name].step_samples(), run.spreads.step)
+        for name in (gap.dp, gap.ddp)
+    )
     unit = choose_unit("time", [dp.value, ddp.value])
     labels = [gap.ddp, *(part.label for part in parts), gap.dp]
     _whole(axes, 0, ddp, unit)
@@ -180,7 +231,9 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     hatch, alpha = (None, 1.0) if gap.explained else ("///", 0.5)
     for index, part in enumerate(parts, 1):
         change = part.gap_us / unit.divisor
-        axes.barh(index, change, left=at, color=COLOURS[part.key], height=0.7, hatch=hatch, alpha=alpha)
+        axes.barh(
+            index, change, left=at, color=COLOURS[part.key], height=0.7, hatch=hatch, alpha=alpha
+        )
         axes.annotate(
             f"{'+' if change >= 0 else '−'}{show_time(abs(part.gap_us))}", (max(at, at + change), index), xytext=(3, 0),
             textcoords="offset points", va="center", fontsize=8,
@@ -205,20 +258,33 @@ def _title(gap: StrategyGap) -> str:
 
 def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:
     value = step.value or 0.0
-    spread = None if None in (step.low, step.high) else whiskers([value], [step.low], [step.high]) / unit.divisor
-    axes.barh(row, value / unit.divisor, color=COLOURS["whole"], height=0.7, xerr=spread, error_kw=_WHISKER)
+    spread = (
+        None
+        if None in (step.low, step.high)
+        else whiskers([value], [step.low], [step.high]) / unit.divisor
+    )
+    axes.barh(
+        row,
+        value / unit.divisor,
+        color=COLOURS["whole"],
+        height=0.7,
+        xerr=spread,
+        error_kw=_WHISKER,
+    )
 
 
 MOST_WAIT_PANELS = 4
 MOST_WAIT_RANKS = 32  # more are shown by `wait_strip`
 _NOT_KNOWN = "#bbbbbb"
-MOST_STRIP_ROWS = 256  # with more ranks, neighbours share a row, which shows the longest of their times
+# with more ranks, neighbours share a row, which shows the longest of their times
+MOST_STRIP_ROWS = 256
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
 _SMALL = 4  # ranks up to which two matrices fit side by side
 
 
 def waits(run: RunData) -> Figure | None:
-    """A panel for each cell, the longest waits first: row waits for column, mean exposed wait per step. None without.
+    """A panel for each cell, the longest waits first: row waits for column, mean exposed wait per
+    step. None without.
 
     Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
     """
@@ -239,7 +305,9 @@ def waits(run: RunData) -> Figure | None:
     highest = max(float(matrix.max()) for _, matrix in shown) / unit.divisor
     for axes, (cell, matrix) in zip(panels, shown, strict=True):
         _matrix_panel(axes, cell, matrix, unit, highest)
-    style.headline(figure, f"Exposed waiting per step [{unit.label}]: the row's rank for the column's")
+    style.headline(
+        figure, f"Exposed waiting per step [{unit.label}]: the row's rank for the column's"
+    )
     return figure
 
 
@@ -264,9 +332,13 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
 
 
 def wait_strip(run: RunData) -> Figure | None:
-    """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None without such a cell."""
+    """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None
+    without such a cell.
+    """
     many = [data for data in run.measured if data.processes > MOST_WAIT_RANKS]
-    cells = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()][:MOST_WAIT_PANELS]
+    cells = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()][
+        :MOST_WAIT_PANELS
+    ]
     if not cells:
         return None
     figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")
@@ -277,14 +349,18 @@ def wait_strip(run: RunData) -> Figure | None:
 
 
 def wait_strips(data: Job) -> "dict[str, pd.DataFrame]":
-    """Exposed waits by rank (row, its first where several share one) and (repeat, whole step), microseconds; NaN: not known.
+    """Exposed waits by rank (row, its first where several share one) and (repeat, whole step),
+    microseconds; NaN: not known.
 
-    "waits": how long the rank waits. "is waited for": how long the others wait for it on average, 0 where they do not.
+    "waits": how long the rank waits. "is waited for": how long the others wait for it on average, 0
+    where they do not.
     """
     import pandas as pd
 
     windows, parts = data.whole_windows, data.tables.exposed_parts
-    steps = windows.take(windows.known("rank") & windows.known("step") & windows.known("exposed_wait_us"))
+    steps = windows.take(
+        windows.known("rank") & windows.known("step") & windows.known("exposed_wait_us")
+    )
     waits = parts.take(parts.words("part").isin("wait")).within(steps, STEP_KEYS)
     caused = waits.group("late_rank", "repeat", "step")
     late = waits.take(caused.first)
@@ -298,9 +374,13 @@ def wait_strips(data: Job) -> "dict[str, pd.DataFrame]":
     strips = {}
     for title, times in (("waits", steps), ("is waited for", late)):
         plain = (
-            times.select(("repeat", "step", "exposed_wait_us")).assign(row=times["rank"] // together * together).frame
+            times.select(("repeat", "step", "exposed_wait_us"))
+            .assign(row=times["rank"] // together * together)
+            .frame
         )
-        strip = plain.pivot_table(index="row", columns=["repeat", "step"], values="exposed_wait_us", aggfunc="max")
+        strip = plain.pivot_table(
+            index="row", columns=["repeat", "step"], values="exposed_wait_us", aggfunc="max"
+        )
         strips[title] = strip.reindex(index=rows, columns=columns).astype(float)
     strips["is waited for"] = strips["is waited for"].fillna(0.0).where(strips["waits"].notna())
     return strips
@@ -311,7 +391,12 @@ def _strip_panel(figure: Figure, axes: Axes, title: str, strip: "pd.DataFrame") 
     together = int(strip.index[1] - strip.index[0])
     extent = (-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5)
     image = axes.imshow(
-        strip.to_numpy() / unit.divisor, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0.0, extent=extent
+        strip.to_numpy() / unit.divisor,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Blues",
+        vmin=0.0,
+        extent=extent,
     )
     axes.grid(visible=False)
     axes.set_facecolor(_NOT_KNOWN)

@@ -37,8 +37,12 @@ def new_figure(
     return panel_grid(columns, columns, width, 1.5 + row_height * rows)
 
 
-def panel_grid(count: int, columns: int, width: float, height: float, top: float = 0.0) -> "tuple[Figure, list[Axes]]":
-    """A figure of this width with `count` panels, so many in a row of this height, below a title of height `top` (inches)."""
+def panel_grid(
+    count: int, columns: int, width: float, height: float, top: float = 0.0
+) -> "tuple[Figure, list[Axes]]":
+    """A figure of this width with `count` panels, so many in a row of this height, below a title of
+    height `top` (inches).
+    """
     from matplotlib.figure import Figure  # not by those who only take the colours
 
     rows = -(-count // columns)
@@ -54,14 +58,19 @@ def headline(figure: "Figure", title: str) -> None:
 def whiskers(
     values: "Sequence[float | None]", low: "Sequence[float | None]", high: "Sequence[float | None]"
 ) -> "np.ndarray":
-    """How far the ends of intervals lie below and above their values, as error bars take it; NaN, not drawn, where unknown."""
+    """How far the ends of intervals lie below and above their values, as error bars take it; NaN,
+    not drawn, where unknown.
+    """
     ends = np.array([low, high], dtype=float) - np.array(values, dtype=float)
     found: np.ndarray = (ends * np.array([[-1.0], [1.0]])).clip(min=0.0)
     return found
 
 
 def bar_rows(
-    axes: "Axes", places: "Sequence[Any]", parts: "Mapping[str, tuple[Sequence[float], str]]", height: float = 0.7
+    axes: "Axes",
+    places: "Sequence[Any]",
+    parts: "Mapping[str, tuple[Sequence[float], str]]",
+    height: float = 0.7,
 ) -> None:
     """Stacked horizontal bars: `parts` has for each label a value per place, and the colour."""
     left = np.zeros(len(places))
@@ -71,8 +80,13 @@ def bar_rows(
 
 
 def downwards(axes: "Axes", label: str) -> None:
-    """Horizontal bars are listed from the top, long names of cells folded; only their values have a grid."""
-    axes.set_yticks(axes.get_yticks(), [name_folded(one.get_text(), _LONGEST_NAME) for one in axes.get_yticklabels()])
+    """Horizontal bars are listed from the top, long names of cells folded; only their values have a
+    grid.
+    """
+    axes.set_yticks(
+        axes.get_yticks(),
+        [name_folded(one.get_text(), _LONGEST_NAME) for one in axes.get_yticklabels()],
+    )
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(label, loc="right")  # long names leave the axes little width
@@ -87,8 +101,14 @@ def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> Non
 
 
 def with_intervals(title: str, ends: "Iterable[float | None]") -> str:
-    """A figure's title, which states what its whiskers are, or that it has none; `ends` are those of all intervals."""
-    return f"{title}, with 95% intervals" if any(end is not None for end in ends) else f"{title} (no intervals)"
+    """A figure's title, which states what its whiskers are, or that it has none; `ends` are those
+    of all intervals.
+    """
+    return (
+        f"{title}, with 95% intervals"
+        if any(end is not None for end in ends)
+        else f"{title} (no intervals)"
+    )
 
 
 def literal(text: str) -> str:
@@ -96,8 +116,8 @@ def literal(text: str) -> str:
     return one_line(text).replace("$", r"\$")
 
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish; DataParallel's phases have further colours with a contrast
-# of at least 3:1 on white and on the page's dark background.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; DataParallel's phases have
+# further colours with a contrast of at least 3:1 on white and on the page's dark background.
 COLOURS = {
     "compute": "#0072B2",
     "exposed": "#D55E00",

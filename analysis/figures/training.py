@@ -1,4 +1,6 @@
-"""Curves of trainings: loss and accuracy by epoch and by training time, seeds thin, their median thick."""
+"""Curves of trainings: loss and accuracy by epoch and by training time, seeds thin, their median
+thick.
+"""
 
 import math
 from collections import Counter
@@ -23,17 +25,22 @@ TRAINING_CAPTIONS = {
     "median. The training loss is the one minimised, the test loss the same without label smoothing.",
 }
 _LINES = ("-", "--", "-.", ":")  # a strategy's cells, in order
-_WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3  # points; how much wider a line is than the next, and how often
+# points; how much wider a line is than the next, and how often
+_WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3
 _DECADE = 10.0
 
 
 _Value = Callable[[Epoch], float | None]
-_PANELS: dict[str, dict[str, _Value]] = {  # by figure and the label of a panel's axis, a value of each epoch
+# by figure and the label of a panel's axis, a value of each epoch
+_PANELS: dict[str, dict[str, _Value]] = {
     "accuracy": {
         "training accuracy [%]": lambda epoch: epoch.train_accuracy,
         "test accuracy [%]": lambda epoch: epoch.test_accuracy,
     },
-    "loss": {"training loss": lambda epoch: epoch.train_loss, "test loss": lambda epoch: epoch.test_loss},
+    "loss": {
+        "training loss": lambda epoch: epoch.train_loss,
+        "test loss": lambda epoch: epoch.test_loss,
+    },
 }
 
 
@@ -77,7 +84,9 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value], title: str) -> Fig
 
 
 def _styles(cells: Sequence[TrainedCell]) -> dict[str, dict[str, Any]]:
-    """A colour for each strategy and a line style for each of its cells; later ones are thinner, so that none is hidden."""
+    """A colour for each strategy and a line style for each of its cells; later ones are thinner, so
+    that none is hidden.
+    """
     drawn: Counter[str] = Counter()
     styles: dict[str, dict[str, Any]] = {}
     for later, cell in zip(reversed(range(len(cells))), cells, strict=True):
@@ -89,11 +98,19 @@ def _styles(cells: Sequence[TrainedCell]) -> dict[str, dict[str, Any]]:
 
 
 def _draw_cell(
-    axes: Axes, name: str, places: list[list[float]], values: list[list[float]], style: dict[str, Any]
+    axes: Axes,
+    name: str,
+    places: list[list[float]],
+    values: list[list[float]],
+    style: dict[str, Any],
 ) -> None:
-    """Each seed, and the median over the seeds up to the shortest training, which is a marker where that is one epoch."""
+    """Each seed, and the median over the seeds up to the shortest training, which is a marker where
+    that is one epoch.
+    """
     if len(values) > 1:
         for across, up in zip(places, values, strict=True):
             axes.plot(across, up, **{**style, "linewidth": 0.6, "alpha": 0.5})
-    middle = ([median(seeds) for seeds in zip(*series, strict=False)] for series in (places, values))
+    middle = (
+        [median(seeds) for seeds in zip(*series, strict=False)] for series in (places, values)
+    )
     axes.plot(*middle, label=name, marker="o" if min(map(len, values)) == 1 else "", **style)

@@ -1,4 +1,6 @@
-"""The four answers about a run or traces, the two shortcuts among them, and the verdict on the traces of one job."""
+"""The four answers about a run or traces, the two shortcuts among them, and the verdict on the
+traces of one job.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +27,12 @@ from dpscope.profiling.records.trace_codes import TraceCode
 if TYPE_CHECKING:
     from dpscope.analysis.traces.ranks.job import Job
 
-QUESTIONS = ("Which strategy?", "What does communication cost?", "How accurate are the shortcuts?", "What to do next?")
+QUESTIONS = (
+    "Which strategy?",
+    "What does communication cost?",
+    "How accurate are the shortcuts?",
+    "What to do next?",
+)
 LABELS = ("Which", "Cost", "Shortcuts", "To do")
 ON_CPU = "These traces are from a CPU: compute and communication shared its cores, so the results do not apply to GPUs."
 ONE_JOB = (
@@ -41,9 +48,10 @@ NO_SINGLE_DEVICE = "T_N - T_1 needs a step on one device, which traces of one jo
 class Verdict:
     """The four answers and the facts behind them, which every output shares.
 
-    `strategy` is the recommended one, None if there is none. `cell` is the cell that cost, shortcuts and action are about, with
-    its `ledger` and the rank `late` that it waits for. `cells` are those of the case. `caveat` and `unsteady` precede all
-    conclusions: what the run does not apply to, and cells whose repeats' medians differ by more than 30%.
+    `strategy` is the recommended one, None if there is none. `cell` is the cell that cost,
+    shortcuts and action are about, with its `ledger` and the rank `late` that it waits for. `cells`
+    are those of the case. `caveat` and `unsteady` precede all conclusions: what the run does not
+    apply to, and cells whose repeats' medians differ by more than 30%.
     """
 
     __repr__ = short_repr
@@ -76,12 +84,18 @@ class Verdict:
         return tuple(one for one in (self.caveat, self.unsteady) if one is not None)
 
     def record(self) -> dict[str, object]:
-        """The verdict for JSON output: texts by question, and the facts; of the ledger intervals as pairs, ranks as text."""
+        """The verdict for JSON output: texts by question, and the facts; of the ledger intervals as
+        pairs, ranks as text.
+        """
         content = None
         if self.ledger is not None:
             content = asdict(self.ledger)
-            content["intervals"] = {name: list(bounds) for name, bounds in self.ledger.intervals.items()}
-            content["wait_by_rank_us"] = {str(rank): time for rank, time in self.ledger.wait_by_rank_us.items()}
+            content["intervals"] = {
+                name: list(bounds) for name, bounds in self.ledger.intervals.items()
+            }
+            content["wait_by_rank_us"] = {
+                str(rank): time for rank, time in self.ledger.wait_by_rank_us.items()
+            }
         return {
             **{name: getattr(self, name).text for name in ("which", "cost", "shortcuts", "action")},
             **{name: getattr(self, name) for name in ("caveat", "unsteady", "strategy", "cell")},
@@ -93,9 +107,13 @@ class Verdict:
 
 
 def traces_verdict(data: "Job", shortcuts: str | None = None) -> Verdict:
-    """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without models."""
+    """The verdict on a job of foreign traces; `shortcuts` compares them with models, None without
+    models.
+    """
     ledger, on_device = data.ledger, data.on_device
-    lost = next((one for one in data.findings if one.code in _LOST and one.severity == "error"), None)
+    lost = next(
+        (one for one in data.findings if one.code in _LOST and one.severity == "error"), None
+    )
     which, caveat = Answer(ONE_JOB), None if on_device or lost is not None else ON_CPU
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
     nothing_moved = data.communication_known and not moved
@@ -105,7 +123,11 @@ def traces_verdict(data: "Job", shortcuts: str | None = None) -> Verdict:
         action = "Trace every rank of a job on several devices."
         if not data.communication_known or not (data.devices < 2 or nothing_moved):
             cost = f"It was not measured: the {data.name} {'does' if data.processes == 1 else 'do'} not show it."
-            action = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost is not None else action
+            action = (
+                f"{sentence(lost.message)} {sentence(lost.next_step)}"
+                if lost is not None
+                else action
+            )
         return Verdict(which, Answer(cost), Answer(NO_SHORTCUT), Answer(action), caveat)
     chosen = CellRow(cell=data.name, strategy=data.strategy, devices=data.devices, ledger=ledger)
     late = data.late
@@ -116,7 +138,13 @@ def traces_verdict(data: "Job", shortcuts: str | None = None) -> Verdict:
         action=best_action(
             [],
             Situation(
-                chosen, late, on_device, data.messages, data.last_rank, knows_options=False, not_split=data.not_split
+                chosen,
+                late,
+                on_device,
+                data.messages,
+                data.last_rank,
+                knows_options=False,
+                not_split=data.not_split,
             ),
         ),
         caveat=caveat,
@@ -152,7 +180,8 @@ def cost_answer(chosen: CellRow, late: LateRank | None, launch_bound: bool = Fal
 
 CLOSE = 0.1  # of the measured value: an estimate within it counts as close
 _MOST = 0.5  # of the error: a reason that explains as much is called most of it
-_CONCURRENT = 0.5  # of the error: concurrent collectives that explain as much are named as the reason
+# of the error: concurrent collectives that explain as much are named as the reason
+_CONCURRENT = 0.5
 
 
 def shortcuts_text(row: CellRow, data: "Job") -> str:
@@ -162,7 +191,10 @@ def shortcuts_text(row: CellRow, data: "Job") -> str:
 
 def _subtraction(row: CellRow, data: "Job") -> str:
     name, estimate = f"T_{data.devices} - T_1", row.same_local_batch_us
-    bounds, exposed = row.interval("same_local_batch_us"), row.ledger.exposed_us if row.ledger is not None else None
+    bounds, exposed = (
+        row.interval("same_local_batch_us"),
+        row.ledger.exposed_us if row.ledger is not None else None,
+    )
     if estimate is None:
         return f"{name} is unknown: {row.reasons.get('same_local_batch_us', 'no single-device cell was measured')}."
     ends = ""
@@ -181,20 +213,36 @@ def _subtraction(row: CellRow, data: "Job") -> str:
         return f"{result}. {measured}, so this run cannot tell the two apart."
 
     negative = ", a negative time," if estimate < 0 else ""
-    times = f", {estimate / exposed:.2g} times" if estimate > 1.5 * exposed > 0 else f"{negative} against"
+    times = (
+        f", {estimate / exposed:.2g} times"
+        if estimate > 1.5 * exposed > 0
+        else f"{negative} against"
+    )
     compared = f"{result}{times} the {show_time(exposed)} measured as exposed"
     return f"{compared}{_why(row, data.on_device, estimate - exposed)}."
 
 
 def _why(row: CellRow, on_device: bool, error_us: float) -> str:
-    """The largest term of T_N - T_1 = exposed + slowdown + change of idle + change of tracer that has the error's sign.
+    """The largest term of T_N - T_1 = exposed + slowdown + change of idle + change of tracer that
+    has the error's sign.
 
-    If it exceeds the error, the largest term of the other sign is named too, which offsets most of the excess.
+    If it exceeds the error, the largest term of the other sign is named too, which offsets most of
+    the excess.
     """
-    slower = "compute that runs slower" + (" than on one device" if on_device else " on shared cores")
+    slower = "compute that runs slower" + (
+        " than on one device" if on_device else " on shared cores"
+    )
     terms = (
-        (row.ledger.slowdown_us if row.ledger else None, slower, "compute that is shorter than on one device"),
-        (row.added_idle_us, "idle time that one device does not have", "less idle time than on one device"),
+        (
+            row.ledger.slowdown_us if row.ledger else None,
+            slower,
+            "compute that is shorter than on one device",
+        ),
+        (
+            row.added_idle_us,
+            "idle time that one device does not have",
+            "less idle time than on one device",
+        ),
         (row.added_tracer_us, "time that traced steps do not show", "time that only tracing adds"),
     )
     known = [(value, more if value > 0 else less) for value, more, less in terms if value]
@@ -223,7 +271,8 @@ def _ring(row: CellRow, data: "Job") -> str:
     if abs(ring - transfer) <= CLOSE * transfer:
         return f"{result}, close to the {show_time(transfer)} that the transfers took."
     size, algbw, fitted, why = row.bytes_per_step, row.algbw_gb_per_s, row.predicted_transfer_us, ""
-    busy = size / algbw / 1e3 if size is not None and algbw else None  # us in which at least one all-reduce transfers
+    # us in which at least one all-reduce transfers
+    busy = size / algbw / 1e3 if size is not None and algbw else None
     if transfer < ring:
         why = ", less: the link is faster than that rate"
     elif busy is not None and transfer - busy >= _CONCURRENT * (transfer - ring):

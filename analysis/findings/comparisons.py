@@ -1,4 +1,6 @@
-"""Cells compared in words and tables: strategies with each other, several devices with one, strong with weak scaling."""
+"""Cells compared in words and tables: strategies with each other, several devices with one, strong
+with weak scaling.
+"""
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -6,7 +8,14 @@ from types import SimpleNamespace
 from dpscope.analysis.cells.comparison import GAP_PARTS, Comparison, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
 from dpscope.analysis.findings.ledger_text import in_a_script
-from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, Verdict, missing_evidence, verdict
+from dpscope.analysis.stats.samples import (
+    CONFIDENCE,
+    FEWEST_SAMPLES,
+    Estimate,
+    Verdict,
+    missing_evidence,
+    verdict,
+)
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_change, show_time
@@ -17,7 +26,11 @@ from dpscope.profiling.records.strategies import traits_of
 
 _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimizer state"}
 _PARTS = dict(
-    zip((*GAP_PARTS, "tracer"), ("exposed communication", "host copies", "compute", "idle", "tracer"), strict=True)
+    zip(
+        (*GAP_PARTS, "tracer"),
+        ("exposed communication", "host copies", "compute", "idle", "tracer"),
+        strict=True,
+    )
 )
 
 
@@ -28,12 +41,14 @@ def strategy_cost_finding(cost: StrategyCost, knows_options: bool = True) -> Fin
     if not cost.alone and cost.saved_bytes is not None and cost.saved_bytes <= 0:
         next_step = "it saves no memory here: use it only if it costs no time"
     where = _where(devices_text(cost.devices, cost.nodes), cost.cell, cost.batch_size)
-    return code.finding(f"{where}: {cost_sentence(cost)}", next_step if knows_options else in_a_script(next_step))
+    return code.finding(
+        f"{where}: {cost_sentence(cost)}", next_step if knows_options else in_a_script(next_step)
+    )
 
 
 def cost_sentence(cost: StrategyCost) -> str:
-    """Such as "FSDP takes 7% more time per step than DDP (95% interval 5% to 9%, 60 steps); it saves 2.1 GB of peak memory
-    per device"."""
+    """Such as "FSDP takes 7% more time per step than DDP (95% interval 5% to 9%, 60 steps); it
+    saves 2.1 GB of peak memory per device"."""
     name, other = traits_of(cost.strategy).label, "the unwrapped model" if cost.alone else "DDP"
     ratio, low, high = cost.ratio.value, cost.ratio.low, cost.ratio.high
     assert ratio is not None
@@ -45,7 +60,9 @@ def cost_sentence(cost: StrategyCost) -> str:
     elif shown in ("above", "below"):
         more, least, most = ("more", low, high) if shown == "above" else ("less", high, low)
         interval = f"95% interval {_percent(least)} to {_percent(most)}, {steps}"
-        text = f"{name} takes {_percent(ratio)} {more} time per step than {other}{before} ({interval})"
+        text = (
+            f"{name} takes {_percent(ratio)} {more} time per step than {other}{before} ({interval})"
+        )
     else:
         interval = f"ratio {ratio:.2f}, {bounds(cost.ratio)}, {steps}"
         text = f"the difference in step time between {name} and {other} is not significant{before} ({interval})"
@@ -60,7 +77,9 @@ def _percent(ratio: float) -> str:
 
 
 def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
-    """Strategies compared with a simpler one at equal devices and batch; None if no pair was measured."""
+    """Strategies compared with a simpler one at equal devices and batch; None if no pair was
+    measured.
+    """
     of_what = "Whether that is of the allocator's peak or of the state between steps"
     fields = (
         CELL,
@@ -89,10 +108,17 @@ def gap_finding(gap: StrategyGap) -> Finding:
     assert ratio.value is not None
     where = _where(counted(gap.devices, "device"), gap.ddp, gap.batch_size)
     if ratio.low is None or ratio.high is None:
-        slower, times = (gap.dp_label, ratio.value) if ratio.value >= 1 else ("DDP", 1 / ratio.value)
+        slower, times = (
+            (gap.dp_label, ratio.value) if ratio.value >= 1 else ("DDP", 1 / ratio.value)
+        )
         looks = f"{slower} looks {times:.2f}x slower"
-        return RunCode.STRATEGIES_NOT_COMPARED.finding(f"{where}: {looks}, but {missing_evidence(ratio)}")
-    text, known = f"the difference between {gap.dp_label} and DDP is not significant", f"ratio {ratio.value:.2f}, "
+        return RunCode.STRATEGIES_NOT_COMPARED.finding(
+            f"{where}: {looks}, but {missing_evidence(ratio)}"
+        )
+    text, known = (
+        f"the difference between {gap.dp_label} and DDP is not significant",
+        f"ratio {ratio.value:.2f}, ",
+    )
     if (faster := _faster(gap)) is not None:
         text, ratio, known = *faster, ""
     interval = f"{known}{bounds(ratio)}, {counted(ratio.count, 'step')}"
@@ -118,7 +144,9 @@ def _advice(gap: StrategyGap) -> str:
     if not gap.explained:
         return f"{by}. Tracing changed the timing too much to explain it"
     values = ((name, getattr(gap, f"{part}_us")) for part, name in _PARTS.items())
-    listed = ", ".join(f"{name} {show_change(sign * value)}" for name, value in values if value is not None)
+    listed = ", ".join(
+        f"{name} {show_change(sign * value)}" for name, value in values if value is not None
+    )
     text = f"{by}. {slower} adds to a step: {listed}"
     return f"{text}. Look at {_PARTS[gap.largest_part]} first" if _faster(gap) else text
 
@@ -132,7 +160,11 @@ def gap_sentence(gap: StrategyGap) -> str:
         text, faster_by = faster
         return f"{text} ({bounds(faster_by)})."
     if ratio.low is None:
-        more = f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "more repeats (--repeats)"
+        more = (
+            f"--steps {FEWEST_SAMPLES} or more"
+            if ratio.count < FEWEST_SAMPLES
+            else "more repeats (--repeats)"
+        )
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {missing_evidence(ratio)}: use {more}."
     longer = f"{dp}'s step takes {ratio.value:.2f}x as long, {bounds(ratio)}"
     return f"The difference between {dp} and DDP is not significant ({longer})."
@@ -146,16 +178,24 @@ def bounds(estimate: Estimate) -> str:
 
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
-_SUPERLINEAR = 1.1  # times the number of devices, from which on a speedup without an interval is reported
+# times the number of devices, from which on a speedup without an interval is reported
+_SUPERLINEAR = 1.1
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 _PLAIN_RATIO = Unit("", 1.0, 2)
 _KINDS = "Strategy, weak (same batch b per device) or strong (same global batch G)"
 _POINTS = (
     Field("series", "series", meaning=_KINDS),
     Field("devices", "point.devices", meaning="Devices the step runs on"),
-    *estimate_fields("point.speedup", _RATIO, "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)", _PLAIN_RATIO),
+    *estimate_fields(
+        "point.speedup", _RATIO, "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)", _PLAIN_RATIO
+    ),
     Field("eff.", "point.efficiency.value", _SHARE, "Speedup over the number of devices"),
-    Field("Karp-Flatt", "point.serial_fraction", _FRACTION, "The serial fraction that would explain this speedup"),
+    Field(
+        "Karp-Flatt",
+        "point.serial_fraction",
+        _FRACTION,
+        "The serial fraction that would explain this speedup",
+    ),
 )
 _LAW = "Two device counts: Amdahl or Gustafson; three or more: the universal scalability law"
 _PARAMETERS = (
@@ -179,7 +219,11 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
     slower = "slower than one device, which no serial fraction explains"
     for columns, cells, reason in (
         ("low, high", [point.cell for _, point in points if point.speedup.low is None], few),
-        ("Karp-Flatt", [point.cell for _, point in points if point.serial_fraction is None], slower),
+        (
+            "Karp-Flatt",
+            [point.cell for _, point in points if point.serial_fraction is None],
+            slower,
+        ),
     ):
         notes += [f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"] if cells else []
     rows = [SimpleNamespace(series=label, point=point) for label, point in points]
@@ -187,7 +231,9 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
-    """Scaling laws fitted to series with at least two device counts, a row per parameter; None without such a series."""
+    """Scaling laws fitted to series with at least two device counts, a row per parameter; None
+    without such a series.
+    """
     rows: list[dict[str, str]] = []
     notes = [
         "one measured count gives only the Karp-Flatt fraction, two give Amdahl's or Gustafson's law, three or more the USL"
@@ -198,14 +244,20 @@ def law_table(comparison: Comparison) -> TextTable | None:
             continue
         farthest = FARTHEST_FACTOR * fit.largest_devices
         prediction = predicted_speedup(fit, farthest)
-        entries = [(name.replace("_", " "), value, _FRACTION) for name, value in fit.parameters.items()]
+        entries = [
+            (name.replace("_", " "), value, _FRACTION) for name, value in fit.parameters.items()
+        ]
         entries.append((f"speedup on {farthest}", prediction.speedup, _RATIO))
         for name, value, unit in entries:
             row = {"series": series.label, "law": _LAWS[fit.law], "name": name}
-            rows.append(row | {end: show(getattr(value, end), unit) for end in ("value", "low", "high")})
+            rows.append(
+                row | {end: show(getattr(value, end), unit) for end in ("value", "low", "high")}
+            )
         why = "; ".join(dict.fromkeys(note for note in (fit.note, prediction.note) if note))
         error = show(fit.worst_relative_error, _SHARE)
-        notes.append(f"{series.label}: at most {error}% from a measured speedup{why and f'; {why}'}")
+        notes.append(
+            f"{series.label}: at most {error}% from a measured speedup{why and f'; {why}'}"
+        )
     title = "Scaling laws fitted to these points, and their predictions at twice the largest count"
     return table_of(title, _PARAMETERS, rows, notes) if rows else None
 
@@ -219,7 +271,9 @@ def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
 
 
 def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
-    """A warning for each cell that is significantly more than N times as fast as one device, or 10% more without an interval."""
+    """A warning for each cell that is significantly more than N times as fast as one device, or 10%
+    more without an interval.
+    """
     points = (point for series in comparison.scaling for point in series.points)
     speedups = {point.cell: (point.devices, point.speedup, "one device") for point in points}
     speedups |= {
@@ -229,7 +283,9 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
     }
     for cell, (count, speedup, baseline) in speedups.items():
         shown = verdict(speedup, count)
-        if shown == "above" or (shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count):
+        if shown == "above" or (
+            shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count
+        ):
             yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
                 f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')} ({bounds(speedup)})",
                 "measure one device again, with the same threads and no other load, before using this speedup",
@@ -237,7 +293,9 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
 
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:
-    """Whether a batch size per device (weak) or in total (strong) has the higher throughput, and by how much."""
+    """Whether a batch size per device (weak) or in total (strong) has the higher throughput, and by
+    how much.
+    """
     variant = choice.weak.partition(f"-b{choice.batch_size}-")[2]  # both cells have it
     label = f"{traits_of(choice.strategy).label} {variant}".strip()
     name = f"{label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
@@ -254,17 +312,15 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
         better, worse = ("weak", "strong") if shown == "above" else ("strong", "weak")
         times = ratio if shown == "above" else ratio.inverse()
         cells = f"{choice.weak} compared with {choice.strong}"
-        text = (
-            f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} ({bounds(times)}; {cells})"
-        )
+        text = f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} ({bounds(times)}; {cells})"
     return RunCode.STRONG_OR_WEAK.finding(f"{name}: {text}")
 
 
 def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Finding]:
     """Whether each series reaches a target efficiency (0..1), by the intervals of its points.
 
-    A point reaches the target if its whole interval does, and misses it if its whole interval lies below; otherwise the result
-    is not significant.
+    A point reaches the target if its whole interval does, and misses it if its whole interval lies
+    below; otherwise the result is not significant.
     """
     words: dict[Verdict, str] = {
         "above": "reached on",
@@ -278,11 +334,15 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
             shown, reached = verdict(point.efficiency, target), point.efficiency
             missed |= shown == "below"
             value = f"{reached.value:.0%}" if reached.value is not None else NA
-            ends = f", {reached.low:.0%} to {reached.high:.0%}" if shown != "too_few_samples" else ""
+            ends = (
+                f", {reached.low:.0%} to {reached.high:.0%}" if shown != "too_few_samples" else ""
+            )
             results.append(f"{words[shown]} {counted(point.devices, 'device')} ({value}{ends})")
         fewer = "use fewer devices, a larger batch per device, or find out what the exposed time is spent on"
         yield RunCode.TARGET_EFFICIENCY.finding(
             f"{series.label}: target efficiency {target:.0%}: {'; '.join(results)}",
-            fewer if missed else "no action needed, or time more repeats where it is not significant",
+            fewer
+            if missed
+            else "no action needed, or time more repeats where it is not significant",
             severity="warning" if missed else "info",
         )

@@ -1,4 +1,6 @@
-"""The gain of a cell over one device: by each estimator, and at the same global batch next to the same batch per device."""
+"""The gain of a cell over one device: by each estimator, and at the same global batch next to the
+same batch per device.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +20,8 @@ BY_TOTAL, BY_BLOCKS = "by the total time of the same steps", "by whole blocks"
 class Gain:
     """Samples per second over those of one device: by the median step, `others` by estimator.
 
-    At the same batch per device where that was measured, then `at_same_global_batch` is the gain at one device's batch split.
+    At the same batch per device where that was measured, then `at_same_global_batch` is the gain at
+    one device's batch split.
     """
 
     by_median: Estimate
@@ -28,7 +31,10 @@ class Gain:
     @property
     def estimators_agree(self) -> bool:
         """Whether all estimators are above one device's throughput, or all below it."""
-        values = [*self.others.values(), *([] if self.by_median.value is None else [self.by_median.value])]
+        values = [
+            *self.others.values(),
+            *([] if self.by_median.value is None else [self.by_median.value]),
+        ]
         return min(values, default=1.0) >= 1.0 or max(values, default=1.0) <= 1.0
 
     @property
@@ -40,7 +46,9 @@ class Gain:
 def gain_of(run: RunData, comparison: Comparison, cell: str) -> Gain | None:
     """None for a cell that was not compared with one device."""
     weak_first = sorted(comparison.scaling, key=lambda series: series.scaling != "weak")
-    points = [(series, point) for series in weak_first for point in series.points if point.cell == cell]
+    points = [
+        (series, point) for series in weak_first for point in series.points if point.cell == cell
+    ]
     if not points:
         return None
     series, point = points[0]
@@ -48,7 +56,9 @@ def gain_of(run: RunData, comparison: Comparison, cell: str) -> Gain | None:
     return Gain(point.speedup, _other_estimates(run, comparison, cell, series), strong)
 
 
-def _other_estimates(run: RunData, comparison: Comparison, cell: str, series: ScalingSeries) -> dict[str, float]:
+def _other_estimates(
+    run: RunData, comparison: Comparison, cell: str, series: ScalingSeries
+) -> dict[str, float]:
     data, found = run.cells[cell], dict[str, float]()
     single = single_device_baselines(run, data.cell).get(series.batch_size)
     if single is None:

@@ -1,4 +1,6 @@
-"""A ledger in words: the rank that a job waits for, what communication costs, what to do next and how long that part is."""
+"""A ledger in words: the rank that a job waits for, what communication costs, what to do next and
+how long that part is.
+"""
 
 import math
 import re
@@ -8,7 +10,15 @@ from dataclasses import dataclass
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit, choose_unit, sentence, show, show_bytes, show_time, with_article
+from dpscope.analysis.text.units import (
+    Unit,
+    choose_unit,
+    sentence,
+    show,
+    show_bytes,
+    show_time,
+    with_article,
+)
 from dpscope.analysis.traces.ranks.exposed_parts import SMALL, Messages, NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
@@ -48,9 +58,15 @@ def cost_text(strategy: str, ledger: Ledger, late: LateRank | None) -> str:
     hidden = (ledger.communication_us or 0.0) - exposed
     if hidden > _NOTHING * step:
         text += f"; {_time(hidden, unit)} more is hidden behind compute"
-        cost_us, ratio, ratios = ledger.contention_us, ledger.contention_ratio, ledger.contention_ratio_interval
+        cost_us, ratio, ratios = (
+            ledger.contention_us,
+            ledger.contention_ratio,
+            ledger.contention_ratio_interval,
+        )
         if cost_us is not None and ratio is not None and ratios is not None and ratios.low > 1.0:
-            factors = f"{ratio:.2f}x; {CONFIDENCE:.0%} interval {ratios.low:.2f} to {ratios.high:.2f}"
+            factors = (
+                f"{ratio:.2f}x; {CONFIDENCE:.0%} interval {ratios.low:.2f} to {ratios.high:.2f}"
+            )
             text += f", which slows that compute ({factors}) and so costs {show_time(cost_us)}"
     text += "."
     if ledger.critical_device is not None and ledger.devices_exposed_us is not None:
@@ -74,14 +90,23 @@ def _split(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
         return ""
     if wait is None or transfer is None:
         alone = set(kinds) <= {"copy", "broadcast", "reduce"}
-        return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
+        return (
+            ""
+            if alone
+            else ", not split into wait and transfer: no collective was matched across all ranks"
+        )
     whom = ""
     if late is not None and late.wait_us:
         few = "" if late.significant else f" in {counted(late.last.of_steps, 'traced step')}"
         whom = f" (mean over ranks; {late.share:.0%} of it for rank {late.rank}{few})"
-    parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
+    parts = [
+        f"{_time(wait, unit)} waiting for late ranks{whom}",
+        f"{_time(transfer, unit)} transfer",
+    ]
     if (ledger.exposed_other_us or 0.0) > _NOTHING * exposed:
-        parts += [f"{_time(us, unit)} {kind}" for kind, us in kinds.items() if us > _NOTHING * exposed]
+        parts += [
+            f"{_time(us, unit)} {kind}" for kind, us in kinds.items() if us > _NOTHING * exposed
+        ]
     return f": {', '.join(parts)}"
 
 
@@ -101,12 +126,16 @@ SLOWED = 1.5  # traced over untraced step, above which no share of a step and no
 
 
 def slowed_by_tracing(row: CellRow) -> float | None:
-    """The ratio of a cell's traced to its untraced step if it exceeds SLOWED; None otherwise or if unknown."""
+    """The ratio of a cell's traced to its untraced step if it exceeds SLOWED; None otherwise or if
+    unknown.
+    """
     return row.tracer_cost if row.tracer_cost is not None and row.tracer_cost > SLOWED else None
 
 
 def slowed_text(row: CellRow, cost: float) -> str:
-    """Why such a trace does not show the cost of communication, and what tracing does not change."""
+    """Why such a trace does not show the cost of communication, and what tracing does not
+    change.
+    """
     volume, count, moved = row.bytes_per_step, row.collectives_per_step, ""
     if volume is not None and count is not None:
         moved = f" What tracing does not change: {show_bytes(volume)} a step in {counted(round(count), 'collective')}."
@@ -123,8 +152,12 @@ _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
 NOT_MEASURED, TIMED = "not measured", "medians of the timed steps"
 TRACED = "means of the traced steps, no interval"
-COMPARED = "T_N - T_1: medians of the timed steps; what it is compared with: means of the traced steps"
-SIGNIFICANT, NOT_SIGNIFICANT = (f"{text} ({CONFIDENCE:.0%} interval)" for text in ("significant", "not significant"))
+COMPARED = (
+    "T_N - T_1: medians of the timed steps; what it is compared with: means of the traced steps"
+)
+SIGNIFICANT, NOT_SIGNIFICANT = (
+    f"{text} ({CONFIDENCE:.0%} interval)" for text in ("significant", "not significant")
+)
 
 
 def basis_of(estimate: Estimate) -> str:
@@ -140,8 +173,9 @@ def basis_of(estimate: Estimate) -> str:
 class Answer:
     """`text` is the answer with its number; `basis` is how certain it is, in words.
 
-    Of an action, `part` is the part of the step that it is about, and `saves_us` how long that is. Removing it may also shorten
-    other parts, or turn it into another one: `dpscope whatif` predicts the step without it.
+    Of an action, `part` is the part of the step that it is about, and `saves_us` how long that is.
+    Removing it may also shorten other parts, or turn it into another one: `dpscope whatif` predicts
+    the step without it.
     """
 
     text: str
@@ -152,15 +186,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Situation:
-    """What an action depends on: the cell's row, the rank that it waits for, where and how it ran."""
+    """What an action depends on: the cell's row, the rank that it waits for, where and how it
+    ran.
+    """
 
     chosen: CellRow
     late: LateRank | None
     on_device: bool
     messages: Messages | None = None
-    last: LastRank | None = None  # the rank that arrives last in most steps, also where ranks take turns
+    # the rank that arrives last in most steps, also where ranks take turns
+    last: LastRank | None = None
     knows_options: bool = True  # else dpscope's options do not apply
-    not_split: NotSplit | None = None  # for foreign traces, why waiting is not separated from transfer
+    # for foreign traces, why waiting is not separated from transfer
+    not_split: NotSplit | None = None
     slower: bool = False  # significantly slower than one device
     launch_bound: bool = False  # the cell has the finding `launch_bound`
     late_samples: str | None = None  # that the late rank trains on more samples than the others
@@ -173,11 +211,13 @@ class _Part:
     advice: str
     what: str | None = None  # `us` is; None: the part that is named
     untraced_us: float | None = None  # the step that it is a part of; None: the traced one
-    traced_us: float | None = None  # the traced step that it is a part of; None: the mean of all ranks
+    # the traced step that it is a part of; None: the mean of all ranks
+    traced_us: float | None = None
 
 
 def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
-    """The action that saves most; `rows` are the measured cells with the same options on as many nodes.
+    """The action that saves most; `rows` are the measured cells with the same options on as many
+    nodes.
 
     On a CPU nothing is recommended about idle time, in which other processes used the cores.
     """
@@ -193,7 +233,11 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
             f"{slowed:.2f}x as long as an untraced one, so no saving can be stated."
         )
         return Answer(text)
-    parts = sorted(_parts(rows, situation, ledger), key=lambda one: -one.us) if ledger is not None else []
+    parts = (
+        sorted(_parts(rows, situation, ledger), key=lambda one: -one.us)
+        if ledger is not None
+        else []
+    )
     if ledger is None or not parts:
         return Answer("Measure the cell again: its trace does not show where the step's time goes.")
     part, time = parts[0], show_time(parts[0].us)
@@ -211,7 +255,9 @@ def best_action(rows: Sequence[CellRow], situation: Situation) -> Answer:
 
 
 def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | None:
-    """A larger batch per device of the same strategy and devices, if its throughput is clearly higher by both intervals."""
+    """A larger batch per device of the same strategy and devices, if its throughput is clearly
+    higher by both intervals.
+    """
     chosen = situation.chosen
     rate, batch = chosen.samples_per_s, chosen.batch_size
     if rate is None or batch is None:
@@ -221,7 +267,8 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | Non
         for row in rows
         if (row.strategy, row.devices) == (chosen.strategy, chosen.devices)
         and (row.batch_size or 0) > batch
-        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * (chosen.number("samples_per_s_high") or math.inf)
+        and (row.number("samples_per_s_low") or 0.0)
+        > BATCH_GAIN * (chosen.number("samples_per_s_high") or math.inf)
     ]
     if not alike:
         return None
@@ -235,7 +282,11 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> Answer | Non
 
 def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> list[_Part]:
     chosen = situation.chosen
-    parts = _copies(rows, chosen, ledger) if traits_of(chosen.strategy).one_process else _exposed(situation, ledger)
+    parts = (
+        _copies(rows, chosen, ledger)
+        if traits_of(chosen.strategy).one_process
+        else _exposed(situation, ledger)
+    )
     if chosen.step_us is not None and chosen.step_without_wait_us is not None:
         loader_us = chosen.step_us - chosen.step_without_wait_us
         feed = "Feed the devices faster: more loader workers (--workers)."
@@ -257,10 +308,14 @@ def _parts(rows: Sequence[CellRow], situation: Situation, ledger: Ledger) -> lis
 
 
 def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_Part]:
-    """DataParallel's copies of the model: DDP makes none, but is not chosen where it was measured and is no faster."""
+    """DataParallel's copies of the model: DDP makes none, but is not chosen where it was measured
+    and is no faster.
+    """
     if ledger.exposed_other_us is None:
         return []
-    alike = [row for row in rows if (row.devices, row.batch_size) == (chosen.devices, chosen.batch_size)]
+    alike = [
+        row for row in rows if (row.devices, row.batch_size) == (chosen.devices, chosen.batch_size)
+    ]
     with_ddp = any(traits_of(row.strategy).reducer for row in alike)
     advice = "Use DDP: DP copies the model in every step, and hides none of that."
     if with_ddp:
@@ -274,19 +329,20 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> list[_P
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     """Waiting, transfer and other communication, each with what removes it."""
     late = situation.late
-    known = traits_of(situation.chosen.strategy).identified  # else the traces do not show the parallelism
-    other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
+    # else the traces do not show the parallelism
+    known = traits_of(situation.chosen.strategy).identified
+    other, wait, transfer = (
+        ledger.exposed_other_us,
+        ledger.exposed_wait_us,
+        ledger.exposed_transfer_us,
+    )
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
         if (unsplit := situation.not_split) is not None:
-            advice = (
-                f"{sentence(unsplit.next_step)} Waiting cannot be separated from transfer, because {unsplit.reason}."
-            )
+            advice = f"{sentence(unsplit.next_step)} Waiting cannot be separated from transfer, because {unsplit.reason}."
         return [_Part(other, UNSPLIT, advice)] if other is not None else []
     turns = f" ({situation.last.turns})" if situation.last is not None else ""
-    wait_advice = (
-        f"No rank is always late{turns}. Compare steps: input lengths, loader, other load; a faster link does not help."
-    )
+    wait_advice = f"No rank is always late{turns}. Compare steps: input lengths, loader, other load; a faster link does not help."
     waiting = [_Part(wait, WAITING, wait_advice)]
     if late is not None:
         doubt = f" ({late.last.doubt})" if late.last.doubt is not None else ""
@@ -301,7 +357,9 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
             _Part(late.lateness_us, WAITING, cause, whom, traced_us=late.step_us),
             _Part(for_others_us, "waiting for other ranks", wait_advice),
         ]
-    smaller = "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
+    smaller = (
+        "gradient accumulation, fp16 gradients, or a faster link" if known else "or a faster link"
+    )
     hide = f"Hide or shrink the transfers: a larger batch{',' if known else ''} {smaller}."
     messages = situation.messages
     if messages is not None and messages.many and messages.small_transfer_us > transfer / 2:
@@ -330,13 +388,17 @@ def _late_and_idle(situation: Situation, ledger: Ledger) -> str:
     late = situation.late
     if late is None or not situation.on_device:
         return ""
-    idle, what = (late.unlaunched_us, "without a launch") if late.unlaunched_us else (late.idle_us, "idle")
+    idle, what = (
+        (late.unlaunched_us, "without a launch") if late.unlaunched_us else (late.idle_us, "idle")
+    )
     if idle is None or idle < _IDLE_ITSELF * ledger.traced_step_us:
         return ""
     return f" Rank {late.rank}, which the others wait for, is itself {what} for {show_time(idle)} of a step."
 
 
-_OPTION_OF_DDP = re.compile(rf"--({'|'.join(DDP_ARGUMENTS).replace('_', '-')})(?: (on|off|[\d.]+)\b(?!,))?")
+_OPTION_OF_DDP = re.compile(
+    rf"--({'|'.join(DDP_ARGUMENTS).replace('_', '-')})(?: (on|off|[\d.]+)\b(?!,))?"
+)
 _SWITCHED = {"on": "True", "off": "False"}
 _OTHER_OPTIONS = (
     ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),

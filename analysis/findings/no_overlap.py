@@ -1,4 +1,6 @@
-"""Findings about a cell's communication: why little of it is hidden, each reason with its number, and who makes others wait."""
+"""Findings about a cell's communication: why little of it is hidden, each reason with its number,
+and who makes others wait.
+"""
 
 import math
 from collections.abc import Iterator
@@ -19,10 +21,12 @@ from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
-NOTABLE = 0.05  # ...if at least this share of a step is exposed; also the least lateness of a straggler
+# ...if at least this share of a step is exposed; also the least lateness of a straggler
+NOTABLE = 0.05
 _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that compute waits for
 _NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
-_SMALL_BUCKET = 0.01  # of the largest bucket's bytes: a metric or the map of unused parameters rather than gradients
+# of the largest bucket's bytes: a metric or the map of unused parameters rather than gradients
+_SMALL_BUCKET = 0.01
 MOST = 0.5  # of a whole
 LATE = 0.8  # of a step's compute: little is left to hide a bucket that is ready later
 _SMALL = 1 << 20  # bytes: the size of DDP's first bucket
@@ -31,7 +35,9 @@ _NAMED = 4  # buckets in a message
 
 @dataclass(frozen=True)
 class OverlapReason:
-    """`text` includes the measured number, `advice` is what to change, `explains_us` the exposed time of a step behind it."""
+    """`text` includes the measured number, `advice` is what to change, `explains_us` the exposed
+    time of a step behind it.
+    """
 
     name: str
     text: str
@@ -70,11 +76,13 @@ def _reason(name: str, text: str, explains_us: float = 0.0) -> OverlapReason:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A cell's whole traced steps: `means` over ranks and steps in microseconds, `buckets` with a row per reduction of a step.
+    """A cell's whole traced steps: `means` over ranks and steps in microseconds, `buckets` with a
+    row per reduction of a step.
 
-    `buckets`: mean bytes, the share of the step's compute that is done when ready (`done`), transfer, and the share of that
-    compute that one compiled graph did just before (`compiled_share`). Rows are in launch order, without the `small_buckets`
-    that carry almost no bytes. `communication` has a row per collective.
+    `buckets`: mean bytes, the share of the step's compute that is done when ready (`done`),
+    transfer, and the share of that compute that one compiled graph did just before
+    (`compiled_share`). Rows are in launch order, without the `small_buckets` that carry almost no
+    bytes. `communication` has a row per collective.
     """
 
     data: Job
@@ -85,14 +93,20 @@ class Evidence:
 
     @property
     def sharded(self) -> bool:
-        """Whether gradients are reduced to shards, as in FSDP: by the cell's strategy, or by its collectives."""
-        return self.data.traits.sharded or bool(self.communication.words("kind").isin("reduce_scatter").any())
+        """Whether gradients are reduced to shards, as in FSDP: by the cell's strategy, or by its
+        collectives.
+        """
+        return self.data.traits.sharded or bool(
+            self.communication.words("kind").isin("reduce_scatter").any()
+        )
 
     @property
     def of_gradients(self) -> bool:
-        """Whether `buckets` hold gradients; in tensor or pipeline parallel traces other collectives run during the step.
+        """Whether `buckets` hold gradients; in tensor or pipeline parallel traces other collectives
+        run during the step.
 
-        A job of unknown parallelism reduces gradients if all of its reductions follow the backward pass.
+        A job of unknown parallelism reduces gradients if all of its reductions follow the backward
+        pass.
         """
         done = self.buckets["done"]
         after_backward = len(done) > 0 and bool((done >= LATE).all())
@@ -131,7 +145,9 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
     if reasons:
         advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
         text = f"{text}, because {'; '.join(reason.text for reason in reasons)}"
-        severity = "warning" if data.on_device or any(reason.of_set_up for reason in reasons) else "info"
+        severity = (
+            "warning" if data.on_device or any(reason.of_set_up for reason in reasons) else "info"
+        )
     else:
         when = bucket_times(evidence)
         ready = f" (buckets ready: {when} of the step's compute)" if when else ""
@@ -140,16 +156,16 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
         if evidence.sharded:
             advice = "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
         elif not data.traits.reduces_early:
-            advice = (
-                "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
-            )
+            advice = "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
         elif not data.knows_options:
             advice = "try several values of DDP's bucket_cap_mb"
     yield RunCode.NO_OVERLAP.finding(text, advice, severity)
 
 
 def overlap_reasons(data: Job) -> list[OverlapReason]:
-    """The reasons that a cell's traces show, the one that explains most exposed time first, however much is hidden."""
+    """The reasons that a cell's traces show, the one that explains most exposed time first, however
+    much is hidden.
+    """
     evidence = overlap_evidence(data)
     return [] if evidence is None else sorted(_reasons(evidence), key=lambda one: -one.explains_us)
 
@@ -163,28 +179,36 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         times = f"{show_time(late.lateness_us)} of the {show_time(late.exposed_us)}"
         text = f"{times} that each other rank exposes is waiting for rank {late.rank} ({doubt})"
         advice = f"check what rank {late.rank} does before its collectives: overlap cannot hide its lateness"
-        yield OverlapReason("late_rank", text, advice, of_set_up=late.significant, explains_us=late.lateness_us)
+        yield OverlapReason(
+            "late_rank", text, advice, of_set_up=late.significant, explains_us=late.lateness_us
+        )
     small = data.messages
     if small.many and small.small_us >= MOST * exposed > 0:
-        share = (
-            f"{small.small_us / exposed:.0%} of the exposed time ({show_time(small.small_us)} of {show_time(exposed)})"
-        )
+        share = f"{small.small_us / exposed:.0%} of the exposed time ({show_time(small.small_us)} of {show_time(exposed)})"
         split = data.traced_ledger is not None and data.traced_ledger.is_split
         waits = "" if split else ", waiting included"
         text = f"{share} is in small collectives, {small.small_count:.0f} a step{waits}"
         advice = fewer_messages(small)
-        yield OverlapReason("many_messages", text, advice, of_set_up=True, explains_us=small.small_us)
+        yield OverlapReason(
+            "many_messages", text, advice, of_set_up=True, explains_us=small.small_us
+        )
     if evidence.of_gradients and len(evidence.buckets):
         yield from _buckets(evidence)
     yield from _waited_for(evidence)
     if waiting >= MOST * exposed > 0 and late is None:
-        of_exposed = f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
+        of_exposed = (
+            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for the last rank"
+        )
         turns = f" ({data.last_rank.turns})" if data.last_rank is not None else ""
         yield _reason("uneven_ranks", f"{of_exposed}; no rank is always late{turns}", waiting)
     if data.options.maps_used_parameters:
         size = max((used_map_bytes(data.cell, rank.model) for _, rank in data.ranks), default=0)
         maps = int((evidence.communication["bytes"] == size).sum()) if size else 0
-        reduced = f" and all-reduce a map of {size} B ({maps / evidence.steps:.0f} per step)" if maps else ""
+        reduced = (
+            f" and all-reduce a map of {size} B ({maps / evidence.steps:.0f} per step)"
+            if maps
+            else ""
+        )
         graph = f"find_unused_parameters makes DDP traverse the whole graph before each backward pass{reduced}"
         yield _reason("find_unused_parameters", graph)
     unlaunched, step = means["unlaunched_us"], means["step_us"]
@@ -193,22 +217,31 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         yield _reason("host_bound", f"the host launches work too late: {nothing}")
     yield from _little_computing(evidence)
     if not data.on_device:
-        queued, queue_us = evidence.communication.known("queue_us").any(), evidence.communication["queue_us"]
-        waits = (
-            f", and collectives wait {show_time(float(np.nansum(queue_us)) / evidence.steps)} a step for a free thread"
+        queued, queue_us = (
+            evidence.communication.known("queue_us").any(),
+            evidence.communication["queue_us"],
         )
-        shared = f"gloo's threads share the cores with compute ({counted(data.processes, 'process')})"
+        waits = f", and collectives wait {show_time(float(np.nansum(queue_us)) / evidence.steps)} a step for a free thread"
+        shared = (
+            f"gloo's threads share the cores with compute ({counted(data.processes, 'process')})"
+        )
         yield _reason("gloo", f"{shared}{waits if queued else ''}")
 
 
 def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Collectives on a stream that also computes; else launched compute that waits although buckets have separate streams."""
+    """Collectives on a stream that also computes; else launched compute that waits although buckets
+    have separate streams.
+    """
     communication, exposed = evidence.communication, evidence.means["exposed_us"]
     share, duration_us = 0.0, communication["duration_us"]
     if evidence.data.on_device:
-        share = float(duration_us[communication.truths("compute_stream")].sum()) / float(duration_us.sum() or 1.0)
+        share = float(duration_us[communication.truths("compute_stream")].sum()) / float(
+            duration_us.sum() or 1.0
+        )
     if share >= MOST:
-        text = f"{share:.0%} of it runs on a stream that also computes, where one waits for the other"
+        text = (
+            f"{share:.0%} of it runs on a stream that also computes, where one waits for the other"
+        )
         yield _reason("compute_stream", text, share * exposed)
         return
     held_us = communication["held_us"]
@@ -227,12 +260,18 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         yield _reason("engine", serial, min(held, exposed))
     else:
         reason = _reason("held_compute", text, min(held, exposed))
-        of_ddp = "; under DDP also a communication hook or SyncBatchNorm" if evidence.data.traits.reducer else ""
+        of_ddp = (
+            "; under DDP also a communication hook or SyncBatchNorm"
+            if evidence.data.traits.reducer
+            else ""
+        )
         yield replace(reason, advice=f"{reason.advice}{of_ddp}")
 
 
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Collectives that the following compute waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
+    """Collectives that the following compute waits for: DDP's broadcasts of buffers, FSDP's
+    all-gathers.
+    """
     communication, data = evidence.communication, evidence.data
     buffers = " of buffers, which the forward pass waits for" if evidence.of_gradients else ""
     keep = "find out what is broadcast in every step, and whether each rank could keep its own copy"
@@ -249,12 +288,17 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         share = (float(of_kind.sum()) - late_us * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(
-                kind, f"{share:.0%} of it is {called}", advice, explains_us=share * evidence.means["exposed_us"]
+                kind,
+                f"{share:.0%} of it is {called}",
+                advice,
+                explains_us=share * evidence.means["exposed_us"],
             )
 
 
 def overlap_evidence(data: Job) -> Evidence | None:
-    """The evidence for a cell with several processes whose communication is known; None for other cells."""
+    """The evidence for a cell with several processes whose communication is known; None for other
+    cells.
+    """
     if data.traits.one_process or data.devices < 2 or not data.communication_known:
         return None
     windows = data.whole_windows
@@ -265,7 +309,8 @@ def overlap_evidence(data: Job) -> Evidence | None:
         means[name] = mean_us
     if not len(data.tables.collectives):
         return None
-    for name in ("exposed_wait_us", "unlaunched_us", "optimizer_us"):  # not known for every trace: NaN passes no test
+    # not known for every trace: NaN passes no test
+    for name in ("exposed_wait_us", "unlaunched_us", "optimizer_us"):
         mean_us = windows.mean(name)
         means[name] = math.nan if mean_us is None else mean_us
     buckets = _reductions(data.whole_collectives)
@@ -274,7 +319,9 @@ def overlap_evidence(data: Job) -> Evidence | None:
 
 
 def _reductions(communication: Table) -> Table:
-    """Means over ranks and steps of a step's reductions by position; steps with an unusual number of them are left out."""
+    """Means over ranks and steps of a step's reductions by position; steps with an unusual number
+    of them are left out.
+    """
     reduced = communication.having("kind", *REDUCING)
     reduced = reduced.take(reduced.known("bytes"))
     ordered = reduced.take(np.argsort(reduced["start_us"], kind="stable"))
@@ -288,13 +335,19 @@ def _reductions(communication: Table) -> Table:
         "transfer_us": "transfer_us",
         "compiled_share": "compiled_share",
     }
-    return Table({name: places.means(ordered.real(column)[usual]) for name, column in columns.items()})
+    return Table(
+        {name: places.means(ordered.real(column)[usual]) for name, column in columns.items()}
+    )
 
 
 def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     """The reasons that buckets of gradients show, the strongest first."""
     buckets, options = evidence.buckets, evidence.data.options
-    total, last, done = float(buckets["bytes"].sum()), float(buckets["bytes"][-1]), buckets["done"][-1]
+    total, last, done = (
+        float(buckets["bytes"].sum()),
+        float(buckets["bytes"][-1]),
+        buckets["done"][-1],
+    )
     ready = "" if np.isnan(done) else f", ready when {done:.0%} of the step's compute is done"
     if len(buckets) == 1 and evidence.sharded:
         text = f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}"
@@ -325,25 +378,32 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
 
 
 def _late_buckets(evidence: Evidence) -> OverlapReason:
-    """`compiled_graph` if the first bucket would not be late had the graph returned its gradients at its start."""
+    """`compiled_graph` if the first bucket would not be late had the graph returned its gradients
+    at its start.
+    """
     done, compiled = (evidence.buckets[name][0] for name in ("done", "compiled_share"))
     graph, cell = np.nan_to_num(compiled), evidence.data
     text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
     if done - graph < LATE:
         text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
-        advice = f"{split if cell.traits.identified else ''}compile each block separately"  # else it may be no DDP
-        return OverlapReason("compiled_graph", text, advice, of_set_up=True, explains_us=evidence.reductions_us)
+        # else it may be no DDP
+        advice = f"{split if cell.traits.identified else ''}compile each block separately"
+        return OverlapReason(
+            "compiled_graph", text, advice, of_set_up=True, explains_us=evidence.reductions_us
+        )
     advice = "reduce gradients during the backward pass, as DistributedDataParallel does, rather than after it"
     if cell.traits.reduces_early or evidence.sharded:
-        advice = (
-            "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
-        )
-    return OverlapReason("late_buckets", text, advice, of_set_up=True, explains_us=evidence.reductions_us)
+        advice = "find out why gradients are late: one layer with most of the compute, or weights shared by several layers"
+    return OverlapReason(
+        "late_buckets", text, advice, of_set_up=True, explains_us=evidence.reductions_us
+    )
 
 
 def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
-    """Too little compute to hide the transfers; for late buckets only if even the whole step's compute were too little."""
+    """Too little compute to hide the transfers; for late buckets only if even the whole step's
+    compute were too little.
+    """
     buckets = evidence.buckets
     if (
         not evidence.of_gradients
@@ -351,7 +411,8 @@ def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
         or not (buckets.known("done") & buckets.known("transfer_us")).all()
     ):
         return
-    # `done` is a share of the compute before the optimizer, which waits for all gradients and so hides nothing.
+    # `done` is a share of the compute before the optimizer, which waits for all gradients and so
+    # hides nothing.
     compute, optimizer_us = evidence.means["compute_us"], evidence.means["optimizer_us"]
     if not math.isnan(optimizer_us):  # else all of it is the most that can hide a transfer
         compute -= optimizer_us
@@ -359,11 +420,17 @@ def _little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     if left >= MOST * needed or (evidence.ready_late and compute >= MOST * needed):
         return
     only = f"only {show_time(left)} of compute is left when the first bucket is ready"
-    yield _reason("little_computing", f"{only}, and the transfers need {show_time(needed)}", evidence.reductions_us)
+    yield _reason(
+        "little_computing",
+        f"{only}, and the transfers need {show_time(needed)}",
+        evidence.reductions_us,
+    )
 
 
 def bucket_times(evidence: Evidence) -> str:
-    """Size and readiness of each bucket, such as ``4.00 MB at 20%, 4.00 MB at 50%``; empty if unknown."""
+    """Size and readiness of each bucket, such as ``4.00 MB at 20%, 4.00 MB at 50%``; empty if
+    unknown.
+    """
     buckets = evidence.buckets
     if not evidence.of_gradients or not len(buckets) or not buckets.known("done").all():
         return ""
@@ -392,7 +459,10 @@ def straggler_finding(data: Job) -> Iterator[Finding]:
 def _compute_of(data: Job, rank: int) -> str:
     """A clause that compares the rank's compute with that of the others."""
     windows = data.whole_windows
-    own, others = (windows.take(rows).mean("compute_us") for rows in (windows["rank"] == rank, windows["rank"] != rank))
+    own, others = (
+        windows.take(rows).mean("compute_us")
+        for rows in (windows["rank"] == rank, windows["rank"] != rank)
+    )
     if own is None or others is None:
         return ""
     return f"; it computes {show_time(own)} a step, the others {show_time(others)}"

@@ -1,7 +1,9 @@
-"""Estimates and predictions against what was measured: tables of the differences, and findings with likely reasons.
+"""Estimates and predictions against what was measured: tables of the differences, and findings with
+likely reasons.
 
-By definition of the step, a subtraction's error relative to exposed communication is exactly local batch + compute + idle +
-tracer. Overlap, waiting, the loader and imbalance explain those terms, or the difference from all communication.
+By definition of the step, a subtraction's error relative to exposed communication is exactly local
+batch + compute + idle + tracer. Overlap, waiting, the loader and imbalance explain those terms, or
+the difference from all communication.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +27,14 @@ IMBALANCE = 0.1
 _TERMS = {  # column names without _us, and what they are
     "compute": ("slowdown", "Compute on N devices minus compute on one"),
     "idle": ("added_idle", "Idle on N devices minus idle on one"),
-    "tracer": ("added_tracer", "The part of the untraced difference that the traced steps do not explain"),
+    "tracer": (
+        "added_tracer",
+        "The part of the untraced difference that the traced steps do not explain",
+    ),
 }
-_SUBTRACTED = "Median step on N devices minus the median step on one device, at the same batch per device"
+_SUBTRACTED = (
+    "Median step on N devices minus the median step on one device, at the same batch per device"
+)
 _IDENTITY = {
     "t_N(b)-t_1(b)": ("same_local_batch", _SUBTRACTED),
     "exposed": ("exposed", "Exposed communication, which one device does not have"),
@@ -37,7 +44,12 @@ _ERRORS = (
     CELL,
     Field("estimate", "estimate", meaning="The formula of the subtraction"),
     Field("error", "error", "time", "The estimate minus measured exposed communication"),
-    Field("local batch", "local batch", "time", "Because the step that is subtracted has another batch per device"),
+    Field(
+        "local batch",
+        "local batch",
+        "time",
+        "Because the step that is subtracted has another batch per device",
+    ),
     *(Field(name, name, "time", meaning) for name, (_, meaning) in _TERMS.items()),
 )
 
@@ -51,7 +63,9 @@ class Reason(NamedTuple):
 
 
 def reasons(row: CellRow) -> list[Reason]:
-    """The reasons that this cell's measurements show, the largest first; terms of the identity if they are significant."""
+    """The reasons that this cell's measurements show, the largest first; terms of the identity if
+    they are significant.
+    """
     return sorted(_reasons(row), key=lambda reason: -abs(reason.amount_us))
 
 
@@ -61,7 +75,9 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         text = f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran during compute, which a subtraction cannot see"
         yield Reason("overlap", hidden, text)
     if total and wait is not None and wait > NOTABLE * total:
-        yield Reason("wait", wait, f"{show_time(wait)} a step is waiting for a later rank, not transfer")
+        yield Reason(
+            "wait", wait, f"{show_time(wait)} a step is waiting for a later rank, not transfer"
+        )
     for term, words in (
         ("compute", "compute takes {} per step than on one device ({})"),
         ("idle", "the device idles {} per step than on one device ({})"),
@@ -70,7 +86,9 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         column = f"{_TERMS[term][0]}_us"
         value, bounds = row.number(column), row.interval(column)
         if value is not None and bounds is not None and not bounds.low <= 0 <= bounds.high:
-            amount = _apart(value, "" if term == "tracer" else " longer", "" if term == "tracer" else " less")
+            amount = _apart(
+                value, "" if term == "tracer" else " longer", "" if term == "tracer" else " less"
+            )
             within = f"95% interval {show_time(bounds.low)} to {show_time(bounds.high)}"
             yield Reason(term, value, words.format(amount, within))
     for method, baseline in (("ideal_split", "t_1(G)/N"), ("same_total", "t_1(G)")):
@@ -84,9 +102,17 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         yield Reason("loader", waited, text)
     spread, excess, compute = row.compute_spread, row.first_device_excess_us, row.compute_us
     if excess is not None and compute and excess > NOTABLE * compute:
-        yield Reason("imbalance", excess, f"device 0 computes {show_time(excess)} a step longer than the others")
+        yield Reason(
+            "imbalance",
+            excess,
+            f"device 0 computes {show_time(excess)} a step longer than the others",
+        )
     elif spread is not None and compute and spread >= IMBALANCE:
-        yield Reason("imbalance", spread * compute, f"compute differs between devices by {spread:.0%} of its mean")
+        yield Reason(
+            "imbalance",
+            spread * compute,
+            f"compute differs between devices by {spread:.0%} of its mean",
+        )
 
 
 def _apart(microseconds: float, more: str = " longer", less: str = " shorter") -> str:
@@ -94,7 +120,9 @@ def _apart(microseconds: float, more: str = " longer", less: str = " shorter") -
 
 
 def error_table(comparison: Comparison) -> TextTable | None:
-    """Each estimate's error relative to exposed communication, by term; None if no error is known."""
+    """Each estimate's error relative to exposed communication, by term; None if no error is
+    known.
+    """
     rows: list[dict[str, str | float | None]] = []
     for row in comparison.rows.values():
         for method, formula in FORMULAS.items():
@@ -102,10 +130,20 @@ def error_table(comparison: Comparison) -> TextTable | None:
                 continue
             local = 0.0 if method == "same_local_batch" else row.number(f"{method}_local_batch_us")
             terms = {name: row.number(f"{column}_us") for name, (column, _) in _TERMS.items()}
-            rows.append({"cell": row.cell, "estimate": formula, "error": error, "local batch": local, **terms})
+            rows.append(
+                {
+                    "cell": row.cell,
+                    "estimate": formula,
+                    "error": error,
+                    "local batch": local,
+                    **terms,
+                }
+            )
     if not rows:
         return None
-    notes = ["local batch: the estimate does not subtract t_1(b), the step with the same work per device"]
+    notes = [
+        "local batch: the estimate does not subtract t_1(b), the step with the same work per device"
+    ]
     if any(None in row.values() for row in rows):
         notes.append(f"{NA}: no traced single-device cell at this batch per device")
     title = "Why the estimates differ from exposed communication: error = local batch + compute + idle + tracer"
@@ -113,11 +151,15 @@ def error_table(comparison: Comparison) -> TextTable | None:
 
 
 def identity_table(comparison: Comparison) -> TextTable | None:
-    """The four terms of t_N(b) - t_1(b) with half the width of their 95% intervals; None if none is known."""
+    """The four terms of t_N(b) - t_1(b) with half the width of their 95% intervals; None if none is
+    known.
+    """
     known = [row for row in comparison.rows.values() if row.added_tracer_us is not None]
     if not known:
         return None
-    unit = choose_unit("time", [row.number(f"{name}_us") for row in known for name, _ in _IDENTITY.values()])
+    unit = choose_unit(
+        "time", [row.number(f"{name}_us") for row in known for name, _ in _IDENTITY.values()]
+    )
 
     def with_half_width(column: str, row: CellRow) -> str:
         value, bounds = row.number(column), row.interval(column)
@@ -128,7 +170,11 @@ def identity_table(comparison: Comparison) -> TextTable | None:
         "±: half the 95% interval, on the wider side; compute and idle: change compared with one device; tracer: the part of the "
         "untraced difference that the traced steps do not explain"
     ]
-    if any(row.interval(column) is None for row in known for column in ("same_local_batch_us", "exposed_us")):
+    if any(
+        row.interval(column) is None
+        for row in known
+        for column in ("same_local_batch_us", "exposed_us")
+    ):
         notes.append(f"±{NA}: fewer than 5 steps, or too few repeats")
     fields = (
         Field(f"{heading} [{unit.label}]", partial(with_half_width, f"{name}_us"), meaning=meaning)
@@ -148,11 +194,17 @@ _UNEXPLAINED = "nothing in this run explains it"
 
 _CHOSEN = "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones"
 _SLOWEST = "Mean over the collectives of the longest duration over the ranks, waiting included"
-_CALIBRATED = "The slowest rank in the calibration, in which all ranks start together and none waits"
+_CALIBRATED = (
+    "The slowest rank in the calibration, in which all ranks start together and none waits"
+)
 _COLLECTIVE = (
     CELL,
     Field("collective", "kind", meaning="Kind of the collective"),
-    Field("size", lambda one: show_bytes(one.size_bytes), meaning="The larger of a rank's input and output buffer"),
+    Field(
+        "size",
+        lambda one: show_bytes(one.size_bytes),
+        meaning="The larger of a rank's input and output buffer",
+    ),
     Field("per step", lambda one: f"{one.per_step:.3g}", meaning="Number per rank and step"),
     Field("measured", "measured_us", "time", "Mean transfer: the shortest duration over the ranks"),
     Field("predicted", "expected_us", "time", "The model's result for this size"),
@@ -163,17 +215,24 @@ _COLLECTIVE = (
 
 
 def collective_table(
-    comparison: Comparison, choice: Callable[[CollectivePrediction], Choice | None] = lambda one: None
+    comparison: Comparison,
+    choice: Callable[[CollectivePrediction], Choice | None] = lambda one: None,
 ) -> TextTable | None:
-    """Measured and predicted times of each multi-device cell's collectives by kind and size; None without predictions.
+    """Measured and predicted times of each multi-device cell's collectives by kind and size; None
+    without predictions.
 
     `choice` returns NCCL's choice for a collective, if known.
     """
     by_cell = grouped((one.cell, one) for one in comparison.predictions)
     named = set()
     for *_, off in _cells_off(comparison):
-        named |= {*off[:_MOST_ROWS], *sorted(off, key=lambda one: abs(one.relative_error or 0.0))[-1:]}
-    shown = [one for rows in by_cell.values() for one in rows if one in rows[:_MOST_ROWS] or one in named]
+        named |= {
+            *off[:_MOST_ROWS],
+            *sorted(off, key=lambda one: abs(one.relative_error or 0.0))[-1:],
+        }
+    shown = [
+        one for rows in by_cell.values() for one in rows if one in rows[:_MOST_ROWS] or one in named
+    ]
     if not any(one.predicted_us is not None for one in shown):
         return None
     slowest = any(one.measured_slowest_us is not None for one in shown)
@@ -189,22 +248,35 @@ def collective_table(
     if left_out := len(comparison.predictions) - len(shown):
         notes.append(f"{left_out} other sizes are not shown")
     times = [time for one in shown for time in (one.measured_us, one.expected_us)]
-    return table_of("Predicted and measured, per collective (mean transfer)", fields, shown, notes, times=times)
+    return table_of(
+        "Predicted and measured, per collective (mean transfer)", fields, shown, notes, times=times
+    )
 
 
-def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: bool) -> Iterator[str]:
+def _table_notes(
+    shown: list[CollectivePrediction], slowest: bool, calibrated: bool
+) -> Iterator[str]:
     if any(one.measured_us is None for one in shown):
         yield "measured NA: broadcasts and reduces do not make all ranks wait for each other, so they have no transfer time"
-    yield from (f"predicted NA: {reason}" for reason in dict.fromkeys(one.reason for one in shown if one.reason))
+    yield from (
+        f"predicted NA: {reason}"
+        for reason in dict.fromkeys(one.reason for one in shown if one.reason)
+    )
     beyond = dict.fromkeys(one.extrapolated for one in shown if one.extrapolated)
     yield from (f"predicted beyond the calibration: {sizes}" for sizes in beyond)
     if any(one.in_step_us is not None for one in shown):
         yield "predictions for overlapping all-reduces include the slowdown that the calibration measured next to other work"
-    together = "; calib.: the slowest rank of a calibration, in which all ranks start together" if calibrated else ""
+    together = (
+        "; calib.: the slowest rank of a calibration, in which all ranks start together"
+        if calibrated
+        else ""
+    )
     if slowest:
         fastest = "measured and predicted: the fastest rank, as transfers are defined"
         if calibrated and all(
-            one.predicted_us == one.predicted_slowest_us for one in shown if one.predicted_slowest_us
+            one.predicted_us == one.predicted_slowest_us
+            for one in shown
+            if one.predicted_slowest_us
         ):
             alone = "the slowest rank, as the calibration holds no other's times"
             fastest = f"measured: the fastest rank, as transfers are defined; predicted: {alone}"
@@ -212,22 +284,34 @@ def _table_notes(shown: list[CollectivePrediction], slowest: bool, calibrated: b
 
 
 def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> Iterator[Finding]:
-    """Cells whose transfers, exposed communication or single collectives differ from the prediction by PREDICTION_TOLERANCE.
+    """Cells whose transfers, exposed communication or single collectives differ from the prediction
+    by PREDICTION_TOLERANCE.
 
-    Also reports wrong results in the calibration, what it lacks to predict the cells, and cells that ran on another NCCL engine.
-    `shared_cores`: communication and compute share a CPU.
+    Also reports wrong results in the calibration, what it lacks to predict the cells, and cells
+    that ran on another NCCL engine. `shared_cores`: communication and compute share a CPU.
     """
     yield from wrong_results(comparison.collective_costs.calibration)
     for row, off, single in _cells_off(comparison):
         if row.cell not in comparison.no_scaling:
             yield _off_finding(row, off, single, shared_cores, comparison.knows_options)
-    calibrated = [row.cell for row in comparison.rows.values() if row.text("prediction_source") == "calibration"]
+    calibrated = [
+        row.cell
+        for row in comparison.rows.values()
+        if row.text("prediction_source") == "calibration"
+    ]
     lacking = [one for one in comparison.predictions if one.predicted_us is None]
     if lacking and calibrated:
         kinds = ",".join(sorted({one.kind for one in comparison.predictions}))
         counts = ",".join(map(str, sorted({one.ranks for one in comparison.predictions})))
-        place = "<this run's folder>" if comparison.timed else "calibration.json, and pass it with --calibration"
-        cells, why = dict.fromkeys(one.cell for one in lacking), dict.fromkeys(one.reason for one in lacking)
+        place = (
+            "<this run's folder>"
+            if comparison.timed
+            else "calibration.json, and pass it with --calibration"
+        )
+        cells, why = (
+            dict.fromkeys(one.cell for one in lacking),
+            dict.fromkeys(one.reason for one in lacking),
+        )
         yield RunCode.CALIBRATION_INCOMPLETE.finding(
             f"{'; '.join(why)}, which {', '.join(cells)} {'use' if len(cells) > 1 else 'uses'}: exposed communication is not "
             "predicted there",
@@ -250,8 +334,12 @@ def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[st
         yield f"{row.cell} is up to {worst:+.0%} off: {'; '.join(why) or _UNEXPLAINED}"
 
 
-def _cells_off(comparison: Comparison) -> Iterator[tuple[CellRow, list[str], list[CollectivePrediction]]]:
-    """Single collectives count if they are a notable part of a step's transfers: small ones are mostly latency and noise."""
+def _cells_off(
+    comparison: Comparison,
+) -> Iterator[tuple[CellRow, list[str], list[CollectivePrediction]]]:
+    """Single collectives count if they are a notable part of a step's transfers: small ones are
+    mostly latency and noise.
+    """
 
     def is_off(error: float | None) -> bool:
         return error is not None and abs(error) > PREDICTION_TOLERANCE
@@ -259,7 +347,11 @@ def _cells_off(comparison: Comparison) -> Iterator[tuple[CellRow, list[str], lis
     for row in comparison.rows.values():
         off = [name for name in _WHAT if is_off(row.number(f"predicted_{name}_error"))]
         least_us = NOTABLE * (row.transfer_us or 0.0)
-        own = [one for one in comparison.predictions if one.cell == row.cell and is_off(one.relative_error)]
+        own = [
+            one
+            for one in comparison.predictions
+            if one.cell == row.cell and is_off(one.relative_error)
+        ]
         single = [one for one in own if one.per_step * (one.measured_us or 0.0) > least_us]
         if off or single:
             yield row, off, single
@@ -270,25 +362,45 @@ def _errors(row: CellRow, names: Iterable[str]) -> list[float]:
 
 
 def _off_finding(
-    row: CellRow, off: list[str], single: list[CollectivePrediction], shared_cores: bool, knows_options: bool
+    row: CellRow,
+    off: list[str],
+    single: list[CollectivePrediction],
+    shared_cores: bool,
+    knows_options: bool,
 ) -> Finding:
-    calibrated, traits, errors = row.text("prediction_source") == "calibration", traits_of(row.strategy), []
+    calibrated, traits, errors = (
+        row.text("prediction_source") == "calibration",
+        traits_of(row.strategy),
+        [],
+    )
     for name, error in zip(off, _errors(row, off), strict=True):
-        # No collective of a strategy with peer copies is matched, so its transfers are all of its communication.
+        # No collective of a strategy with peer copies is matched, so its transfers are all of its
+        # communication.
         of_all = name == "transfer" and traits.peer_copies
         measured = show_time(row.number("communication_us" if of_all else f"{name}_us"))
         predicted = show_time(row.number(f"predicted_{name}_us"))
         errors.append(f"{_WHAT[name]} {predicted} a step, measured {measured} ({error:+.0%})")
     if single:
-        each = (f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}" for one in single[:_MOST_ROWS])
+        each = (
+            f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}"
+            for one in single[:_MOST_ROWS]
+        )
         errors.append(f"single collectives: {', '.join(each)}")
     why = likely_reasons(row, off, [one.relative_error or 0.0 for one in single], shared_cores)
-    why += dict.fromkeys(f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated)
+    why += dict.fromkeys(
+        f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated
+    )
     next_step = "the table of collectives shows which of them are off"
     if not calibrated:
         next_step = "calibrate on this machine and predict from that"
-    elif traits.reducer and (row.hidden_us or 0.0) > OVERLAP * (row.communication_us or 0.0) and knows_options:
-        next_step = "compare with a cell whose communication does not overlap compute (--overlap off)"
+    elif (
+        traits.reducer
+        and (row.hidden_us or 0.0) > OVERLAP * (row.communication_us or 0.0)
+        and knows_options
+    ):
+        next_step = (
+            "compare with a cell whose communication does not overlap compute (--overlap off)"
+        )
     return RunCode.PREDICTION_OFF.finding(
         f"{row.cell}: predicted from the {'calibration' if calibrated else 'link specification'}: {'; '.join(errors)}. "
         f"Likely reasons: {'; '.join(why) or _UNEXPLAINED}",
@@ -297,35 +409,59 @@ def _off_finding(
     )
 
 
-def likely_reasons(row: CellRow, off: list[str], single: Sequence[float] = (), shared_cores: bool = False) -> list[str]:
+def likely_reasons(
+    row: CellRow, off: list[str], single: Sequence[float] = (), shared_cores: bool = False
+) -> list[str]:
     """The reasons for an inaccurate prediction that the run's numbers show.
 
-    `off` lists the quantities of a step that are off, `single` the relative errors of single collectives that are. Waiting
-    explains only exposed communication, since transfers include none; latency only errors of a specification, since a
-    calibration includes it.
+    `off` lists the quantities of a step that are off, `single` the relative errors of single
+    collectives that are. Waiting explains only exposed communication, since transfers include none;
+    latency only errors of a specification, since a calibration includes it.
     """
-    errors, specified = [*_errors(row, off), *single], row.text("prediction_source") == "specification"
+    errors, specified = (
+        [*_errors(row, off), *single],
+        row.text("prediction_source") == "specification",
+    )
     if max(errors) > 0 and min(errors) >= 0:
         if specified:
-            return ["the link is faster than the given specification, or the switch reduces (NVLink SHARP)"]
-        return ["the calibration was made under other conditions (load, clocks, settings), or did not time these sizes"]
+            return [
+                "the link is faster than the given specification, or the switch reduces (NVLink SHARP)"
+            ]
+        return [
+            "the calibration was made under other conditions (load, clocks, settings), or did not time these sizes"
+        ]
     found = []
-    total, hidden, wait, queued = row.communication_us, row.hidden_us, row.exposed_wait_us, row.queue_us
+    total, hidden, wait, queued = (
+        row.communication_us,
+        row.hidden_us,
+        row.exposed_wait_us,
+        row.queue_us,
+    )
     if total and hidden is not None and hidden > OVERLAP * total:
         slower, bounds = row.slowdown_us, row.interval("slowdown_us")
         too = f", and in traced steps compute takes {show_time(slower)} longer than alone"
         what = "cores shared with computing" if shared_cores else "contention"
         significant = slower is not None and bounds is not None and bounds.low > 0
-        found.append(f"{what}: {hidden / total:.0%} of communication ran during compute{too if significant else ''}")
+        found.append(
+            f"{what}: {hidden / total:.0%} of communication ran during compute{too if significant else ''}"
+        )
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         only = " (of exposed communication alone)" if len(off) > 1 or single else ""
-        found.append(f"waiting{only}: {show_time(wait)} a step for late ranks, which the model does not include")
+        found.append(
+            f"waiting{only}: {show_time(wait)} a step for late ranks, which the model does not include"
+        )
     if total and queued is not None and queued > NOTABLE * total:
-        found.append(f"queueing: {show_time(queued)} a step for a free worker thread, which gloo's ranges may include")
+        found.append(
+            f"queueing: {show_time(queued)} a step for a free worker thread, which gloo's ranges may include"
+        )
     if specified:
         moved, count = row.bytes_per_step, row.collectives_per_step
         if moved is not None and count and moved / count < SMALL_BYTES:
             size = show_bytes(moved / count)
-            found.append(f"small messages: {size} on average, where latency matters more than bandwidth")
-        found.append("no calibration: a specification is an upper bound on speed and does not include latency")
+            found.append(
+                f"small messages: {size} on average, where latency matters more than bandwidth"
+            )
+        found.append(
+            "no calibration: a specification is an upper bound on speed and does not include latency"
+        )
     return found

@@ -8,9 +8,17 @@ import msgspec
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.comparisons import gap_finding, scaling_findings, strategy_cost_finding
+from dpscope.analysis.findings.comparisons import (
+    gap_finding,
+    scaling_findings,
+    strategy_cost_finding,
+)
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, slowed_text
-from dpscope.analysis.findings.no_overlap import no_overlap_finding, straggler_finding, waiting_findings
+from dpscope.analysis.findings.no_overlap import (
+    no_overlap_finding,
+    straggler_finding,
+    waiting_findings,
+)
 from dpscope.analysis.findings.predictions import prediction_findings, reasons
 from dpscope.analysis.runs.cell_findings import no_single_device
 from dpscope.analysis.runs.run_data import RunData, repeat_findings
@@ -50,16 +58,24 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
 
 
 def beyond_tables(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings that people are shown next to the tables: without those that only repeat a table in words."""
+    """The findings that people are shown next to the tables: without those that only repeat a table
+    in words.
+    """
     return tuple(one for one in findings if one.code not in _IN_TABLES)
 
 
 def _merged(findings: Sequence[Finding], cells: Collection[str]) -> Iterator[Finding]:
-    """Findings of one code and next step; those that state the same of several cells as one that names them all."""
+    """Findings of one code and next step; those that state the same of several cells as one that
+    names them all.
+    """
     if findings[0].code in _MERGED:
-        yield msgspec.structs.replace(findings[0], message="; ".join(one.message for one in findings))
+        yield msgspec.structs.replace(
+            findings[0], message="; ".join(one.message for one in findings)
+        )
         return
-    for (subject, what), same in grouped((_of_cell(one.message, cells), one) for one in findings).items():
+    for (subject, what), same in grouped(
+        (_of_cell(one.message, cells), one) for one in findings
+    ).items():
         named = [one.message.removesuffix(what).removesuffix(": ") for one in same]
         message = f"{', '.join(named)}: {what}" if subject else what
         yield msgspec.structs.replace(same[0], message=message)
@@ -87,8 +103,16 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from repeat_findings(run)
     # What cells on shared cores lack is cores: plan_findings states it, once.
     conclusive = {data.name for data in run.measured if not data.no_scaling}
-    yield from (gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None and gap.ddp in conclusive)
-    costs = (cost for cost in comparison.costs if cost.ratio.value is not None and cost.cell in conclusive)
+    yield from (
+        gap_finding(gap)
+        for gap in comparison.gaps
+        if gap.ratio.value is not None and gap.ddp in conclusive
+    )
+    costs = (
+        cost
+        for cost in comparison.costs
+        if cost.ratio.value is not None and cost.cell in conclusive
+    )
     yield from (strategy_cost_finding(cost, comparison.knows_options) for cost in costs)
     for row in comparison.rows.values():
         yield from _communication(row)
@@ -110,9 +134,12 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
         if data.devices > 1
         and data.knows_samples
         and not data.trained_alone
-        and {data.cell.batch_size, data.global_batch_size}.isdisjoint(single_device_baselines(run, data.cell))
+        and {data.cell.batch_size, data.global_batch_size}.isdisjoint(
+            single_device_baselines(run, data.cell)
+        )
     ]
-    if WITHOUT_TORCHRUN not in comparison.unmeasured_jobs:  # else its finding says why there is no efficiency
+    # else its finding says why there is no efficiency
+    if WITHOUT_TORCHRUN not in comparison.unmeasured_jobs:
         yield from no_single_device(run.manifest, without_single, str(run.path))
     yield from _setting(run)
     yield from training_findings(run.training) if run.training else ()
@@ -126,14 +153,19 @@ def _not_measured(name: str, data: Job) -> Iterator[Finding]:
             yield RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
         elif result.status not in ("ok", "skipped"):
             retry = f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it"
-            yield _CODE_OF_STATUS[result.status].finding(f"{where}: {status}: {result.message}", retry)
+            yield _CODE_OF_STATUS[result.status].finding(
+                f"{where}: {status}: {result.message}", retry
+            )
     if data.skip_reason and not data.measured:
         yield RunCode.CELL_SKIPPED.finding(f"{name} was left out: {data.skip_reason}")
 
 
 def _above_peak(comparison: Comparison) -> Iterator[Finding]:
     for name, row in comparison.rows.items():
-        for share, peak in ((row.mfu, "specified peak of its GPU"), (row.cpu_peak_share, "measured CPU matmul peak")):
+        for share, peak in (
+            (row.mfu, "specified peak of its GPU"),
+            (row.cpu_peak_share, "measured CPU matmul peak"),
+        ):
             if share is not None and share > 1:
                 yield RunCode.ABOVE_PEAK.finding(f"{name} reaches {share:.0%} of the {peak}")
 
@@ -172,14 +204,19 @@ def _setting(run: RunData) -> Iterator[Finding]:
     strategies, manifest = {data.strategy for data in run.measured}, run.manifest
     if manifest.device_type == "cpu":
         shared = "hidden communication ran at the same time and slowed both"
-        yield RunCode.CPU_CONCURRENCY.finding(f"on a CPU, compute and communication share the cores: {shared}")
+        yield RunCode.CPU_CONCURRENCY.finding(
+            f"on a CPU, compute and communication share the cores: {shared}"
+        )
     if any(traits_of(one).host_copies for one in strategies):
         yield RunCode.DP_HOST_STAND_IN.finding(
             "dp-host is not nn.DataParallel, which does nothing without a GPU, but dpscope's stand-in, which runs the same four "
             "phases on CPU threads; its communication is copying within one process"
         )
     workload = manifest.config.workload
-    synthetic, several = workload.data == "synthetic", any_reducer(strategies) and len(strategies) > 1
+    synthetic, several = (
+        workload.data == "synthetic",
+        any_reducer(strategies) and len(strategies) > 1,
+    )
     if not synthetic and workload.workers_total is None and several:
         yield RunCode.LOADER_WORKERS.finding(
             f"each process has {workload.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one"
@@ -189,9 +226,15 @@ def _setting(run: RunData) -> Iterator[Finding]:
     if manifest.device_type != "cpu":
         return
     # Equal for all cells of `dpscope run`; for a script, set by its environment.
-    by_cell = {data.name: min(rank.threads for _, rank in data.ranks) for data in run.measured if data.ranks}
+    by_cell = {
+        data.name: min(rank.threads for _, rank in data.ranks)
+        for data in run.measured
+        if data.ranks
+    }
     if len(set(by_cell.values())) > 1 and manifest.script is not None:
-        each = ", ".join(f"{name} with {counted(threads, 'thread')}" for name, threads in by_cell.items())
+        each = ", ".join(
+            f"{name} with {counted(threads, 'thread')}" for name, threads in by_cell.items()
+        )
         yield RunCode.THREADS_DIFFER.finding(f"processes use different numbers of threads: {each}")
         return
     threads, cores = manifest.threads_per_process, manifest.environment.cpu_count
@@ -201,7 +244,9 @@ def _setting(run: RunData) -> Iterator[Finding]:
 
 
 def _synthetic_epochs(cells: list[Job], samples: int) -> Iterator[Finding]:
-    """Synthetic batches are always whole, so an epoch may train on more samples than the data set has."""
+    """Synthetic batches are always whole, so an epoch may train on more samples than the data set
+    has.
+    """
     steps = {data.name: data.ranks[0][1].steps_per_epoch or 0 for data in cells}
     most = max(cells, key=lambda data: steps[data.name] * data.cell.global_batch_size)
     name, size = most.name, most.cell.global_batch_size
@@ -220,13 +265,16 @@ def _communication(row: CellRow) -> Iterator[Finding]:
         return
     if (slowed := slowed_by_tracing(row)) is not None:
         yield RunCode.COMMUNICATION_MEASURED.finding(
-            f"{row.cell}: {slowed_text(row, slowed)}", "measure a larger batch or model, whose operations take longer"
+            f"{row.cell}: {slowed_text(row, slowed)}",
+            "measure a larger batch or model, whose operations take longer",
         )
         return
     traits, wait = traits_of(row.strategy), row.exposed_wait_us
     waiting = f", {show_time(wait)} of that waiting for a late rank" if wait is not None else ""
     takes = f"{traits.communication} {'take' if traits.host_copies else 'takes'} {show_time(total)} a step"
-    behind = f"{hidden / total:.0%} of it hidden behind compute, {show_time(exposed)} exposed{waiting}"
+    behind = (
+        f"{hidden / total:.0%} of it hidden behind compute, {show_time(exposed)} exposed{waiting}"
+    )
     advice = "at most the exposed time can be saved, and a faster link does not shorten the waiting in it"
     if traits.host_copies:
         advice = "copying within one process: no link is involved"

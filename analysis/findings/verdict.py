@@ -1,7 +1,9 @@
-"""The verdict on a run or on traces: which strategy, the cost of communication, the shortcuts' estimates, what to do next.
+"""The verdict on a run or on traces: which strategy, the cost of communication, the shortcuts'
+estimates, what to do next.
 
-It is computed once from ledgers, comparisons and findings; every output only prints it. It covers one case: the largest number
-of devices measured and, among their cells, the largest batch per device at which the strategies were compared.
+It is computed once from ledgers, comparisons and findings; every output only prints it. It covers
+one case: the largest number of devices measured and, among their cells, the largest batch per
+device at which the strategies were compared.
 """
 
 from collections.abc import Sequence
@@ -40,16 +42,17 @@ from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
-REPEATS_APART = 1.3  # largest over smallest median of a cell's repeats, above which a warning precedes all conclusions
+# largest over smallest median of a cell's repeats, above which a warning precedes all conclusions
+REPEATS_APART = 1.3
 _MOST_LISTED = 3  # medians listed one by one; of more repeats, only the smallest and the largest
 _DECIDING_REPEATS = 5
 _GAIN = "The gain over one device"
 STAND_IN = "CPU stand-in (dp-host for nn.DataParallel): the results do not apply to GPUs."
 CPU_RUN = "CPU run: the results do not apply to GPUs."
-SCRIPT_ON_CPU = (
-    "The script ran on a CPU: compute and communication shared its cores, so the results do not apply to GPUs."
+SCRIPT_ON_CPU = "The script ran on a CPU: compute and communication shared its cores, so the results do not apply to GPUs."
+NOT_COMPARED = (
+    "No strategy on several devices was compared with one device, so none can be recommended."
 )
-NOT_COMPARED = "No strategy on several devices was compared with one device, so none can be recommended."
 
 
 def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
@@ -85,10 +88,16 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     )
     action = best_action(_alike(comparison, chosen), situation)
     if speedup is not None and shown not in ("above", "below"):
-        repeats = max(_DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1))
+        repeats = max(
+            _DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1)
+        )
         name = traits_of(chosen.strategy).label
-        more = f"Measure more repeats to decide between {name} and one device (--repeats {repeats})."
-        action = replace(action, text=f"{more} {action.text}", basis=f"{_GAIN}: {basis_of(speedup)}")
+        more = (
+            f"Measure more repeats to decide between {name} and one device (--repeats {repeats})."
+        )
+        action = replace(
+            action, text=f"{more} {action.text}", basis=f"{_GAIN}: {basis_of(speedup)}"
+        )
     shortcuts = shortcuts_text(chosen, data)
     return Verdict(
         which=which,
@@ -139,31 +148,49 @@ def _caveat(run: RunData, comparison: Comparison) -> str | None:
     if comparison.knows_options:
         with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
         sentences = [STAND_IN if with_stand_in else CPU_RUN] if on_cpu else []
-    for why, known in grouped((data.no_scaling, data.cores) for data in _on_shared_cores(run)).items():
+    for why, known in grouped(
+        (data.no_scaling, data.cores) for data in _on_shared_cores(run)
+    ).items():
         cores = known[0] or 1
         remedy = f"use --devices up to {cores}" if cores > 1 else "use a machine with more cores"
         sentences.append(f"{why}, so nothing is concluded from them: {remedy}.")
     if batches:
-        sentences.append(f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size).")
+        sentences.append(
+            f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size)."
+        )
     if cycles := sorted({data.cycle for data in run.measured} - {1}):
         many = " and ".join(map(str, cycles))
-        sentences.append(f"The script's steps repeat in cycles of {many}: times are means over whole cycles.")
+        sentences.append(
+            f"The script's steps repeat in cycles of {many}: times are means over whole cycles."
+        )
     return " ".join(sentences) or None
 
 
 def _unsteady(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> str | None:
-    """The medians of the repeats of the case's cells and their baselines, for cells whose medians differ too much."""
+    """The medians of the repeats of the case's cells and their baselines, for cells whose medians
+    differ too much.
+    """
     batches, unsteady = {row.batch_size for row in case}, []
-    baselines = [row for row in _timed(comparison) if traits_of(row.strategy).baseline and row.batch_size in batches]
+    baselines = [
+        row
+        for row in _timed(comparison)
+        if traits_of(row.strategy).baseline and row.batch_size in batches
+    ]
     for name in (row.cell for row in (*baselines, *case) if row.cell in run.cells):
-        medians = [float(np.median(steps)) for steps in run.cells[name].step_samples() if len(steps)]
+        medians = [
+            float(np.median(steps)) for steps in run.cells[name].step_samples() if len(steps)
+        ]
         if medians and max(medians) > REPEATS_APART * min(medians):
             unit = choose_unit("time", medians)
             listed = ", ".join(show(one, unit) for one in medians)
             if len(medians) > _MOST_LISTED:
                 listed = f"{show(min(medians), unit)} to {show(max(medians), unit)}"
             unsteady.append(f"{name} {listed} {unit.label}")
-    return f"Repeats' medians differ by more than {REPEATS_APART - 1:.0%}: {'; '.join(unsteady)}." if unsteady else None
+    return (
+        f"Repeats' medians differ by more than {REPEATS_APART - 1:.0%}: {'; '.join(unsteady)}."
+        if unsteady
+        else None
+    )
 
 
 def _timed(comparison: Comparison) -> list[CellRow]:
@@ -172,37 +199,54 @@ def _timed(comparison: Comparison) -> list[CellRow]:
 
 
 def _largest_case(comparison: Comparison) -> list[CellRow]:
-    """The cells on the most devices at their largest compared batch; without variants if any cell has none."""
+    """The cells on the most devices at their largest compared batch; without variants if any cell
+    has none.
+    """
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
-    several = (row for row in _timed(comparison) if row.devices > 1 and row.cell not in comparison.no_scaling)
+    several = (
+        row
+        for row in _timed(comparison)
+        if row.devices > 1 and row.cell not in comparison.no_scaling
+    )
     sizes = ((row.devices, row.batch_size or 0, row) for row in several)
-    cases = grouped(((devices, (devices, batch) in compared, batch), row) for devices, batch, row in sizes)
+    cases = grouped(
+        ((devices, (devices, batch) in compared, batch), row) for devices, batch, row in sizes
+    )
     case = cases[max(cases)] if cases else []
     return [row for row in case if not comparison.variants.get(row.cell)] or case
 
 
 def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, StrategyGap | None]:
-    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps developing it.
+    """The faster of DP and DDP; DDP if the difference is not significant, because torch keeps
+    developing it.
 
-    In its place the fastest of the cells that are significantly faster than it. Without such a pair the fastest cell. A stand-in
-    only where nothing else was measured: it exists only in dpscope.
+    In its place the fastest of the cells that are significantly faster than it. Without such a pair
+    the fastest cell. A stand-in only where nothing else was measured: it exists only in dpscope.
     """
     names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
     if gap is None:
-        return min(case, key=lambda row: (traits_of(row.strategy).stands_for is not None, row.step_us or 0.0)), None
+        return min(
+            case,
+            key=lambda row: (traits_of(row.strategy).stands_for is not None, row.step_us or 0.0),
+        ), None
     dp_wins = verdict(gap.ratio) == "below" and not traits_of(names[gap.dp].strategy).stands_for
     chosen = names[gap.dp if dp_wins else gap.ddp]
     against = [one for one in comparison.costs if one.against == chosen.cell and one.cell in names]
     faster = [one for one in against if verdict(one.ratio) == "below"]
-    return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen, gap
+    return names[
+        min(faster, key=lambda one: one.ratio.value or 1.0).cell
+    ] if faster else chosen, gap
 
 
 def _which(
     comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, gain: Gain | None, batch: str
 ) -> tuple[Answer, str | None]:
     """The answer, and the strategy that it recommends."""
-    name, where = traits_of(chosen.strategy).label, f"on {devices_text(chosen.devices, chosen.nodes)}"
+    name, where = (
+        traits_of(chosen.strategy).label,
+        f"on {devices_text(chosen.devices, chosen.nodes)}",
+    )
     if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
         where += f", batch {batch} each"
     between = f" {gap_sentence(gap)}" if gap else ""
@@ -219,7 +263,11 @@ def _which(
         stand_in = f"{name} stands in for {traits_of(original).label} and exists only in dpscope"
         text = f"No strategy is recommended: {stand_in}; it reaches {times}"
     elif shown == "above":
-        alike = gap is not None and verdict(gap.ratio) not in ("above", "below") and chosen.cell in (gap.dp, gap.ddp)
+        alike = (
+            gap is not None
+            and verdict(gap.ratio) not in ("above", "below")
+            and chosen.cell in (gap.dp, gap.ddp)
+        )
         if gap and alike and not traits_of(comparison.rows[gap.dp].strategy).stands_for:
             times = f"{name} reaches {times}"
             name = f"DDP or {gap.dp_label}, whichever is simpler"
@@ -228,7 +276,9 @@ def _which(
 
 
 def _direction(gain: Gain) -> str | None:
-    """Whether the throughput is significantly above or below that of one device; None where other estimates contradict that."""
+    """Whether the throughput is significantly above or below that of one device; None where other
+    estimates contradict that.
+    """
     return verdict(gain.by_median) if gain.estimators_agree else None
 
 
@@ -247,7 +297,9 @@ def _at_same_global_batch(gain: Gain) -> str:
 
 
 def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, str]:
-    """The gain over one device under the same strategy, as under torchrun, where no plain single device was measured."""
+    """The gain over one device under the same strategy, as under torchrun, where no plain single
+    device was measured.
+    """
     over_itself = comparison.over_itself.get(chosen.cell)
     if over_itself is None or over_itself.value is None:
         return "was not compared with one device, so its gain is unknown.", NOT_MEASURED

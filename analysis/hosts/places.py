@@ -1,4 +1,5 @@
-"""Where ranks run: hosts, local ranks and switches, and many ranks summarised by them: medians, percentiles, who waits for whom.
+"""Where ranks run: hosts, local ranks and switches, and many ranks summarised by them: medians,
+percentiles, who waits for whom.
 
 The switch of each host comes from a file of pairs or Slurm's topology.conf.
 """
@@ -32,17 +33,23 @@ _EXAMPLE = "write HOST SWITCH, or SwitchName=s0 Nodes=n[0-15]"
 
 
 def read_topology(path: Path) -> dict[str, str]:
-    """Read the switch of each host. A line holds a host and its switch, separated by a blank, comma or colon, or is a line of
-    Slurm's topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, or for blocks `BlockName=b0 Nodes=...`. `#` begins a comment.
+    """Read the switch of each host. A line holds a host and its switch, separated by a blank, comma
+    or colon, or is a line of Slurm's topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, or for
+    blocks `BlockName=b0 Nodes=...`. `#` begins a comment.
 
-    Raises DpscopeError for a file that cannot be read, a line of neither form, and a host on two switches.
+    Raises DpscopeError for a file that cannot be read, a line of neither form, and a host on two
+    switches.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise DpscopeError(f"{unreadable(path, error)}; name a file that lists hosts and their switches") from error
+        raise DpscopeError(
+            f"{unreadable(path, error)}; name a file that lists hosts and their switches"
+        ) from error
     except UnicodeDecodeError as error:
-        raise DpscopeError(f"{path} is not a text file; name a file that lists hosts and their switches") from error
+        raise DpscopeError(
+            f"{path} is not a text file; name a file that lists hosts and their switches"
+        ) from error
     switches: dict[str, str] = {}
     begun = ""  # of a line that ends with a backslash, which is joined with the next one
     for number, one in enumerate(text.splitlines(), 1):
@@ -64,7 +71,9 @@ def read_topology(path: Path) -> dict[str, str]:
 
 
 def _hosts_of(line: str) -> list[tuple[str, str]]:
-    """Hosts with their switch; empty for a switch of switches, an option of Slurm, a heading. Raises ValueError."""
+    """Hosts with their switch; empty for a switch of switches, an option of Slurm, a heading.
+    Raises ValueError.
+    """
     given = {name.lower(): value.strip("\"'") for name, value in _PAIR.findall(line)}
     switch = given.get("switchname") or given.get("blockname")
     if "nodes" in given and switch is not None:
@@ -97,26 +106,34 @@ def expand_hosts(text: str) -> Iterator[str]:
             if ends is None or not first <= last < first + _MOST_HOSTS:
                 raise ValueError(f"[{piece[:60]}] is not a range of hosts, such as [0-15]")
             for number in range(first, last + 1):
-                yield from expand_hosts(f"{found['before']}{number:0{len(ends[1])}d}{found['after']}")
+                yield from expand_hosts(
+                    f"{found['before']}{number:0{len(ends[1])}d}{found['after']}"
+                )
 
 
 def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) -> Table:
     """A row for each known rank: `rank`, `host`, `local_rank`, `switch`; NA if unknown.
 
-    The host is the one in the trace, else the one that reduced it locally. torchrun numbers ranks node by node, so the local
-    rank is the rank modulo the ranks per node if each host holds one such block; else the position among its host's ranks.
-    Raises DpscopeError if `switches` contains none of the hosts.
+    The host is the one in the trace, else the one that reduced it locally. torchrun numbers ranks
+    node by node, so the local rank is the rank modulo the ranks per node if each host holds one
+    such block; else the position among its host's ranks. Raises DpscopeError if `switches` contains
+    none of the hosts.
     """
     known = [one for one in summaries if one.rank is not None]
     hosts = [one.host or one.read_on for one in known]
     # By its full or short name.
-    found = [None if host is None else switches.get(host) or switches.get(host.partition(".")[0]) for host in hosts]
+    found = [
+        None if host is None else switches.get(host) or switches.get(host.partition(".")[0])
+        for host in hosts
+    ]
     named = [host for host in hosts if host is not None]
     if switches and named and not any(found):
         raise DpscopeError(
             f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
         )
-    table = Table.of(rank=[one.rank for one in known], host=hosts, local_rank=[None] * len(known), switch=found)
+    table = Table.of(
+        rank=[one.rank for one in known], host=hosts, local_rank=[None] * len(known), switch=found
+    )
     table = table.take(table.group("rank").first)
     rows = np.flatnonzero(table.known("host"))
     rows = rows[np.argsort(table["rank"][rows], kind="stable")]
@@ -148,7 +165,9 @@ _FAR = 6.0  # median absolute deviations above the median, beyond which a rank i
 
 @dataclass(frozen=True)
 class RankSpread:
-    """A quantity over ranks in microseconds; `far` counts ranks more than _FAR median absolute deviations above the median."""
+    """A quantity over ranks in microseconds; `far` counts ranks more than _FAR median absolute
+    deviations above the median.
+    """
 
     quantity: str
     ranks: int
@@ -161,12 +180,18 @@ class RankSpread:
 
 
 def rank_means(analysis: Job) -> Table:
-    """`rank` and QUANTITIES of each known rank: means over whole windows, or over all if none is whole."""
+    """`rank` and QUANTITIES of each known rank: means over whole windows, or over all if none is
+    whole.
+    """
     steps = analysis.tables.steps
     chosen = whole_steps(steps.take(steps.known("rank")))
     ranks = chosen.group("rank", in_order=True)
     names = [name for name in QUANTITIES if name in chosen]
-    means = chosen.take(ranks.first).select(("rank",)).assign(**{name: ranks.means(chosen[name]) for name in names})
+    means = (
+        chosen.take(ranks.first)
+        .select(("rank",))
+        .assign(**{name: ranks.means(chosen[name]) for name in names})
+    )
     if not analysis.tables.collectives.known("wait_us").any():
         return means.assign(lateness_us=None)
     lateness_us = _of_late_ranks(analysis.waits_caused, "wait_per_step_us", means)
@@ -174,7 +199,9 @@ def rank_means(analysis: Job) -> Table:
 
 
 def _of_late_ranks(caused: Table, column: str, ranks: Table) -> FloatColumn:
-    """For each row of `ranks`, the sum of a column of `waits_by_pair` over the rows in which its rank is the late one."""
+    """For each row of `ranks`, the sum of a column of `waits_by_pair` over the rows in which its
+    rank is the late one.
+    """
     late = caused.group("late_rank")
     found = Table.of(rank=caused["late_rank"][late.first])
     return np.append(late.sums(caused[column]), 0.0)[ranks.places_in(found, ("rank",))]
@@ -192,14 +219,18 @@ def spreads(means: Table) -> list[RankSpread]:
         far = values > median + _FAR * float(np.median(np.abs(values - median)))
         low, high = np.quantile(values, (0.05, 0.95)).tolist()
         worst, worst_rank = float(values.max()), int(known["rank"][values.argmax()])
-        found.append(RankSpread(name, len(values), median, low, high, worst, worst_rank, int(far.sum())))
+        found.append(
+            RankSpread(name, len(values), median, low, high, worst, worst_rank, int(far.sum()))
+        )
     return found
 
 
 def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
-    """Waiting by one of FOLDS, a row each, largest cause first: `ranks`, `wait_us`, `caused_share`; empty without waits.
+    """Waiting by one of FOLDS, a row each, largest cause first: `ranks`, `wait_us`, `caused_share`;
+    empty without waits.
 
-    `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that its ranks cause, 0..1.
+    `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that
+    its ranks cause, 0..1.
     """
     known, caused = places.take(places.known(by)), analysis.waits_caused
     if not len(caused):

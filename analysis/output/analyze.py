@@ -1,4 +1,6 @@
-"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns whether it passed."""
+"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns
+whether it passed.
+"""
 
 import errno
 from collections.abc import Sequence
@@ -43,9 +45,11 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True)
 class Targets:
-    """What the user states of a run or of traces and judges them against; None: the value stated when a run was measured.
+    """What the user states of a run or of traces and judges them against; None: the value stated
+    when a run was measured.
 
-    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes.
+    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is
+    where the report goes.
     """
 
     link: LinkRate | None = None
@@ -63,7 +67,12 @@ class Targets:
     @property
     def modelled(self) -> bool:
         """Whether models of traces are requested."""
-        return self.link is not None or self.calibration is not None or bool(self.nccl_logs) or self.flops is not None
+        return (
+            self.link is not None
+            or self.calibration is not None
+            or bool(self.nccl_logs)
+            or self.flops is not None
+        )
 
 
 def load(path: Path, target_accuracy: float | None = None) -> "RunData":
@@ -84,7 +93,9 @@ def report_of(path: Path, targets: Targets) -> "Report":
     if targets.flops is not None:
         check_flops(run)
     with progress("Comparing cells"):
-        return make_report(run, targets.link, calibration, targets.efficiency, targets.nccl_logs, targets.flops)
+        return make_report(
+            run, targets.link, calibration, targets.efficiency, targets.nccl_logs, targets.flops
+        )
 
 
 def findings_of(path: Path) -> "tuple[Finding, ...]":
@@ -98,12 +109,18 @@ def findings_of(path: Path) -> "tuple[Finding, ...]":
 
 
 def check_flops(run: "RunData") -> None:
-    """Raises DpscopeError where FLOPs that the user states would be those of no cell, or of cells with different batches."""
+    """Raises DpscopeError where FLOPs that the user states would be those of no cell, or of cells
+    with different batches.
+    """
     uncounted = [
-        data for data in run.measured if all(rank.flops is None or rank.flops.total is None for _, rank in data.ranks)
+        data
+        for data in run.measured
+        if all(rank.flops is None or rank.flops.total is None for _, rank in data.ranks)
     ]
     if not uncounted:
-        raise DpscopeError("--flops does nothing here: the run counted the FLOPs of its cells itself; omit it")
+        raise DpscopeError(
+            "--flops does nothing here: the run counted the FLOPs of its cells itself; omit it"
+        )
     if len(batches := sorted({data.cell.batch_size for data in uncounted})) > 1:
         listed = ", ".join(map(str, batches))
         raise DpscopeError(
@@ -112,14 +129,17 @@ def check_flops(run: "RunData") -> None:
 
 
 def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
-    """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
+    """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings
+    alone, these.
 
     In a run folder that may only be read the report is printed without a page.
     """
     if not is_run_folder(path):
         from dpscope.analysis.report.training_report import show_training
 
-        return show_training(path, targets.accuracy, console, targets.figure_formats, targets.open_page)
+        return show_training(
+            path, targets.accuracy, console, targets.figure_formats, targets.open_page
+        )
     from dpscope.analysis.report.build import write_report
 
     report = report_of(path, targets)
@@ -129,7 +149,12 @@ def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "s
         with progress("Writing the report"):
             write_report(report, targets.figure_formats, folder)
     except OSError as error:
-        if targets.report is not None or detail == "path" or targets.open_page or error.errno not in _READ_ONLY:
+        if (
+            targets.report is not None
+            or detail == "path"
+            or targets.open_page
+            or error.errno not in _READ_ONLY
+        ):
             raise
         page = None
     if detail == "path":
@@ -154,7 +179,9 @@ def _print_everything(console: Console, report: PrintedReport, page: Path | None
     console.print(f"\n{place_of_page(page)}", highlight=False, soft_wrap=True)
 
 
-def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: Targets, console: Console) -> bool:
+def print_run(
+    path: Path, output_format: OutputFormat, classic: bool, targets: Targets, console: Console
+) -> bool:
     """A run in a format other programs read, or its classic tables; nothing is written."""
     if not is_run_folder(path) and not classic:
         from dpscope.analysis.report.training_report import print_training
@@ -180,25 +207,36 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
         apart = console if output_format == "table" else Terminal(stderr=True)  # data stays data
         apart.print()
         for line in study.left_out:
-            apart.print(f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False)
+            apart.print(
+                f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False
+            )
     else:
         print_tables([*report.first.values(), *report.tables.values()], output_format, console)
     return report.printed.sound
 
 
 MOST_FINDINGS = 3
-_LINES = 30  # of the whole at 80 columns: findings take what the answers and the tables leave; errors are always shown
+# of the whole at 80 columns: findings take what the answers and the tables leave; errors are always
+# shown
+_LINES = 30
 _STYLES = {"error": "bold red", "warning": "yellow"}
 
 
-def print_summary(console: Console, report: PrintedReport, page: Path | None, whole: bool = False) -> None:
-    """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
+def print_summary(
+    console: Console, report: PrintedReport, page: Path | None, whole: bool = False
+) -> None:
+    """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing
+    after them.
+    """
     answers = answer_grid(report.warnings, report.answers)
     tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
     if not whole:
         # Notes are with the whole tables: the first screen has no line for them.
         shown = report.first_cells
-        tables = [replace(one, rows=tuple(row for row in one.rows if row[0] in shown), notes=()) for one in tables]
+        tables = [
+            replace(one, rows=tuple(row for row in one.rows if row[0] in shown), notes=())
+            for one in tables
+        ]
     console.print(answers)
     for table in tables:
         print_table(console, table)
@@ -218,7 +256,10 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None, wh
     if listed:
         console.print()
         console.print(_findings(serious[:listed]))
-    left = {"finding": len(report.findings) - listed, "cell": len(report.summary.rows) - len(tables[0].rows)}
+    left = {
+        "finding": len(report.findings) - listed,
+        "cell": len(report.summary.rows) - len(tables[0].rows),
+    }
     if more := [counted(count, f"more {noun}") for noun, count in left.items() if count]:
         console.print(Text(f"{' and '.join(more)}: in the report, or with --verbose.", style="dim"))
     console.print(place_of_page(page), highlight=False, soft_wrap=True)

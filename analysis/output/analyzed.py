@@ -1,4 +1,6 @@
-"""The public API's analysis of traces: what `dpscope analyze` knows of a job, its verdict included."""
+"""The public API's analysis of traces: what `dpscope analyze` knows of a job, its verdict
+included.
+"""
 
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
@@ -43,4 +45,7 @@ def analyze_jobs(
     paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> dict[str, AnalyzedJob]:
     """`trace_analysis.analyze_jobs`, each job with its verdict."""
-    return {name: _with_verdict(one) for name, one in trace_analysis.analyze_jobs(paths, limits, progress).items()}
+    return {
+        name: _with_verdict(one)
+        for name, one in trace_analysis.analyze_jobs(paths, limits, progress).items()
+    }

@@ -1,4 +1,5 @@
-"""What `dpscope compare` prints of two runs, and its exit status: a gate that cannot judge does not pass.
+"""What `dpscope compare` prints of two runs, and its exit status: a gate that cannot judge does not
+pass.
 
 Programs get JSON or a summary for GitHub's job pages; verdicts come first.
 """
@@ -32,11 +33,21 @@ from dpscope.analysis.runs.compare import (
     verdict_table,
 )
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
-from dpscope.analysis.text.terminal import Trimmed, folded, print_findings, print_table, print_tables, progress
+from dpscope.analysis.text.terminal import (
+    Trimmed,
+    folded,
+    print_findings,
+    print_table,
+    print_tables,
+    progress,
+)
 from dpscope.analysis.text.text_table import OutputFormat, finding_line, in_markdown, render
 from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.analysis.training.seed_statistics import compare_trained_cells, training_setting_findings
+from dpscope.analysis.training.seed_statistics import (
+    compare_trained_cells,
+    training_setting_findings,
+)
 from dpscope.analysis.training.tables import difference_table
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
@@ -47,13 +58,18 @@ from dpscope.profiling.store.training_folders import holds_epochs
 
 ChangeFormat = OutputFormat | Literal["github"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, NotComparableError.exit_status
-STATUS_WORDS = {NO_REGRESSION: "no regression", REGRESSION: "regression", NOT_COMPARABLE: "cannot be judged"}
+STATUS_WORDS = {
+    NO_REGRESSION: "no regression",
+    REGRESSION: "regression",
+    NOT_COMPARABLE: "cannot be judged",
+}
 DEFAULT_SHARE = 0.05  # --fail-over
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of two runs: `worse` are the regressions among the changes, `status` is the command's exit status.
+    """What was found of two runs: `worse` are the regressions among the changes, `status` is the
+    command's exit status.
 
     `after` is the verdict on the later run by itself, `uses` are rates and shares of peaks.
     """
@@ -67,15 +83,24 @@ class Judgement:
 
 
 def _json(found: Judgement) -> str:
-    """`status` and its words, `regressions` (cells), every change with ratio, interval and verdict, findings."""
+    """`status` and its words, `regressions` (cells), every change with ratio, interval and verdict,
+    findings.
+    """
     content: dict[str, object] = {
         "status": found.status,
         "verdict": STATUS_WORDS[found.status],
         "regressions": [change.cell for change in found.worse],
         "changes": [
             {
-                **{name: getattr(one, name) for name in ("cell", "quantity", "before_us", "after_us")},
-                **{"ratio": one.ratio.value, "ratio_low": one.ratio.low, "ratio_high": one.ratio.high},
+                **{
+                    name: getattr(one, name)
+                    for name in ("cell", "quantity", "before_us", "after_us")
+                },
+                **{
+                    "ratio": one.ratio.value,
+                    "ratio_low": one.ratio.low,
+                    "ratio_high": one.ratio.high,
+                },
                 "count": one.ratio.count,
                 **{name: getattr(one, name) for name in ("verdict", "chance_slower", "detectable")},
                 "not_judged": one.not_judged or None,
@@ -91,8 +116,13 @@ def _json(found: Judgement) -> str:
 
 
 def _github(found: Judgement) -> str:
-    """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; all quantities folded."""
-    parts = [f"### dpscope compare: {STATUS_WORDS[found.status]}\n", render(verdict_table(found.changes), "markdown")]
+    """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; all quantities
+    folded.
+    """
+    parts = [
+        f"### dpscope compare: {STATUS_WORDS[found.status]}\n",
+        render(verdict_table(found.changes), "markdown"),
+    ]
     parts += map(finding_line, found.findings)
     if found.after is not None:
         parts += ["\n**After**\n", *map(in_markdown, _answers(found.after, "- **", "**: ")), ""]
@@ -108,17 +138,26 @@ _PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": 
 
 def _answers(verdict: Verdict, before: str, between: str) -> list[str]:
     """The later run's verdict, a line for each warning and answer."""
-    return [*verdict.warnings, *(f"{before}{label}{between}{text}" for label, text in verdict.labelled)]
+    return [
+        *verdict.warnings,
+        *(f"{before}{label}{between}{text}" for label, text in verdict.labelled),
+    ]
 
 
 def print_comparison(
-    earlier: Path, later: Path, share: float | None, output_format: ChangeFormat, console: Console, force: bool = False
+    earlier: Path,
+    later: Path,
+    share: float | None,
+    output_format: ChangeFormat,
+    console: Console,
+    force: bool = False,
 ) -> int:
     """Two runs side by side; the exit status.
 
-    0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be judged, as
-    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; the reason goes to
-    standard error in every format. With `force` settings and models may differ.
+    0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3:
+    that cannot be judged, as settings or machines differ, a step has no interval or hides such a
+    slowdown, or a cell is missing; the reason goes to standard error in every format. With `force`
+    settings and models may differ.
 
     Raises DpscopeError for other models, NotComparableError where nothing is common.
     """
@@ -136,7 +175,9 @@ def print_comparison(
             "name two runs, or the traces of two jobs"
         )
     if before.recorded is not None and after.recorded is not None:
-        _check_models(earlier, later, before.recorded.config.workload, after.recorded.config.workload, force)
+        _check_models(
+            earlier, later, before.recorded.config.workload, after.recorded.config.workload, force
+        )
     share = DEFAULT_SHARE if share is None else share
     with progress(f"Comparing {before.path} with {after.path}"):
         changes = mark_unseen(compare_runs(before, after), share)
@@ -159,7 +200,9 @@ def print_comparison(
 
 
 def _load(path: Path) -> RunData:
-    """A run; or the traces of one job that a file or folder holds in its place, of several jobs alike each as a repeat of it."""
+    """A run; or the traces of one job that a file or folder holds in its place, of several jobs
+    alike each as a repeat of it.
+    """
     is_run = is_run_folder(path) or holds_epochs(path) or (path / "cells").is_dir()
     if path.is_file() or (not is_run and holds_files(path)):
         return traced_repeats(read_jobs([path]), [path])
@@ -174,8 +217,11 @@ def verdict_of(run: RunData) -> Verdict:
     return run_verdict(run, compare(run))
 
 
-def _print_judgement(found: Judgement, share: float, output_format: ChangeFormat, console: Console) -> None:
-    if output_format == "table":  # the answer first: what got slower, a row per cell, what would have been seen
+def _print_judgement(
+    found: Judgement, share: float, output_format: ChangeFormat, console: Console
+) -> None:
+    # the answer first: what got slower, a row per cell, what would have been seen
+    if output_format == "table":
         console.print()
         console.print(Trimmed(folded(_verdict(found, share))))
         if detection := detection_text(found.changes):
@@ -191,9 +237,17 @@ def _verdict(found: Judgement, share: float) -> str:
         return f"Slower by more than {100 * share:g}%: {', '.join(change.cell for change in found.worse)}."
     if not found.status:
         return f"Slower by more than {100 * share:g}%: none."
-    steps = [change for change in found.changes if change.quantity in JUDGED and change.ratio.value is not None]
-    ratios = ", ".join(f"{change.cell} {100 * ((change.ratio.value or 1) - 1):+.1f}%" for change in steps)
-    return f"Cannot be judged: {found.findings[0].message}." + (f" Measured: {ratios}." if ratios else "")
+    steps = [
+        change
+        for change in found.changes
+        if change.quantity in JUDGED and change.ratio.value is not None
+    ]
+    ratios = ", ".join(
+        f"{change.cell} {100 * ((change.ratio.value or 1) - 1):+.1f}%" for change in steps
+    )
+    return f"Cannot be judged: {found.findings[0].message}." + (
+        f" Measured: {ratios}." if ratios else ""
+    )
 
 
 def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:
@@ -204,20 +258,28 @@ def _check_models(before: Path, after: Path, one: Workload, other: Workload, for
         )
 
 
-def _compare_learning(before: Path, after: Path, output_format: ChangeFormat, console: Console, force: bool) -> int:
+def _compare_learning(
+    before: Path, after: Path, output_format: ChangeFormat, console: Console, force: bool
+) -> int:
     first, second = load_training(before), load_training(after)
     if first.manifest and second.manifest:
-        _check_models(before, after, first.manifest.config.workload, second.manifest.config.workload, force)
+        _check_models(
+            before, after, first.manifest.config.workload, second.manifest.config.workload, force
+        )
     findings = _print_learning_changes(first, second, output_format, console)
     if findings is None:
-        raise NotComparableError(f"{before} and {after} trained no cell alike: nothing to compare; name others")
+        raise NotComparableError(
+            f"{before} and {after} trained no cell alike: nothing to compare; name others"
+        )
     return NOT_COMPARABLE if findings and not force else NO_REGRESSION
 
 
 def _print_learning_changes(
     before: TrainingData, after: TrainingData, output_format: ChangeFormat, console: Console
 ) -> list[Finding] | None:
-    """What changed in the trainings of two folders, and what differs in their settings; None: no cell was trained alike."""
+    """What changed in the trainings of two folders, and what differs in their settings; None: no
+    cell was trained alike.
+    """
     table = difference_table("What changed in learning", compare_trained_cells(before, after))
     if table is None:
         return None
@@ -228,7 +290,9 @@ def _print_learning_changes(
 
 
 def _tell(findings: Sequence[Finding], output_format: ChangeFormat, console: Console) -> None:
-    """Findings on standard error, a line each, and on a terminal's table also where people look for them."""
+    """Findings on standard error, a line each, and on a terminal's table also where people look for
+    them.
+    """
     for finding in findings:
         complain(f"{finding.message}; {finding.next_step}")
     if output_format == "table":

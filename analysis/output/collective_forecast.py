@@ -1,4 +1,6 @@
-"""What `dpscope calibrate --predict` prints: a table, or JSON with a row per collective, count and size."""
+"""What `dpscope calibrate --predict` prints: a table, or JSON with a row per collective, count and
+size.
+"""
 
 import json
 import re
@@ -34,7 +36,10 @@ def parse_counts(text: str) -> list[int]:
 
 
 def print_forecasts(
-    calibration: Calibration, counts: Sequence[int], output_format: Literal["table", "json"], console: Console
+    calibration: Calibration,
+    counts: Sequence[int],
+    output_format: Literal["table", "json"],
+    console: Console,
 ) -> None:
     """Predictions of every collective and size, with findings about times that no law describes."""
     if not calibration.points:
@@ -42,14 +47,20 @@ def print_forecasts(
     predictions = forecasts(calibration, counts)
     findings = (*wrong_results(calibration), *cliff_findings(calibration))
     if output_format == "json":
-        content = {"predictions": [asdict(one) for one in predictions], "findings": msgspec.to_builtins(findings)}
+        content = {
+            "predictions": [asdict(one) for one in predictions],
+            "findings": msgspec.to_builtins(findings),
+        }
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
     for collective in dict.fromkeys(one.collective for one in predictions):
         own = [one for one in predictions if one.collective == collective]
         sources = dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in own)
         notes = _NOTES if any(one.basis == "predicted" for one in own) else ()
-        print_table(console, table_of(f"{collective} by device count and size", _FIELDS, own, (*sources, *notes)))
+        print_table(
+            console,
+            table_of(f"{collective} by device count and size", _FIELDS, own, (*sources, *notes)),
+        )
     print_findings(console, findings)
 
 

@@ -1,4 +1,6 @@
-"""What people see of a comparison: the pairs, the tolerance and what rounding did, the findings; and its JSON."""
+"""What people see of a comparison: the pairs, the tolerance and what rounding did, the findings;
+and its JSON.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +12,12 @@ from rich.console import Console
 from dpscope.analysis.equality.comparison import compare_trainings
 from dpscope.analysis.equality.data import load_equality
 from dpscope.analysis.equality.differences import LARGEST_TOLERANCE, SAFETY, WHATS
-from dpscope.analysis.equality.result import EqualityReport, PairResult, StepTolerance, TensorDifference
+from dpscope.analysis.equality.result import (
+    EqualityReport,
+    PairResult,
+    StepTolerance,
+    TensorDifference,
+)
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, sentence
@@ -23,7 +30,9 @@ _ROWS = 6  # of the table of tolerances
 
 
 def show_equality(out: Path, output_format: Literal["table", "json"], console: Console) -> bool:
-    """Compare what lies in `out`, write equality.json, print it; whether nothing differs that is not explained."""
+    """Compare what lies in `out`, write equality.json, print it; whether nothing differs that is
+    not explained.
+    """
     report, path = compare_trainings(load_equality(out)), out / EQUALITY_NAME
     write_json(path, report)
     if output_format == "json":
@@ -44,7 +53,9 @@ def headline(report: EqualityReport) -> str:
     if not judged:
         return "no step can be judged: see the findings"
     steps = f"{'' if judged == settings.steps else f'the first {judged} of '}{counted(settings.steps, 'step')}"
-    over = f"over {steps} of {counted(settings.global_batch_size, 'sample')} in {settings.precision}"
+    over = (
+        f"over {steps} of {counted(settings.global_batch_size, 'sample')} in {settings.precision}"
+    )
     if judged < settings.steps:
         over += " (rounding or divergence hides the rest)"
     if not report.sound:
@@ -55,7 +66,9 @@ def headline(report: EqualityReport) -> str:
 
 
 def pair_table(report: EqualityReport) -> TextTable:
-    """A row per pair: the largest relative differences of the judged steps, and the first beyond the tolerance."""
+    """A row per pair: the largest relative differences of the judged steps, and the first beyond
+    the tolerance.
+    """
     notes = [
         f"largest relative differences over the judged steps; reference: {report.reference}; bit-equal: gradients and weights"
     ]
@@ -76,7 +89,9 @@ def tolerance_table(report: EqualityReport) -> TextTable:
         f"rounding: how far {report.reference} drifts from itself when every weight starts one unit in the last place off; "
         f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"
     )
-    shown = [step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1]
+    shown = [
+        step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1
+    ]
     return table_of("Rounding, and what is tolerated", _TOLERANCES, shown, [note])
 
 

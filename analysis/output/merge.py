@@ -1,4 +1,6 @@
-"""`dpscope merge`: which traces of a run it merges, and what it prints: the ranks with their clocks, and findings about them."""
+"""`dpscope merge`: which traces of a run it merges, and what it prints: the ranks with their
+clocks, and findings about them.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +23,22 @@ _VIEWER = "https://ui.perfetto.dev"
 
 
 def print_merge(
-    paths: Sequence[Path], output: Path, cell: str | None, repeat: int | None, limits: ReadLimits, console: Console
+    paths: Sequence[Path],
+    output: Path,
+    cell: str | None,
+    repeat: int | None,
+    limits: ReadLimits,
+    console: Console,
 ) -> int:
-    """Merge a run's cell, or trace files; the exit status, as of `dpscope analyze` on trace files."""
+    """Merge a run's cell, or trace files; the exit status, as of `dpscope analyze` on trace
+    files.
+    """
     runs = [path for path in paths if is_run_folder(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
-    chosen, number, files = traces_of_run(runs[0], cell, repeat) if runs else ("", 0, find_traces(paths))
+    chosen, number, files = (
+        traces_of_run(runs[0], cell, repeat) if runs else ("", 0, find_traces(paths))
+    )
     with progress(f"Merging {counted(len(files), 'trace')}"):
         merged = merge_traces(files, output, limits)
     if chosen:  # what was refused has printed nothing
@@ -35,14 +46,21 @@ def print_merge(
     print_table(console, clock_table(merged))
     print_findings(console, merged.findings)
     events = sum(rank.events for rank in merged.ranks)
-    ranks = f"{counted(len(merged.ranks), 'rank')}" if len(merged.ranks) > 1 else merged.ranks[0].title
+    ranks = (
+        f"{counted(len(merged.ranks), 'rank')}" if len(merged.ranks) > 1 else merged.ranks[0].title
+    )
     size = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"
-    console.print(f"\nMerged: {output} ({size}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nMerged: {output} ({size}); open it in {_VIEWER}", highlight=False, soft_wrap=True
+    )
     return trace_status(merged.findings, merged.cut_short)
 
 
-def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None = None) -> tuple[str, int, list[Path]]:
-    """The cell of that name, or the only one on several devices, a repeat of it (default: the first), and its traces.
+def traces_of_run(
+    path: Path, cell_name: str | None = None, repeat: int | None = None
+) -> tuple[str, int, list[Path]]:
+    """The cell of that name, or the only one on several devices, a repeat of it (default: the
+    first), and its traces.
 
     Raises DpscopeError naming the choices when that is not one job that has traces.
     """
@@ -50,7 +68,11 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
     traced = {
         planned.cell.name: (planned.cell, found)
         for planned in folder.manifest().plan
-        if (found := {index: done for index, done in folder.done_repeats(planned.cell) if done.traces()})
+        if (
+            found := {
+                index: done for index, done in folder.done_repeats(planned.cell) if done.traces()
+            }
+        )
     }
     if not traced:
         raise DpscopeError(
@@ -58,10 +80,16 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
         )
     cells = [cell for cell, _ in traced.values()]
     # Default: the only one of several ranks, else of several devices, else the only one of the run.
-    several = [cell for cell in cells if cell.processes > 1] or [cell for cell in cells if cell.devices > 1] or cells
+    several = (
+        [cell for cell in cells if cell.processes > 1]
+        or [cell for cell in cells if cell.devices > 1]
+        or cells
+    )
     if cell_name is None and len(several) > 1:
         names = ", ".join(cell.name for cell in several)
-        raise DpscopeError(f"{path} holds several jobs, which share no time axis; name one of {names} with --cell")
+        raise DpscopeError(
+            f"{path} holds several jobs, which share no time axis; name one of {names} with --cell"
+        )
     name = cell_name or several[0].name
     if name not in traced:
         raise DpscopeError(
@@ -71,7 +99,9 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
     chosen = min(repeats) if repeat is None else repeat
     if chosen not in repeats:
         done = ", ".join(map(str, repeats))
-        raise DpscopeError(f"{name} has no finished repeat {chosen}; name one of {done} with --repeat")
+        raise DpscopeError(
+            f"{name} has no finished repeat {chosen}; name one of {done} with --repeat"
+        )
     return name, chosen, repeats[chosen].traces()
 
 
@@ -86,7 +116,9 @@ def clock_table(merged: MergedTrace) -> TextTable:
         Field("rank", "title"),
         Field("events", lambda rank: f"{rank.events:,}"),
         Field("matched", lambda rank: NA if rank is first else rank.clock.collectives),
-        Field("clock moved [µs]", lambda rank: NA if rank is first else f"{rank.clock.moved_us:+,.3f}"),
+        Field(
+            "clock moved [µs]", lambda rank: NA if rank is first else f"{rank.clock.moved_us:+,.3f}"
+        ),
         Field("residual [µs]", lambda rank: microseconds(rank.clock.residual_us)),
         Field("worst [µs]", lambda rank: microseconds(rank.clock.worst_us)),
     )

@@ -1,4 +1,6 @@
-"""A whole run as JSON (the comparison, the gaps, steps, collectives and findings), and its cells for a mirror."""
+"""A whole run as JSON (the comparison, the gaps, steps, collectives and findings), and its cells
+for a mirror.
+"""
 
 import json
 from collections.abc import Callable
@@ -28,15 +30,19 @@ from dpscope.profiling.mirrors.wandb_mirror import CellSummary
 UNKNOWN_WITH_COMMUNICATION = (
     "communication_us", "hidden_us", "exposed_us", "idle_us", *WAIT_FIELDS,
 )  # fmt: skip
-"""What of a step is not known once its communication is not: idle would hold what the trace does not show."""
+"""What of a step is not known once its communication is not: idle would hold what the trace does
+not show.
+"""
 
 
 def run_json(report: Report) -> str:
-    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, contention, memory, nccl.
+    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases,
+    waits, contention, memory, nccl.
 
-    And `findings`, and `training`, which is `training_content`, null where nothing was trained in the folder. Unknown is null.
-    `cells` has the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat.
-    `dp_phases` and `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
+    And `findings`, and `training`, which is `training_content`, null where nothing was trained in
+    the folder. Unknown is null. `cells` has the comparison's columns and `missing` (column -> why);
+    the rows of traces also name cell and repeat. `dp_phases` and `waits` hold no cell whose
+    communication the trace does not show; waits are of whole steps.
     """
     return json.dumps(
         {
@@ -48,7 +54,9 @@ def run_json(report: Report) -> str:
             "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps),
             "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.tables.collectives),
             "dp_phases": _rows(
-                report, dp_phases.COLUMNS, lambda data: data.tables.dp_phases if data.communication_known else None
+                report,
+                dp_phases.COLUMNS,
+                lambda data: data.tables.dp_phases if data.communication_known else None,
             ),
             "waits": _rows(report, PAIR_COLUMNS, lambda data: data.waits_caused),
             "contention": [
@@ -59,8 +67,15 @@ def run_json(report: Report) -> str:
                     row.contentions, row.ledger.hidden_us, report.run.cells[name].on_device
                 )
             ],
-            "memory": [  # peaks per (cell, repeat, rank, device), bytes; none on the CPU, whose allocator keeps none
-                {"cell": data.name, "repeat": repeat, "rank": rank.rank, **msgspec.to_builtins(memory)}
+            # peaks per (cell, repeat, rank, device), bytes; none on the CPU, whose allocator keeps
+            # none
+            "memory": [
+                {
+                    "cell": data.name,
+                    "repeat": repeat,
+                    "rank": rank.rank,
+                    **msgspec.to_builtins(memory),
+                }
                 for data in report.run.measured
                 for repeat, rank in data.ranks
                 for memory in rank.memory
@@ -75,14 +90,21 @@ def run_json(report: Report) -> str:
 
 def cell_records(comparison: Comparison) -> list[dict[str, object]]:
     """Each cell's columns and `missing`: by column, why its value is missing."""
-    columns = {name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES}
+    columns = {
+        name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES
+    }
     return [
-        {**{name: decimals(values[index]) for name, values in columns.items()}, "missing": row.reasons}
+        {
+            **{name: decimals(values[index]) for name, values in columns.items()},
+            "missing": row.reasons,
+        }
         for index, row in enumerate(comparison.rows.values())
     ]
 
 
-def _rows(report: Report, fields: tuple[str, ...], table_of: Callable[[Job], Table | None]) -> list[dict[str, object]]:
+def _rows(
+    report: Report, fields: tuple[str, ...], table_of: Callable[[Job], Table | None]
+) -> list[dict[str, object]]:
     """Rows of each measured cell's table, where it has one."""
     return [
         {"cell": data.name, **record}
@@ -94,11 +116,17 @@ def _rows(report: Report, fields: tuple[str, ...], table_of: Callable[[Job], Tab
 
 def _steps(data: Job) -> Table:
     steps = data.tables.steps
-    return steps if data.communication_known else steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
+    return (
+        steps
+        if data.communication_known
+        else steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
+    )
 
 
 def prediction_records(comparison: Comparison) -> list[dict[str, object]]:
-    """A row for each kind and size of collective of each cell: measured, predicted, relative error."""
+    """A row for each kind and size of collective of each cell: measured, predicted, relative
+    error.
+    """
     return [
         asdict(one) | {"expected_us": one.expected_us, "relative_error": one.relative_error}
         for one in comparison.predictions
@@ -109,14 +137,18 @@ def scaling_records(comparison: Comparison) -> list[dict[str, object]]:
     """A row for each series: its points with intervals, and its law."""
     rows = []
     for series in comparison.scaling:
-        points = [asdict(point) | {"efficiency": asdict(point.efficiency)} for point in series.points]
+        points = [
+            asdict(point) | {"efficiency": asdict(point.efficiency)} for point in series.points
+        ]
         law: dict[str, object] | None = None
         if (fit := series.fit) is not None:
             parameters = {name: asdict(value) for name, value in fit.parameters.items()}
             law = {"name": fit.law, "parameters": parameters}
             law |= {"worst_relative_error": fit.worst_relative_error, "note": fit.note}
         names = ("strategy", "variant", "scaling", "batch_size")
-        rows.append({name: getattr(series, name) for name in names} | {"points": points, "law": law})
+        rows.append(
+            {name: getattr(series, name) for name in names} | {"points": points, "law": law}
+        )
     return rows
 
 
@@ -127,7 +159,9 @@ def cell_summaries(report: Report) -> list[CellSummary]:
         CellSummary(
             name=data.name,
             settings={
-                **{name: getattr(data.cell, name) for name in ("strategy", "devices", "batch_size")},
+                **{
+                    name: getattr(data.cell, name) for name in ("strategy", "devices", "batch_size")
+                },
                 "variant": data.variant or "none",
                 "model": workload.model,
                 "data": workload.data,

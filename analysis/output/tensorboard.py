@@ -1,14 +1,17 @@
-"""A run as TensorBoard shows it: HParams, Scalars, Text, Images, and trace copies for torch-tb-profiler.
+"""A run as TensorBoard shows it: HParams, Scalars, Text, Images, and trace copies for
+torch-tb-profiler.
 
 runs/<run>/tensorboard/report/    the comparison and findings as text, the figures as images
-runs/<run>/tensorboard/training/  the curves of trainings, one run per cell and seed (profiling/mirrors/tensorboard_mirror.py)
-runs/<run>/tensorboard/<cell>/    one session: hyperparameters, metrics, step times; the traces of its first repeat
+runs/<run>/tensorboard/training/  the curves of trainings, one run per cell and seed
+(profiling/mirrors/tensorboard_mirror.py) runs/<run>/tensorboard/<cell>/    one session:
+hyperparameters, metrics, step times; the traces of its first repeat
 
-Trace copies are what torch-tb-profiler reads correctly. Its 0.4.3 (the last) ignores kernel names: a kernel is communication only
-if its External id equals that of an `nccl:` annotation, which no current trace satisfies, and it takes the annotations' own time
-(of asking) as communication. In a copy every communication kernel gets its own annotation with its time, and a fresh External id
-that both and the runtime call share. Of a process that drives several devices one copy per device is made, since the plugin pools
-devices.
+Trace copies are what torch-tb-profiler reads correctly. Its 0.4.3 (the last) ignores kernel names:
+a kernel is communication only if its External id equals that of an `nccl:` annotation, which no
+current trace satisfies, and it takes the annotations' own time (of asking) as communication. In a
+copy every communication kernel gets its own annotation with its time, and a fresh External id that
+both and the runtime call share. Of a process that drives several devices one copy per device is
+made, since the plugin pools devices.
 """
 
 import copy
@@ -40,7 +43,11 @@ from dpscope.analysis.traces.reading.event_table import (
     category_of,
     is_annotation,
 )
-from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
+from dpscope.analysis.traces.steps.event_kind import (
+    collective_kind,
+    is_collective_kernel,
+    is_peer_copy,
+)
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
 from dpscope.profiling.mirrors.tensorboard_mirror import (
@@ -55,7 +62,12 @@ from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, natural_order
 from dpscope.profiling.store.folders import is_run_folder, remove_empty_folders
-from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
+from dpscope.profiling.store.ownership import (
+    TENSORBOARD_NAME,
+    check_events,
+    check_training_events,
+    remove_events,
+)
 from dpscope.profiling.store.training_folders import TrainFolder, holds_epochs
 
 TRACED_METRICS = {  # tag -> column of the comparison and what it is divided by
@@ -77,11 +89,13 @@ TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams shows next to a training's settings, each at its last epoch."""
 
 
-def write_tensorboard(paths: Sequence[Path], link: LinkRate | None, out: Path | None = None) -> Path:
+def write_tensorboard(
+    paths: Sequence[Path], link: LinkRate | None, out: Path | None = None
+) -> Path:
     """Write the TensorBoard folder of a run, of trainings alone, or of traces; returns it.
 
-    That of traces lies in `out`, or in a folder next to them with their name. Raises DpscopeError for traces of several jobs,
-    and for a damaged one.
+    That of traces lies in `out`, or in a folder next to them with their name. Raises DpscopeError
+    for traces of several jobs, and for a damaged one.
     """
     path = paths[0]
     if is_run_folder(path):
@@ -92,14 +106,17 @@ def write_tensorboard(paths: Sequence[Path], link: LinkRate | None, out: Path | 
     require_one_job(jobs, paths, "a TensorBoard folder")
     (analysis,) = jobs.values()
     if analysis.cut_short:
-        raise DpscopeError(f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again")
+        raise DpscopeError(
+            f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again"
+        )
     report = report_of_traces(analysis, paths, Targets(link))
     place = report.run.path.absolute()
     return export_tensorboard(report, out or place.with_name(f"{place.name}-dpscope"))
 
 
 def export_tensorboard(report: Report, out: Path | None = None) -> Path:
-    """Replace the run's TensorBoard folder except for the curves of trainings, which may be running; returns it.
+    """Replace the run's TensorBoard folder except for the curves of trainings, which may be
+    running; returns it.
 
     It lies in the run's folder; that of traces, which have none, in `out`.
     """
@@ -109,13 +126,20 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
     sessions = {data.name: _hyperparameters(report, data) for data in measured}
     with EventLog(folder / "report") as log:
         trained = training_sessions(training) if training else []
-        log.experiment(_values([*sessions.values(), *trained]), [*metrics, *(TRAINING_METRICS if trained else ())])
+        log.experiment(
+            _values([*sessions.values(), *trained]),
+            [*metrics, *(TRAINING_METRICS if trained else ())],
+        )
         log.text("comparison", render_markdown(report))
         log.text("distributed_view", DISTRIBUTED_VIEW)
         _add_figures(log, report.figures)
     for data in measured:
         row = report.comparison.rows[data.name]
-        known = {tag: value / by for tag, (name, by) in metrics.items() if (value := row.number(name)) is not None}
+        known = {
+            tag: value / by
+            for tag, (name, by) in metrics.items()
+            if (value := row.number(name)) is not None
+        }
         _write_cell(report, data, folder / data.name, sessions[data.name], known)
     if training:
         write_missing_events(training)
@@ -136,7 +160,8 @@ def export_trainings(data: TrainingData) -> Path:
 def _cleared(run: Path, cells: Sequence[str]) -> Path:
     """A run's TensorBoard folder, rid of everything that dpscope writes here.
 
-    Raises DpscopeError, before anything is removed, where something else has a name that is to be written.
+    Raises DpscopeError, before anything is removed, where something else has a name that is to be
+    written.
     """
     folder = run / TENSORBOARD_NAME
     check_training_events(run)
@@ -157,7 +182,9 @@ def _values(sessions: Sequence[Mapping[str, HyperParameter]]) -> dict[str, list[
 
 def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
     for name, figure in drawn.items():
-        width, height = (round(inches * figures.DOTS_PER_INCH) for inches in figure.get_size_inches())
+        width, height = (
+            round(inches * figures.DOTS_PER_INCH) for inches in figure.get_size_inches()
+        )
         log.image(name, figures.saved(figure, "png"), int(width), int(height))
 
 
@@ -172,7 +199,11 @@ def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:
 
 
 def _write_cell(
-    report: Report, data: Job, folder: Path, session: dict[str, HyperParameter], metrics: dict[str, float]
+    report: Report,
+    data: Job,
+    folder: Path,
+    session: dict[str, HyperParameter],
+    metrics: dict[str, float],
 ) -> None:
     with EventLog(folder) as log:
         log.session(session, metrics)
@@ -201,7 +232,9 @@ def _not_whole(data: Job, repeat: int, rank: int | None) -> frozenset[int]:
 
 
 def training_sessions(data: TrainingData) -> list[dict[str, HyperParameter]]:
-    """The settings of every training; none for a train.json of another program, which does not hold them."""
+    """The settings of every training; none for a train.json of another program, which does not hold
+    them.
+    """
     config = data.manifest.config if data.manifest else None
     return [training_settings(epochs[0], config) for epochs in _stored_epochs(data)]
 
@@ -221,26 +254,35 @@ def _stored_epochs(data: TrainingData) -> list[list[EpochRecord]]:
         return []
     epochs = TrainFolder(data.folder).log().epochs
     ordered = sorted(epochs, key=lambda record: (record.cell, record.seed, record.epoch))
-    return [list(group) for _, group in groupby(ordered, key=lambda record: (record.cell, record.seed))]
+    return [
+        list(group) for _, group in groupby(ordered, key=lambda record: (record.cell, record.seed))
+    ]
 
 
 _STEP = "ProfilerStep#"
 _UNREADABLE = (OSError, ValueError, EOFError, RecursionError, igzip_lib.IsalError)
 _JsonEvent = dict[str, Any]
 
-_CATEGORIES = {name: "runtime" for name, category in CATEGORIES.items() if category is Category.RUNTIME}
+_CATEGORIES = {
+    name: "runtime" for name, category in CATEGORIES.items() if category is Category.RUNTIME
+}
 _CATEGORIES["fwdbwd"] = "forward_backward"
 # Of the plugin's five names; other collectives are shown under the one that moves data likewise.
 _PLUGIN_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
-def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int, not_whole: Collection[int] = ()) -> list[Path]:
-    """Write the copies of one trace as `<node>_<rank>.pt.trace.json.gz`; of a process with devices 0..n as `<node>_<device>`.
+def write_plugin_copies(
+    trace: Path, folder: Path, node: int, rank: int, not_whole: Collection[int] = ()
+) -> list[Path]:
+    """Write the copies of one trace as `<node>_<rank>.pt.trace.json.gz`; of a process with devices
+    0..n as `<node>_<device>`.
 
     The steps that are `not_whole` are none for the plugin.
     """
     loaded = _load(trace)
-    works = (event for event in loaded["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK)
+    works = (
+        event for event in loaded["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK
+    )
     devices = sorted({_device(event) for event in works})
     copies = {device: device for device in devices} if len(devices) > 1 else {rank: None}
     written = []
@@ -252,13 +294,19 @@ def write_plugin_copies(trace: Path, folder: Path, node: int, rank: int, not_who
     return written
 
 
-def plugin_copy(trace: dict[str, Any], device: int | None = None, not_whole: Collection[int] = ()) -> dict[str, Any]:
-    """The trace as the plugin needs it; with `device`, of what occupies that device only. The original is not changed."""
+def plugin_copy(
+    trace: dict[str, Any], device: int | None = None, not_whole: Collection[int] = ()
+) -> dict[str, Any]:
+    """The trace as the plugin needs it; with `device`, of what occupies that device only. The
+    original is not changed.
+    """
     hidden = {f"{_STEP}{number}" for number in not_whole}
     events = [
         copy.copy(event)
         for event in trace["traceEvents"]
-        if device is None or category_of(event.get("cat")) not in DEVICE_WORK or _occupies(event, device)
+        if device is None
+        or category_of(event.get("cat")) not in DEVICE_WORK
+        or _occupies(event, device)
     ]
     fresh_id = 1 + max((_external_id(event) for event in events), default=0)
     launches = {
@@ -272,7 +320,8 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None, not_whole: Col
         if category in _CATEGORIES:
             event["cat"] = _CATEGORIES[category]
         elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith(_STEP):
-            event["name"] = f"device {event['name']}"  # the plugin would take it for a separate step
+            # the plugin would take it for a separate step
+            event["name"] = f"device {event['name']}"
         elif event.get("name") in hidden:
             event["name"] = f"part of {event['name']}"
         elif is_annotation(category) and str(event.get("name")).startswith("nccl:"):
@@ -285,7 +334,11 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None, not_whole: Col
                 launch["args"] = {**launch["args"], "External id": fresh_id}
             fresh_id += 1
     distributed = trace.get("distributedInfo")
-    extra = {"distributedInfo": {**distributed, "rank": device}} if isinstance(distributed, dict) and device else {}
+    extra = (
+        {"distributedInfo": {**distributed, "rank": device}}
+        if isinstance(distributed, dict) and device
+        else {}
+    )
     return {**trace, **extra, "traceEvents": events + annotations}
 
 
@@ -293,7 +346,9 @@ def _communicates(event: _JsonEvent) -> bool:
     name, category = str(event.get("name")), category_of(event.get("cat"))
     if category is Category.KERNEL:
         return is_collective_kernel(name)
-    return category is Category.MEMCPY and is_peer_copy(copy_name(name, event.get("args", {}).get("copy kind")))
+    return category is Category.MEMCPY and is_peer_copy(
+        copy_name(name, event.get("args", {}).get("copy kind"))
+    )
 
 
 def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:
@@ -324,18 +379,24 @@ def _device(event: _JsonEvent) -> int:
 
 
 def _external_id(event: _JsonEvent) -> int:
-    value = event.get("args", {}).get("External id") if isinstance(event.get("args"), dict) else None
+    value = (
+        event.get("args", {}).get("External id") if isinstance(event.get("args"), dict) else None
+    )
     return value if isinstance(value, int) else 0
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """The whole trace as plain data; raises DpscopeError when it is damaged: a copy must not hide that."""
+    """The whole trace as plain data; raises DpscopeError when it is damaged: a copy must not hide
+    that.
+    """
     try:
         raw = path.read_bytes()
         text = igzip.decompress(raw) if path.suffix == ".gz" else raw  # type: ignore[no-untyped-call]
         loaded = json.loads(text.decode("utf-8", errors="replace"), strict=False)
     except _UNREADABLE as error:  # type: ignore[misc]  # isal's stubs call its error a plain object
-        raise DpscopeError(f"{path} cannot be copied for TensorBoard: {error}; trace again") from error
+        raise DpscopeError(
+            f"{path} cannot be copied for TensorBoard: {error}; trace again"
+        ) from error
     if not isinstance(loaded, dict) or not isinstance(loaded.get("traceEvents"), list):
         raise DpscopeError(f'{path} cannot be copied for TensorBoard: it has no "traceEvents" list')
     return loaded

@@ -1,4 +1,6 @@
-"""What is printed of traces that no run made, of one job or several; the report of one job, with models applied to it."""
+"""What is printed of traces that no run made, of one job or several; the report of one job, with
+models applied to it.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -60,7 +62,9 @@ _OF_MODELS = (
 
 @dataclass(frozen=True)
 class ReadJob:
-    """A job's traces as every format shows them: `few` stands in place of the rows of each rank where there are many."""
+    """A job's traces as every format shows them: `few` stands in place of the rows of each rank
+    where there are many.
+    """
 
     analysis: Job
     few: Folded | None = None
@@ -73,10 +77,16 @@ class ReadJob:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Those of its report, one by one where that joins them: of the traces, and of the models where there is a report."""
+        """Those of its report, one by one where that joins them: of the traces, and of the models
+        where there is a report.
+        """
         own = (*self.analysis.findings, *waiting_findings(self.analysis))
         codes = {one.code for one in own}
-        return (*own, *(one for one in self.report.findings if one.code not in codes)) if self.report else own
+        return (
+            (*own, *(one for one in self.report.findings if one.code not in codes))
+            if self.report
+            else own
+        )
 
 
 ReadJobs = Mapping[str, ReadJob]
@@ -102,14 +112,25 @@ def report_of_traces(analysis: Job, paths: Sequence[Path], targets: Targets) -> 
     calibration = costs_at(targets.calibration) if targets.calibration is not None else None
     with progress("Comparing with models"):
         return make_report(
-            traced_run(analysis, paths), targets.link, calibration, None, targets.nccl_logs, targets.flops
+            traced_run(analysis, paths),
+            targets.link,
+            calibration,
+            None,
+            targets.nccl_logs,
+            targets.flops,
         )
 
 
 def print_traces(
-    paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, targets: Targets
+    paths: Sequence[Path],
+    output_format: str,
+    limits: ReadLimits,
+    console: Console,
+    targets: Targets,
 ) -> int:
-    """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard error names."""
+    """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard
+    error names.
+    """
     jobs = _with_places(read_jobs(paths, limits), targets)
     report = page = None
     if targets.modelled or targets.report:
@@ -131,7 +152,8 @@ def print_traces(
     else:
         if output_format == "table":
             _print_verdicts(console, jobs)
-        tables = job_tables(jobs, with_ledger=output_format != "table")  # on a terminal it stands with the verdict
+        # on a terminal it stands with the verdict
+        tables = job_tables(jobs, with_ledger=output_format != "table")
         print_tables([*tables, *model_tables(modelled)], output_format, console)
         if output_format == "table":
             print_findings(console, few_of_each_kind(findings))
@@ -140,14 +162,20 @@ def print_traces(
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if targets.open_page:
             open_in_browser(page)
-    return trace_status(findings, [source for job in jobs.values() for source in job.analysis.cut_short])
+    return trace_status(
+        findings, [source for job in jobs.values() for source in job.analysis.cut_short]
+    )
 
 
 def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
-    """Each job with what is known of its hosts, and with numbers for them where names are to be hidden."""
+    """Each job with what is known of its hosts, and with numbers for them where names are to be
+    hidden.
+    """
     switches = {} if targets.topology is None else read_topology(targets.topology)
     found = (one for read in analyses.values() for one in read.summaries)
-    hosts = dict.fromkeys(host for one in found for host in (one.host, one.read_on) if host is not None)
+    hosts = dict.fromkeys(
+        host for one in found for host in (one.host, one.read_on) if host is not None
+    )
     numbers = Anonymizer(hosts) if targets.hide_hosts else None
     # Two folders may be named after one host.
     names = distinct_names([name if numbers is None else numbers.text(name) for name in analyses])
@@ -180,18 +208,25 @@ def model_tables(report: "Report | None") -> list[TextTable]:
     shown = [tables[name] for name in _OF_MODELS if name in tables and tables[name].rows]
     (row,) = report.comparison.rows.values()
     if not report.formulas.rows:
-        why = dict.fromkeys(row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us"))
-        shown.insert(0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one)))
+        why = dict.fromkeys(
+            row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us")
+        )
+        shown.insert(
+            0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one))
+        )
     return [without_cell(table) for table in shown]
 
 
 def traces_json(jobs: ReadJobs, modelled: "Report | None") -> str:
-    """`verdict` (of several jobs a list), `jobs` where there are several, and the lists of `trace_content`.
+    """`verdict` (of several jobs a list), `jobs` where there are several, and the lists of
+    `trace_content`.
 
-    Of several jobs each record begins with its job. If models were requested also `cells`, a row with the comparison's columns,
-    `predictions` and `nccl`.
+    Of several jobs each record begins with its job. If models were requested also `cells`, a row
+    with the comparison's columns, `predictions` and `nccl`.
     """
-    own: dict[str, dict[str, object]] = {name: {"job": name} if len(jobs) > 1 else {} for name in jobs}
+    own: dict[str, dict[str, object]] = {
+        name: {"job": name} if len(jobs) > 1 else {} for name in jobs
+    }
     verdicts = [own[name] | job.verdict.record() for name, job in jobs.items()]
     lists: dict[str, list[Any]] = {}
     for name, job in jobs.items():
@@ -203,7 +238,10 @@ def traces_json(jobs: ReadJobs, modelled: "Report | None") -> str:
         from dpscope.analysis.output.run_json import cell_records, prediction_records
 
         comparison = modelled.comparison
-        content |= {"cells": cell_records(comparison), "predictions": prediction_records(comparison)}
+        content |= {
+            "cells": cell_records(comparison),
+            "predictions": prediction_records(comparison),
+        }
         content["nccl"] = modelled.nccl.content()
     return json.dumps(content, indent=2)
 
@@ -212,11 +250,16 @@ _NAMED = 3  # jobs that a line names
 
 
 def job_tables(jobs: ReadJobs, with_ledger: bool = False) -> list[TextTable]:
-    """As `to_tables`, after the ledger; of several jobs with their column, those with equal columns and units in one table."""
+    """As `to_tables`, after the ledger; of several jobs with their column, those with equal columns
+    and units in one table.
+    """
     by_title: dict[str, dict[tuple[str, ...], dict[str, TextTable]]] = {}
     for name, job in jobs.items():
         ledger = job.verdict.ledger if with_ledger else None
-        for table in (*([ledger_table(ledger)] if ledger else ()), *to_tables(job.analysis, job.few)):
+        for table in (
+            *([ledger_table(ledger)] if ledger else ()),
+            *to_tables(job.analysis, job.few),
+        ):
             by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table
     return [
         _joined(
@@ -230,7 +273,9 @@ def job_tables(jobs: ReadJobs, with_ledger: bool = False) -> list[TextTable]:
 
 
 def _joined(title: str, tables: Mapping[str, TextTable], several: bool) -> TextTable:
-    """The tables of jobs as one, each row with its job; each note once, with its jobs unless all have it."""
+    """The tables of jobs as one, each row with its job; each note once, with its jobs unless all
+    have it.
+    """
     first = next(iter(tables.values()))
     if not several:
         return first
@@ -244,10 +289,14 @@ def _joined(title: str, tables: Mapping[str, TextTable], several: bool) -> TextT
 
 
 def job_csv(jobs: ReadJobs) -> str:
-    """The steps as CSV; of several jobs with their column first. The collectives are in the JSON."""
+    """The steps as CSV; of several jobs with their column first. The collectives are in the
+    JSON.
+    """
     import pandas as pd
 
-    steps = pd.concat([job.analysis.steps.assign(job=name) for name, job in jobs.items()], ignore_index=True)
+    steps = pd.concat(
+        [job.analysis.steps.assign(job=name) for name, job in jobs.items()], ignore_index=True
+    )
     columns = [*(["job"] if len(jobs) > 1 else []), *STEP_FIELDS, *WAIT_FIELDS]
     return str(steps[columns].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
@@ -260,7 +309,8 @@ def job_findings(jobs: ReadJobs) -> tuple[Finding, ...]:
     alike = grouped((finding, name) for name, job in jobs.items() for finding in job.findings)
     return tuple(
         msgspec.structs.replace(
-            finding, message=f"job{'s' * (len(names) > 1)} {listed(names, _NAMED)}: {finding.message}"
+            finding,
+            message=f"job{'s' * (len(names) > 1)} {listed(names, _NAMED)}: {finding.message}",
         )
         for finding, names in alike.items()
     )

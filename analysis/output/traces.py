@@ -1,4 +1,6 @@
-"""What is printed of the traces of one job, as JSON and tables; of more ranks than a table holds their spread and places."""
+"""What is printed of the traces of one job, as JSON and tables; of more ranks than a table holds
+their spread and places.
+"""
 
 import math
 from collections import Counter
@@ -21,7 +23,12 @@ from dpscope.analysis.hosts.places import (
     spreads,
     with_host_findings,
 )
-from dpscope.analysis.report.rank_tables import contention_table, phase_table, wait_table, without_cell
+from dpscope.analysis.report.rank_tables import (
+    contention_table,
+    phase_table,
+    wait_table,
+    without_cell,
+)
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
@@ -57,7 +64,9 @@ class Folded:
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors first; of findings that differ only in what they name, the first _MOST_ALIKE and how many more there are."""
+    """Errors first; of findings that differ only in what they name, the first _MOST_ALIKE and how
+    many more there are.
+    """
     order = {"error": 0, "warning": 1, "info": 2}
     in_order = sorted(findings, key=lambda one: order[one.severity])
     kinds = grouped(((one.code, one.next_step), one) for one in in_order)
@@ -71,18 +80,27 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
-    """The exit status of a command on trace files: 2 if any was `cut_short`, named on standard error; 1 after an error."""
+    """The exit status of a command on trace files: 2 if any was `cut_short`, named on standard
+    error; 1 after an error.
+    """
     if cut_short:
         more = len(cut_short) - 1
-        which, of_them = (f"{cut_short[0]} and {more} more are", "them") if more else (f"{cut_short[0]} is", "it")
+        which, of_them = (
+            (f"{cut_short[0]} and {more} more are", "them")
+            if more
+            else (f"{cut_short[0]} is", "it")
+        )
         complain(
             f"{which} cut short or damaged: the numbers hold what could be read of {of_them}; read a whole copy, or trace again"
         )
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def trace_content(analysis: Job, few: Folded | None = None, findings: Sequence[Finding] = ()) -> dict[str, list[Any]]:
-    """The lists steps, collectives, dp_phases, waits, contention, findings, as plain data; unknown is None.
+def trace_content(
+    analysis: Job, few: Folded | None = None, findings: Sequence[Finding] = ()
+) -> dict[str, list[Any]]:
+    """The lists steps, collectives, dp_phases, waits, contention, findings, as plain data; unknown
+    is None.
 
     Of many ranks `few` stands in place of the rows of each.
     """
@@ -104,13 +122,19 @@ def _hidden_us(analysis: Job) -> float | None:
 
 
 def records(table: Table, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Rows as plain Python, these fields of each, with six decimals; missing values and missing columns are None."""
+    """Rows as plain Python, these fields of each, with six decimals; missing values and missing
+    columns are None.
+    """
     real = [name for name in fields if name in table and COLUMN_KINDS[name] == "real"]
-    return table.assign(**{name: list(map(decimals, table[name].tolist())) for name in real}).records(fields)
+    return table.assign(
+        **{name: list(map(decimals, table[name].tolist())) for name in real}
+    ).records(fields)
 
 
 def decimals(value: object) -> object:
-    """A float with six decimals, without -0.0, None if it is not finite; any other value as it is."""
+    """A float with six decimals, without -0.0, None if it is not finite; any other value as it
+    is.
+    """
     if not isinstance(value, float):
         return value
     return round(value, 6) + 0.0 if math.isfinite(value) else None
@@ -122,11 +146,14 @@ _CONTENTION_FIELDS = (
 )  # fmt: skip
 
 
-def contention_records(found: Contentions, hidden_us: float | None, on_device: bool) -> list[dict[str, object]]:
-    """All operators together (`operator` is None), then each; with unknown values and `missing`, the reason, if nothing compares.
+def contention_records(
+    found: Contentions, hidden_us: float | None, on_device: bool
+) -> list[dict[str, object]]:
+    """All operators together (`operator` is None), then each; with unknown values and `missing`,
+    the reason, if nothing compares.
 
-    `contention_us` is what a step's hidden communication costs. An operator's `hidden_us` is its share of that, by the
-    overlapped time that was compared; `net_gain_us` is it minus its cost.
+    `contention_us` is what a step's hidden communication costs. An operator's `hidden_us` is its
+    share of that, by the overlapped time that was compared; `net_gain_us` is it minus its cost.
     """
     on, missing = "device" if on_device else "cpu", found.reason or None
     if found.every is None:
@@ -137,21 +164,48 @@ def contention_records(found: Contentions, hidden_us: float | None, on_device: b
         part = one.overlapped_us / found.every.overlapped_us if one.operator is not None else 1.0
         own_us = None if hidden_us is None else hidden_us * part
         shares = (one.share, *(one.share_interval or (None, None)), 1.0, 1.0 - one.share)
-        cost, low, high, hidden, gain = (None if own_us is None or by is None else own_us * by for by in shares)
-        values = (cost, low, high, one.ratio, *(one.ratio_interval or (None, None)), hidden, gain, one.compared)
-        shown = {name: decimals(value) for name, value in zip(_CONTENTION_FIELDS, values, strict=True)}
-        rows.append({"operator": one.operator, "on": on, **shown, "kernels": one.kernels, "missing": missing})
+        cost, low, high, hidden, gain = (
+            None if own_us is None or by is None else own_us * by for by in shares
+        )
+        values = (
+            cost,
+            low,
+            high,
+            one.ratio,
+            *(one.ratio_interval or (None, None)),
+            hidden,
+            gain,
+            one.compared,
+        )
+        shown = {
+            name: decimals(value) for name, value in zip(_CONTENTION_FIELDS, values, strict=True)
+        }
+        rows.append(
+            {
+                "operator": one.operator,
+                "on": on,
+                **shown,
+                "kernels": one.kernels,
+                "missing": missing,
+            }
+        )
     return rows
 
 
 def to_tables(analysis: Job, few: Folded | None = None) -> list[TextTable]:
-    """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait, DataParallel's phases, for reading."""
+    """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait,
+    DataParallel's phases, for reading.
+    """
     found, tables = analysis.tables, [_step_table(analysis)] if few is None else spread_tables(few)
     if len(found.collectives):
-        tables.append(_collective_table(found.collectives, analysis.step_collectives, by_group=few is None))
+        tables.append(
+            _collective_table(found.collectives, analysis.step_collectives, by_group=few is None)
+        )
         if few is None and len(analysis.waits_caused):
             tables.append(without_cell(wait_table({"": analysis.mean_waits})))
-    tables.append(without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))])))
+    tables.append(
+        without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))]))
+    )
     if len(found.dp_phases) and few is None:
         tables.append(without_cell(phase_table({"": found.dp_phases})))
     return [table for table in tables if table.rows]
@@ -166,7 +220,9 @@ def _step_table(analysis: Job) -> TextTable:
     columns = {name: heading for name, heading in headings.items() if steps.known(name).any()}
     partial, far, notes = steps.truths("partial_window"), far_longer(steps), []
     if "exposed_other_us" in columns:
-        parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
+        parts = " + ".join(
+            heading for name, heading in columns.items() if name not in ("step_us", "hidden_us")
+        )
         notes.append(f"step = {parts}; wait, transfer and other are exposed communication")
     if len(steps) and partial.all():
         own = "these are timed from their first event to their last, and averages are of them"
@@ -193,15 +249,21 @@ def _step_table(analysis: Job) -> TextTable:
 
 
 def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
-    """Collectives of whole steps, by kind, group (unless those are many) and size: their count, mean times and rates."""
+    """Collectives of whole steps, by kind, group (unless those are many) and size: their count,
+    mean times and rates.
+    """
     in_steps = every.known("step")
     collectives = whole if in_steps.any() else every  # without marked steps all count
     named_groups = by_group and len(collectives.words("group").counts) > 1
-    groups = collectives.group(*(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True)
+    groups = collectives.group(
+        *(("kind", "group", "bytes") if by_group else ("kind", "bytes")), in_order=True
+    )
     means = {name: groups.means(collectives[name]) for name in _TIMES}
-    # As nccl-tests: bytes / mean time. Weighted by its time, each rate gives its bytes again, also where ranks' own differ.
+    # As nccl-tests: bytes / mean time. Weighted by its time, each rate gives its bytes again, also
+    # where ranks' own differ.
     rates = {
-        name: groups.means(collectives[name] * collectives["transfer_us"]) / means["transfer_us"] for name in _RATES
+        name: groups.means(collectives[name] * collectives["transfer_us"]) / means["transfer_us"]
+        for name in _RATES
     }
     rows = collectives.take(groups.first).assign(**means, **rates, count=groups.sizes).records()
 
@@ -220,7 +282,9 @@ def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
         kinds = Counter(kind or "unknown" for kind in outside.words("kind").tolist())
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         total = f"{named}; {show_time(float(outside['duration_us'].sum()))} together"
-        notes.append(f"{counted(len(outside), 'collective')} outside any step ({total}): not in this table")
+        notes.append(
+            f"{counted(len(outside), 'collective')} outside any step ({total}): not in this table"
+        )
     return table_of(
         "Collectives (mean times; rates: bytes / mean transfer)",
         fields,
@@ -231,7 +295,9 @@ def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
 
 
 def _collective_notes(collectives: Table) -> Iterator[str]:
-    """Why times are missing, and what bandwidths are of where the ranks' own bytes do not give them."""
+    """Why times are missing, and what bandwidths are of where the ranks' own bytes do not give
+    them.
+    """
     lacking = collectives.take(~collectives.known("transfer_us") & (collectives["group_size"] != 1))
     rooted = lacking.words("kind").isin(*ROOTED)
     if rooted.any():
@@ -250,7 +316,9 @@ def _collective_notes(collectives: Table) -> Iterator[str]:
         )
     matched = collectives.take(collectives.known("match"))
     if (matched.group("match").different(matched["bytes"]) > 1).any():
-        yield ("ranks sent different amounts: bytes are each rank's own, bandwidth uses the largest")
+        yield (
+            "ranks sent different amounts: bytes are each rank's own, bandwidth uses the largest"
+        )
 
 
 _FAR_OUT = "far out: ranks more than six median absolute deviations above the median"
@@ -258,9 +326,13 @@ _SHOWN = 10  # rows of a fold; the JSON has them all
 
 
 def placed(
-    analysis: Job, switches: Mapping[str, str] = MappingProxyType({}), numbers: Anonymizer | None = None
+    analysis: Job,
+    switches: Mapping[str, str] = MappingProxyType({}),
+    numbers: Anonymizer | None = None,
 ) -> tuple[Job, Table]:
-    """The analysis with findings about its hosts, and where its ranks run; with `numbers` for the hosts' names in all of it."""
+    """The analysis with findings about its hosts, and where its ranks run; with `numbers` for the
+    hosts' names in all of it.
+    """
     places = rank_places(analysis.summaries, switches)
     if numbers is not None:
         analysis, places = _hidden(analysis, places, numbers.text)
@@ -268,7 +340,9 @@ def placed(
 
 
 def fold_ranks(analysis: Job, places: Table) -> Folded:
-    """What stands in place of each rank's rows: its JSON is `spreads`, and `by_host`, `by_local_rank`, `by_switch`."""
+    """What stands in place of each rank's rows: its JSON is `spreads`, and `by_host`,
+    `by_local_rank`, `by_switch`.
+    """
     means = rank_means(analysis)
     folds = {by: fold(analysis, means, places, by) for by in FOLDS}
     return Folded(
@@ -298,7 +372,9 @@ def spread_tables(found: Folded) -> list[TextTable]:
     )
     ranks = counted(max((one.ranks for one in found.spreads), default=0), "rank")
     notes, times = [_FAR_OUT], [one.median_us for one in found.spreads]
-    spread = table_of(f"{ranks} (means over each rank's steps)", fields, found.spreads, notes, times=times)
+    spread = table_of(
+        f"{ranks} (means over each rank's steps)", fields, found.spreads, notes, times=times
+    )
     return [spread, *(_fold_table(by, table) for by, table in found.folds.items())]
 
 
@@ -314,7 +390,13 @@ def _fold_table(by: str, table: Table) -> TextTable:
     notes.append(
         "waits: mean per rank and step, exposed or behind compute; causes: the share of all of it in the job for its ranks"
     )
-    return table_of(f"Waiting by {name}", fields, table.records()[:_SHOWN], notes, times=table["wait_us"].tolist())
+    return table_of(
+        f"Waiting by {name}",
+        fields,
+        table.records()[:_SHOWN],
+        notes,
+        times=table["wait_us"].tolist(),
+    )
 
 
 def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -> tuple[Job, Table]:
@@ -324,17 +406,25 @@ def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -
         return None if host is None else without_names(host)
 
     def renamed(one: Finding) -> Finding:
-        return msgspec.structs.replace(one, message=without_names(one.message), next_step=without_names(one.next_step))
+        return msgspec.structs.replace(
+            one, message=without_names(one.message), next_step=without_names(one.next_step)
+        )
 
     summaries = (
-        replace(one, host=numbered(one.host), read_on=numbered(one.read_on), source=without_names(one.source))
+        replace(
+            one,
+            host=numbered(one.host),
+            read_on=numbered(one.read_on),
+            source=without_names(one.source),
+        )
         for one in analysis.summaries
     )
     hidden = replace(
         analysis,
         summaries=tuple(summaries),
         timelines=tuple(
-            (repeat, msgspec.structs.replace(one, host=numbered(one.host))) for repeat, one in analysis.timelines
+            (repeat, msgspec.structs.replace(one, host=numbered(one.host)))
+            for repeat, one in analysis.timelines
         ),
         findings=tuple(map(renamed, analysis.findings)),
     )

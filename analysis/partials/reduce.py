@@ -29,7 +29,9 @@ _MOST_OF_TIME = 10  # time between saves, as a multiple of the time that saving 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What a call wrote: how many traces it read and kept from before; those unreadable or cut short."""
+    """What a call wrote: how many traces it read and kept from before; those unreadable or cut
+    short.
+    """
 
     __repr__ = short_repr
 
@@ -50,12 +52,14 @@ def reduce_traces(
     jobs: int | None = None,
     progress: FileProgress | None = None,
 ) -> Reduced:
-    """Write one partial of traces (or of this task's `share` of them), or of partials; `out` is a folder or *.dpscope.
+    """Write one partial of traces (or of this task's `share` of them), or of partials; `out` is a
+    folder or *.dpscope.
 
-    Traces already in `out` that are unchanged and were read by the same code are not read again, even if the earlier call was
-    killed. Files are read in `jobs` local processes, or by `executor`, whose workers must see the same paths. Raises
-    DpscopeError if there is nothing to reduce, none of it can be read, or the partial cannot be written. A share of which
-    nothing can be read is written all the same: joined with the others it tells of the traces that are missing.
+    Traces already in `out` that are unchanged and were read by the same code are not read again,
+    even if the earlier call was killed. Files are read in `jobs` local processes, or by `executor`,
+    whose workers must see the same paths. Raises DpscopeError if there is nothing to reduce, none
+    of it can be read, or the partial cannot be written. A share of which nothing can be read is
+    written all the same: joined with the others it tells of the traces that are missing.
     """
     place = Path(out)
     host = socket.gethostname()
@@ -123,7 +127,9 @@ class _Reading:
     saving_s: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
 
-    def take(self, answers: Iterable[tuple[int, FileOutcome]], progress: FileProgress | None) -> None:
+    def take(
+        self, answers: Iterable[tuple[int, FileOutcome]], progress: FileProgress | None
+    ) -> None:
         """Each file's outcome as it comes."""
         files = list(self.missing)
         for count, answer in enumerate(answers, 1):
@@ -169,8 +175,9 @@ def _written(ranks: RankTables, place: Path, read: int, kept: int) -> Reduced:
 def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None]) -> RankTables:
     """The ranks of an earlier call whose traces are unchanged, also of an unfinished one.
 
-    Raises DpscopeError if the existing partial cannot be read or has ranks of other traces: it is not overwritten then. What
-    another version saved of an unfinished call is ignored, so that its traces are read again.
+    Raises DpscopeError if the existing partial cannot be read or has ranks of other traces: it is
+    not overwritten then. What another version saved of an unfinished call is ignored, so that its
+    traces are read again.
     """
     found: list[RankTables] = []
     if place.exists():

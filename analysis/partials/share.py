@@ -34,7 +34,9 @@ class Share:
 
 
 def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
-    """Parse `--share`: K/N, or auto, by the launcher's environment variables. Raises DpscopeError where neither is there."""
+    """Parse `--share`: K/N, or auto, by the launcher's environment variables. Raises DpscopeError
+    where neither is there.
+    """
     if text == "auto":
         for index_name, count_name in _TASKS:
             index = environment.get(index_name, "")
@@ -45,7 +47,8 @@ def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
         raise DpscopeError(
             f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or use --share K/N"
         )
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)  # int() refuses thousands of digits with an error of its own
+    # int() refuses thousands of digits with an error of its own
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise DpscopeError(f"--share {text}: use auto, or K/N with K from 1 to N, such as 3/16")
     return Share(int(found[1]) - 1, int(found[2]))

@@ -1,4 +1,6 @@
-"""The report of a loaded run: its tables in reading order, and its folder with comparison.csv and .md, page and figures."""
+"""The report of a loaded run: its tables in reading order, and its folder with comparison.csv and
+.md, page and figures.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,12 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.findings.comparisons import cost_table, law_table, scaling_table
-from dpscope.analysis.findings.predictions import collective_table, error_table, identity_table, off_notes
+from dpscope.analysis.findings.predictions import (
+    collective_table,
+    error_table,
+    identity_table,
+    off_notes,
+)
 from dpscope.analysis.findings.run_findings import beyond_tables, conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import comparison_tables as compared
@@ -21,12 +28,24 @@ from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport, write_with_figures
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
-from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
+from dpscope.analysis.report.rank_tables import (
+    contention_table,
+    phase_table,
+    rank_table,
+    wait_table,
+)
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.cell_findings import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import Field, TextTable, in_markdown, render, render_findings, table_of
+from dpscope.analysis.text.text_table import (
+    Field,
+    TextTable,
+    in_markdown,
+    render,
+    render_findings,
+    table_of,
+)
 from dpscope.analysis.text.units import Unit, show_bytes
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
 from dpscope.profiling.machine import link_specifications as links
@@ -47,8 +66,9 @@ if TYPE_CHECKING:
 class Report:
     """The results of a run, computed once; every renderer only reads them.
 
-    `tables` are in reading order by name; `first` are the two shown first (where a step goes, measured against the shortcuts).
-    `missing` lists why values are NA. `formulas`, for the page alone, may have no rows.
+    `tables` are in reading order by name; `first` are the two shown first (where a step goes,
+    measured against the shortcuts). `missing` lists why values are NA. `formulas`, for the page
+    alone, may have no rows.
     """
 
     __repr__ = short_repr
@@ -81,7 +101,9 @@ class Report:
             summary=summary,
             shortcuts=others[0] if others else None,
             first_cells=compared.first_cells(self.comparison, self.verdict.cells),
-            tables=tuple(table for name, table in self.tables.items() if name not in pages.PAGE_ALONE),
+            tables=tuple(
+                table for name, table in self.tables.items() if name not in pages.PAGE_ALONE
+            ),
             missing=self.missing,
             findings=self.shown_findings,
         )
@@ -111,7 +133,9 @@ def make_report(
     nccl = run_chapter(run, comparison.collective_costs.calibration, nccl_logs)
     what_if = _what_if(run, comparison.collective_costs)
     tables = report_tables(run, comparison, nccl, what_if)
-    untrained = (reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing)
+    untrained = (
+        reason for name in TRAINING_TABLES if name in tables for reason in tables[name].missing
+    )
     return Report(
         run=run,
         comparison=comparison,
@@ -128,18 +152,26 @@ def make_report(
 
 
 def _what_if(run: RunData, costs: Costs) -> "RunAnswer | None":
-    """The what-if chapter; its modules are imported only for runs that have a base for predictions."""
-    if run.recorded is None or not any(data.traits.reducer and data.devices > 1 for data in run.measured):
+    """The what-if chapter; its modules are imported only for runs that have a base for
+    predictions.
+    """
+    if run.recorded is None or not any(
+        data.traits.reducer and data.devices > 1 for data in run.measured
+    ):
         return None
     from dpscope.analysis.what_if.answer import chapter_of
 
     return chapter_of(run, costs)
 
 
-def write_report(report: Report, figure_formats: Sequence[str] = DEFAULT_FORMATS, folder: Path | None = None) -> Path:
-    """Write the report into `folder` (default: the run's report folder; traces have none); returns the page's path.
+def write_report(
+    report: Report, figure_formats: Sequence[str] = DEFAULT_FORMATS, folder: Path | None = None
+) -> Path:
+    """Write the report into `folder` (default: the run's report folder; traces have none); returns
+    the page's path.
 
-    `figure_formats` ("png", "svg", "pdf") are the formats of the files in figures/; the page embeds its figures.
+    `figure_formats` ("png", "svg", "pdf") are the formats of the files in figures/; the page embeds
+    its figures.
     """
     folder = folder or report.run.folder.report_path
     write_with_figures(
@@ -164,7 +196,9 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
         setting=report.setting,
         verdict=report.verdict,
         first_tables=report.first,
-        environment=list(environment_facts(report.run, report.comparison.collective_costs.calibration)),
+        environment=list(
+            environment_facts(report.run, report.comparison.collective_costs.calibration)
+        ),
         findings=report.shown_findings,
         tables=shown,
         figures=svg,
@@ -177,9 +211,14 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
     lines = [f"# dpscope: {report.run.path.name}", report.setting, *report.verdict.warnings]
-    lines += [f"**{question}** {one.text}" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
+    lines += [
+        f"**{question}** {one.text}"
+        for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)
+    ]
     parts = [f"{in_markdown(line)}\n" for line in lines]
-    parts += [render(table, "markdown") for table in (*report.first.values(), *report.tables.values())]
+    parts += [
+        render(table, "markdown") for table in (*report.first.values(), *report.tables.values())
+    ]
     return "\n".join([*parts, render_findings(report.shown_findings)])
 
 
@@ -187,9 +226,7 @@ _SOURCES = {
     "calibration": "calibration, which measured the collectives without compute",
     "specification": "link's specification by the ring model without latency, a lower bound",
 }
-_COMPARED = (
-    "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
-)
+_COMPARED = "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
 
 
 def report_tables(
@@ -206,18 +243,24 @@ def report_tables(
         **views,
         "gap": compared.gap_table(comparison),
         "costs": cost_table(comparison.costs),
-        "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,  # more than steps
+        # more than steps
+        "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
-        "contention": contention_table([(cell, one, of.hidden_us) for cell, one, of in contended if one and of]),
+        "contention": contention_table(
+            [(cell, one, of.hidden_us) for cell, one, of in contended if one and of]
+        ),
         "dp_phases": phase_table({data.name: data.tables.dp_phases for data in known}),
         "ranks": rank_table(known),
-        "waits": wait_table({data.name: data.mean_waits for data in known}, " (means over repeats)"),
+        "waits": wait_table(
+            {data.name: data.mean_waits for data in known}, " (means over repeats)"
+        ),
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),
         "predictions": _with_sources(views.get("predictions"), comparison, run),
         "collectives": collective_table(
-            comparison, lambda one: nccl.choice(one.ranks, run.cells[one.cell].nodes, one.kind, one.size_bytes)
+            comparison,
+            lambda one: nccl.choice(one.ranks, run.cells[one.cell].nodes, one.kind, one.size_bytes),
         ),
         **nccl.tables(),
         "projection": projection_table(run),
@@ -228,7 +271,9 @@ def report_tables(
     return {name: table for name in names if (table := tables.get(name)) is not None and table.rows}
 
 
-def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:
+def _with_sources(
+    table: TextTable | None, comparison: Comparison, run: RunData
+) -> TextTable | None:
     """The table of predictions with notes on what they are based on."""
     if table is None:
         return None
@@ -239,8 +284,14 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
     idle = [cell for cell in ratios.pop("", ()) if cell in alone]
     later = "the calibration was made after the start of the run, so these are not forecasts"
     notes = (
-        *(f"predicted from the {_SOURCES[source]}: {', '.join(cells)}" for source, cells in sorted(sources.items())),
-        *(f"with contention as calibrated, {ratio}: {', '.join(cells)}" for ratio, cells in sorted(ratios.items())),
+        *(
+            f"predicted from the {_SOURCES[source]}: {', '.join(cells)}"
+            for source, cells in sorted(sources.items())
+        ),
+        *(
+            f"with contention as calibrated, {ratio}: {', '.join(cells)}"
+            for ratio, cells in sorted(ratios.items())
+        ),
         *([f"without contention, as on an idle machine: {', '.join(idle)}"] if idle else []),
         *off_notes(comparison, shared_cores=run.device_type == "cpu"),
         *_engine_notes(run),
@@ -250,8 +301,15 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
 
 
 def _engine_notes(run: RunData) -> Iterator[str]:
-    """The NCCL engine of torch that the prediction of exposed communication assumes, if NCCL was used."""
-    ran = {rank.nccl_engine for data in run.measured for _, rank in data.ranks if rank.nccl_engine is not None}
+    """The NCCL engine of torch that the prediction of exposed communication assumes, if NCCL was
+    used.
+    """
+    ran = {
+        rank.nccl_engine
+        for data in run.measured
+        for _, rank in data.ranks
+        if rank.nccl_engine is not None
+    }
     if SUSPECT in ran:
         yield (
             "exposed is predicted for torch's engine ProcessGroupNCCL, whose all-reduces overlap the backward pass; whether "
@@ -271,10 +329,14 @@ _PROJECTED = "Predicted from the link's specification for this many bytes; nothi
 
 
 def projected_links() -> dict[str, float]:
-    """Specified GB/s in one direction by name: networks, PCIe x16, and all NVLinks of a GPU per generation."""
+    """Specified GB/s in one direction by name: networks, PCIe x16, and all NVLinks of a GPU per
+    generation.
+    """
     networks = links.ETHERNET_GB_PER_S | links.INFINIBAND_GB_PER_S
     rates = {name: networks[name] for name in _NETWORKS}
-    rates |= {f"PCIe {generation}.0 x16": links.pcie_gb_per_s(generation) for generation in (3, 4, 5)}
+    rates |= {
+        f"PCIe {generation}.0 x16": links.pcie_gb_per_s(generation) for generation in (3, 4, 5)
+    }
     for name in _NVLINK_MODELS:
         model = links.gpu_model(name)
         assert model is not None
@@ -285,10 +347,11 @@ def projected_links() -> dict[str, float]:
 
 
 def projection_table(run: RunData) -> TextTable | None:
-    """Predicted transfer time on `projected_links` for the gradients and for half and a quarter of their bytes.
+    """Predicted transfer time on `projected_links` for the gradients and for half and a quarter of
+    their bytes.
 
-    It is of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
-    without a multi-device cell.
+    It is of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast
+    and reduce by NCCL. None without a multi-device cell.
     """
     several = [one for one in run.measured if one.devices > 1]
     moving = [one for one in several if one.traits.reducer or one.traits.peer_copies]
@@ -302,11 +365,17 @@ def projection_table(run: RunData) -> TextTable | None:
     def predicted_us(size_bytes: float, gb_per_s: float) -> float:
         if by_ring:
             return ring_all_reduce_us(size_bytes, cell.devices, gb_per_s)
-        return dp_transfer_us(size_bytes, sizes.buffer_bytes, cell.devices, gb_per_s, peer_copies=False)
+        return dp_transfer_us(
+            size_bytes, sizes.buffer_bytes, cell.devices, gb_per_s, peer_copies=False
+        )
 
     rates = projected_links()
     rows = [
-        {"link": name, "rate": rate, **{str(share): predicted_us(share * moved_bytes, rate) for share in _SHARES}}
+        {
+            "link": name,
+            "rate": rate,
+            **{str(share): predicted_us(share * moved_bytes, rate) for share in _SHARES},
+        }
         for name, rate in rates.items()
     ]
     what = "ring all-reduce of the gradients" if by_ring else "DataParallel's broadcast and reduce"
@@ -315,7 +384,10 @@ def projection_table(run: RunData) -> TextTable | None:
         (
             Field("link", "link", meaning="A link between devices"),
             Field("one way", "rate", Unit("GB/s", 1.0, 3), "Its specified rate in one direction"),
-            *(Field(show_bytes(share * moved_bytes), str(share), "time", _PROJECTED) for share in _SHARES),
+            *(
+                Field(show_bytes(share * moved_bytes), str(share), "time", _PROJECTED)
+                for share in _SHARES
+            ),
         ),
         rows,
         [

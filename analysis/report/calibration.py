@@ -11,7 +11,13 @@ from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Choice, CollectiveFit, Contention
+from dpscope.profiling.records.calibration import (
+    Calibration,
+    CalibrationPoint,
+    Choice,
+    CollectiveFit,
+    Contention,
+)
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
@@ -20,7 +26,8 @@ from dpscope.profiling.store.ownership import check_overwritable, is_calibration
 
 
 def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, Path]:
-    """Fit a calibration and write calibration.json and its figure (.png), each atomically; returns the fits and the path.
+    """Fit a calibration and write calibration.json and its figure (.png), each atomically; returns
+    the fits and the path.
 
     `out` is a run folder, which need not exist, or a .json file. The .json file is written last.
     """
@@ -35,12 +42,16 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
         write_bytes(path.with_suffix(".png"), saved(calibration_figure(fitted), "png"))
         write_json(path, fitted)
     except OSError as error:
-        raise DpscopeError(f"--out {out}: cannot be written: {error.strerror}; choose another path") from error
+        raise DpscopeError(
+            f"--out {out}: cannot be written: {error.strerror}; choose another path"
+        ) from error
     return fitted, path
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
-    """A table with nccl-tests' columns per collective and device count, the fits, and their errors."""
+    """A table with nccl-tests' columns per collective and device count, the fits, and their
+    errors.
+    """
     groups = grouped(((point.collective, _devices(point)), point) for point in calibration.points)
     chapter, backend = calibration_chapter(calibration), calibration.backend
     slowest = [fit for fit in calibration.fits if fit.statistic == "slowest"]
@@ -52,16 +63,24 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     errors = (
         "median, largest: relative errors of the fit at its own sizes",
         "of prediction: 90% of measurements are within it when each size is predicted from the others"
-        + (f"; {NA}: fewer than {FEWEST_SIZES} sizes" if any(fit.sizes < FEWEST_SIZES for fit in slowest) else ""),
+        + (
+            f"; {NA}: fewer than {FEWEST_SIZES} sizes"
+            if any(fit.sizes < FEWEST_SIZES for fit in slowest)
+            else ""
+        ),
     )
     pieces = [(fit, piece, _factor(fit, backend)) for fit in slowest for piece in fit.pieces]
     timed = [(one, contention_ratios(one)) for one in calibration.contention]
     contention = [(one, what, of(ratios)) for one, ratios in timed for what, of in _SLOWED.items()]
-    slowed = "predictions of buckets that overlap use them; computing is matrix products on every rank"
+    slowed = (
+        "predictions of buckets that overlap use them; computing is matrix products on every rank"
+    )
     tables = [
         *(_samples_table(points, backend, chapter) for points in groups.values()),
         *chapter.tables().values(),
-        table_of("Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted),
+        table_of(
+            "Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted
+        ),
         table_of("Errors of the fits", _ERRORS, slowest, errors),
         table_of("Contention: how many times as long", _CONTENTION, contention, [slowed]),
         table_of("Left out", _LEFT_OUT, calibration.left_out),
@@ -71,7 +90,11 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
 
 def _devices(timed: CalibrationPoint | CollectiveFit | Contention) -> str:
     """Such as ``16``, or ``2x8`` over several nodes."""
-    return str(timed.devices) if timed.nodes in (None, 1) else str(Layout(timed.nodes, timed.devices // timed.nodes))
+    return (
+        str(timed.devices)
+        if timed.nodes in (None, 1)
+        else str(Layout(timed.nodes, timed.devices // timed.nodes))
+    )
 
 
 def _factor(timed: CalibrationPoint | CollectiveFit, backend: str | None) -> float | None:
@@ -89,11 +112,16 @@ _PIECES = (
     Field("from", lambda row: show_bytes(row[1].from_bytes) if row[1].from_bytes else "0"),
     Field("to", lambda row: "and up" if row[1].to_bytes is None else show_bytes(row[1].to_bytes)),
     Field("alpha [µs]", lambda row: f"{row[1].alpha_us:.1f}"),
-    Field("alpha's 95% interval", lambda row: f"{row[1].alpha_low_us:.1f} to {row[1].alpha_high_us:.1f}"),
+    Field(
+        "alpha's 95% interval",
+        lambda row: f"{row[1].alpha_low_us:.1f} to {row[1].alpha_high_us:.1f}",
+    ),
     Field("B [GB/s]", lambda row: _gb_per_s(row[1].bandwidth_gb_per_s)),
     Field(
         "B's 95% interval",
-        lambda row: f"{_gb_per_s(row[1].bandwidth_low_gb_per_s)} to {_gb_per_s(row[1].bandwidth_high_gb_per_s)}",
+        lambda row: (
+            f"{_gb_per_s(row[1].bandwidth_low_gb_per_s)} to {_gb_per_s(row[1].bandwidth_high_gb_per_s)}"
+        ),
     ),
     Field("busbw [GB/s]", lambda row: _gb_per_s(row[1].bandwidth_gb_per_s, row[2])),
 )
@@ -131,7 +159,9 @@ def _median_us(point: CalibrationPoint) -> float:
     return float(median(point.times_us))
 
 
-def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter: NcclChapter) -> TextTable:
+def _samples_table(
+    points: list[CalibrationPoint], backend: str | None, chapter: NcclChapter
+) -> TextTable:
     """nccl-tests' columns and, if recorded, NCCL's choice at each size."""
     first, factor = points[0], _factor(points[0], backend)
 
@@ -148,7 +178,10 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None, chapter:
         Field("time [µs]", lambda point: _time(_median_us(point))),
         Field("algbw [GB/s]", rate),
         Field("busbw [GB/s]", lambda point: rate(point, factor)),
-        Field("shortest [µs]", lambda point: _time(median(point.shortest_us) if point.shortest_us else None)),
+        Field(
+            "shortest [µs]",
+            lambda point: _time(median(point.shortest_us) if point.shortest_us else None),
+        ),
     ]
     notes = []
     if len(first.times_us) > 1:
@@ -179,4 +212,10 @@ def _time(time_us: float | None) -> str:
     """Four digits, as in nccl-tests."""
     if time_us is None:
         return NA
-    return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.1f}" if time_us < 1e4 else f"{time_us:.0f}"
+    return (
+        f"{time_us:.2f}"
+        if time_us < 100
+        else f"{time_us:.1f}"
+        if time_us < 1e4
+        else f"{time_us:.0f}"
+    )

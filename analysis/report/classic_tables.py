@@ -1,10 +1,12 @@
-"""The tables of data-parallel studies: `dpscope analyze RUN --tables`. Unmeasured values are omitted, with the reason.
+"""The tables of data-parallel studies: `dpscope analyze RUN --tables`. Unmeasured values are
+omitted, with the reason.
 
 1. epoch seconds and speedup, at fixed batch per device and at fixed global batch; 2. compute and communication of an epoch,
 measured and estimated; 3. bandwidth and utilisation; 4. results, a row per cell; 5. epochs with and without data loading;
 6. published values of the same cells, if the run names a table of them.
 
-Parts of a step are those of traced steps, next to the epoch of these; estimates are of untraced ones.
+Parts of a step are those of traced steps, next to the epoch of these; estimates are of untraced
+ones.
 """
 
 import math
@@ -31,7 +33,8 @@ _MOVED = (
     "all communication: bytes that a rank sends (by bus factors; for DP those of broadcasts and reduces), divided by the "
     "communication time"
 )
-_AS_PUBLISHED = {  # quantity of PublishedValue -> quantity by fixed batch, and the unit of its values
+# quantity of PublishedValue -> quantity by fixed batch, and the unit of its values
+_AS_PUBLISHED = {
     "epoch_seconds": ("epoch", "epoch", "s"),
     "compute_seconds": ("compute", "compute", "s"),
     "communication_seconds": ("communication", "communication", "s"),
@@ -45,7 +48,9 @@ _AS_PUBLISHED = {  # quantity of PublishedValue -> quantity by fixed batch, and 
 
 @dataclass(frozen=True)
 class StudyQuantity:
-    """A quantity of a cell: `digits` decimals, more where fewer than three digits remain; why it is missing is in `column`."""
+    """A quantity of a cell: `digits` decimals, more where fewer than three digits remain; why it is
+    missing is in `column`.
+    """
 
     heading: str
     value: Callable[[Job], float | None]
@@ -70,9 +75,11 @@ class Study:
 
 
 def classic_tables(run: RunData, comparison: Comparison, by_devices: bool = False) -> Study:
-    """Epochs in seconds, bandwidth in GB/s; tables, rows and columns without values are omitted, with the reason.
+    """Epochs in seconds, bandwidth in GB/s; tables, rows and columns without values are omitted,
+    with the reason.
 
-    Quantities are rows and batches columns; `by_devices`, as in a text, quantities are columns, and each batch has its rows.
+    Quantities are rows and batches columns; `by_devices`, as in a text, quantities are columns, and
+    each batch has its rows.
     """
     made = _Tables(run, comparison, by_devices)
     drawn = [
@@ -116,17 +123,26 @@ class _Tables:
         timed = {data.name: epoch_seconds(data) for data in run.measured}
         self._seconds = {name: seconds for name, (seconds, _) in timed.items()}
         self._whole = bool(timed) and all(whole for _, whole in timed.values())
-        known, calibrated = (comparison.has(f"{level}_gb_per_s") for level in ("link", "calibrated"))
-        level, rate = ("calibration", "calibrated") if calibrated and not known else ("link", "link")
+        known, calibrated = (
+            comparison.has(f"{level}_gb_per_s") for level in ("link", "calibrated")
+        )
+        level, rate = (
+            ("calibration", "calibrated") if calibrated and not known else ("link", "link")
+        )
         data, script = run.manifest.config.workload.data, run.manifest.script is not None
-        self._loads_nothing = "the loader of a script is not timed" if script else f"--data {data} loads nothing"
+        self._loads_nothing = (
+            "the loader of a script is not timed" if script else f"--data {data} loads nothing"
+        )
         self.loading = () if data == "synthetic" else ("with loading", "without loading")
         of_column, of_step = self._of_column, self._of_step
 
         def epoch(data: Job) -> float | None:
             return self._seconds[data.name]
 
-        weak, strong = partial(self._speedup, "batch_size"), partial(self._speedup, "global_batch_size")
+        weak, strong = (
+            partial(self._speedup, "batch_size"),
+            partial(self._speedup, "global_batch_size"),
+        )
 
         def per_device(speedup: Callable[[Job], float | None], data: Job) -> float | None:
             """In percent."""
@@ -135,9 +151,13 @@ class _Tables:
         self._quantities = {
             "epoch": StudyQuantity("epoch [s]", epoch, "step_us"),
             "weak": StudyQuantity("speedup T_1(b)/T_N(b)", weak, "weak_efficiency"),
-            "weak efficiency": StudyQuantity("efficiency, same b [%]", partial(per_device, weak), "weak_efficiency", 1),
+            "weak efficiency": StudyQuantity(
+                "efficiency, same b [%]", partial(per_device, weak), "weak_efficiency", 1
+            ),
             "strong epoch": StudyQuantity(
-                "epoch [s]", lambda data: epoch(data) if strong(data) is not None else None, "strong_speedup"
+                "epoch [s]",
+                lambda data: epoch(data) if strong(data) is not None else None,
+                "strong_speedup",
             ),
             "strong": StudyQuantity("speedup T_1(G)/T_N(G/N)", strong, "strong_speedup"),
             "strong efficiency": StudyQuantity(
@@ -148,9 +168,13 @@ class _Tables:
             "forward": of_step("forward [s]", "forward_us"),
             "backward": of_step("backward [s]", "backward_us"),
             "optimizer": of_step("optimizer [s]", "optimizer_us"),
-            "communication": of_column("communication, measured [s]", "communication_epoch_us", 2, 1e-6),
+            "communication": of_column(
+                "communication, measured [s]", "communication_epoch_us", 2, 1e-6
+            ),
             "exposed": of_column("exposed, measured [s]", "exposed_epoch_us", 2, 1e-6),
-            "same_local_batch": of_column("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 2, 1e-6),
+            "same_local_batch": of_column(
+                "estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 2, 1e-6
+            ),
             "ideal_split": of_column("estimate T_N-T_1(G)/N [s]", "ideal_split_epoch_us", 2, 1e-6),
             "same_total": of_column("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 2, 1e-6),
             "algbw": of_column("all-reduces, algbw [GB/s]", "algbw_gb_per_s"),
@@ -159,7 +183,9 @@ class _Tables:
             "all communication": of_column("all communication [GB/s]", "communication_gb_per_s"),
             "of link": of_column("", "communication_of_link", 1, 100.0),
             "busbw of rate": of_column(f"busbw / {rate} [%]", f"transfer_of_{level}", 1, 100.0),
-            "of rate": of_column(f"all communication / {rate} [%]", f"communication_of_{level}", 1, 100.0),
+            "of rate": of_column(
+                f"all communication / {rate} [%]", f"communication_of_{level}", 1, 100.0
+            ),
             "devices": StudyQuantity("devices", lambda data: data.devices, "devices", 0),
             "accuracy": of_column("test accuracy [%]", "test_accuracy_percent", 2),
             "with loading": StudyQuantity("with loading [s]", epoch, "step_us"),
@@ -167,12 +193,19 @@ class _Tables:
         }
 
     def _speedup(self, equal: str, data: Job) -> float | None:
-        """Of epochs, over the single device whose batch is the cell's `batch_size` or `global_batch_size`."""
+        """Of epochs, over the single device whose batch is the cell's `batch_size` or
+        `global_batch_size`.
+        """
         single = single_device_baselines(self._run, data.cell).get(getattr(data.cell, equal))
-        base, seconds = self._seconds[single.cell.name] if single is not None else None, self._seconds[data.name]
+        base, seconds = (
+            self._seconds[single.cell.name] if single is not None else None,
+            self._seconds[data.name],
+        )
         return base / seconds if base is not None and seconds else None
 
-    def _of_column(self, heading: str, column: str, digits: int = 1, factor: float = 1.0) -> StudyQuantity:
+    def _of_column(
+        self, heading: str, column: str, digits: int = 1, factor: float = 1.0
+    ) -> StudyQuantity:
         def value(data: Job) -> float | None:
             known = self._rows[data.name].number(column)
             return known * factor if known is not None else None
@@ -196,28 +229,40 @@ class _Tables:
         return (f"epoch seconds are {how}", *self.input_path(), speedup)
 
     def input_path(self) -> tuple[str, ...]:
-        """How images were transformed, for data sets with two ways; published epochs mostly transform them one by one."""
+        """How images were transformed, for data sets with two ways; published epochs mostly
+        transform them one by one.
+        """
         workload = self._run.manifest.config.workload
         if workload.data not in ("cifar10", "digits") or self._run.manifest.script is not None:
             return ()
         by_one = "images were transformed one by one, from PIL images by torchvision (--transforms per-image)"
-        batched = (
-            "images were kept in memory and transformed in batches; --transforms per-image times what most scripts do"
-        )
+        batched = "images were kept in memory and transformed in batches; --transforms per-image times what most scripts do"
         return (by_one if workload.transforms == "per-image" else batched,)
 
     def traced_notes(self) -> tuple[str, ...]:
-        """What the parts are of; if tracing slowed a cell's steps, so that this epoch is longer than the untraced one."""
+        """What the parts are of; if tracing slowed a cell's steps, so that this epoch is longer
+        than the untraced one.
+        """
         how = (
             "means of traced steps x steps per epoch; compute and exposed communication are parts of the traced epoch, which the "
             "tracer makes longer or shorter than the untraced one of the other tables"
         )
         costs = {name: row.tracer_cost or 0.0 for name, row in self._rows.items()}
         slowed = [f"{name} {cost:.2f}x" for name, cost in costs.items() if cost > TRACER_COST]
-        return (how, *((f"traced steps took longer than untraced ones: {', '.join(slowed)}",) if slowed else ()))
+        return (
+            how,
+            *(
+                (f"traced steps took longer than untraced ones: {', '.join(slowed)}",)
+                if slowed
+                else ()
+            ),
+        )
 
     def bandwidth_notes(self) -> Iterator[str]:
-        rates = {"the link": "link_gb_per_s", "the calibrated rate of the same messages": "calibrated_gb_per_s"}
+        rates = {
+            "the link": "link_gb_per_s",
+            "the calibrated rate of the same messages": "calibrated_gb_per_s",
+        }
         for name, column in rates.items():
             every = [row.number(column) for row in self._rows.values()]
             if found := sorted({float(f"{one:.3g}") for one in every if one is not None}):
@@ -227,7 +272,15 @@ class _Tables:
 
     def results(self) -> _Drawn:
         """A row per cell; columns without values on several devices are omitted."""
-        names = ("devices", "epoch", "weak", "weak efficiency", "strong", "strong efficiency", "accuracy")
+        names = (
+            "devices",
+            "epoch",
+            "weak",
+            "weak efficiency",
+            "strong",
+            "strong efficiency",
+            "accuracy",
+        )
         quantities, cells = [self._quantities[name] for name in names], self._run.measured
         several = [data for data in cells if data.devices > 1] or cells
         kept = [one for one in quantities if any(one.value(data) is not None for data in several)]
@@ -238,15 +291,25 @@ class _Tables:
 
     def _trained_notes(self) -> Iterator[str]:
         """The global batch with which a cell was trained, if it differs from the cell's."""
-        trained = ((self._rows[data.name].trained_global_batch_size, data.cell) for data in self._run.measured)
-        differing = ((batch, cell.name) for batch, cell in trained if batch not in (None, cell.global_batch_size))
+        trained = (
+            (self._rows[data.name].trained_global_batch_size, data.cell)
+            for data in self._run.measured
+        )
+        differing = (
+            (batch, cell.name)
+            for batch, cell in trained
+            if batch not in (None, cell.global_batch_size)
+        )
         for batch, cells in grouped(differing).items():
             yield (
                 f"test accuracy of {', '.join(cells)}: of the same strategy and devices, trained on a global batch of {batch}"
             )
 
-    def grid(self, title: str, names: Sequence[str], notes: Iterable[str], by_global: bool = False) -> _Drawn:
-        """A row per strategy (with variant), device count and quantity; a column per batch per device.
+    def grid(
+        self, title: str, names: Sequence[str], notes: Iterable[str], by_global: bool = False
+    ) -> _Drawn:
+        """A row per strategy (with variant), device count and quantity; a column per batch per
+        device.
 
         Or `by_global`, a column per global batch that occurs on several devices.
         """
@@ -259,7 +322,11 @@ class _Tables:
         def batch(data: Job) -> int:
             return data.cell.global_batch_size if by_global else data.cell.batch_size
 
-        several = [one for one in self._run.measured if one.cell.devices > 1 and quantities[-1].value(one) is not None]
+        several = [
+            one
+            for one in self._run.measured
+            if one.cell.devices > 1 and quantities[-1].value(one) is not None
+        ]
         if by_global and not several:
             return nothing, [_NO_SHARED_BATCH]
         drawn = set(map(batch, several if by_global else self._run.measured))
@@ -267,7 +334,9 @@ class _Tables:
         by_key = {(_row_label(data), data.devices, batch(data)): data for data in shown_cells}
         batches = sorted({key[2] for key in by_key})
         rows, shown = [], set()
-        for strategy, devices in sorted(dict.fromkeys(key[:2] for key in by_key), key=lambda key: key[1]):
+        for strategy, devices in sorted(
+            dict.fromkeys(key[:2] for key in by_key), key=lambda key: key[1]
+        ):
             for one in quantities:
                 cells = [by_key.get((strategy, devices, size)) for size in batches]
                 entries = [NA if data is None else one.shown(data) for data in cells]
@@ -276,7 +345,11 @@ class _Tables:
                     shown.add(one.heading)
         missing = list(self._why(one for one in quantities if one.heading not in shown))
         present = {(row[0], row[1]) for row in rows}
-        absent = {data.strategy: data for key, data in by_key.items() if (key[0], str(key[1])) not in present}
+        absent = {
+            data.strategy: data
+            for key, data in by_key.items()
+            if (key[0], str(key[1])) not in present
+        }
         for strategy, data in absent.items():
             reason = self._rows[data.name].reasons.get(quantities[-2].column)
             missing += [f"no {strategy}: {reason}"] if rows and data.devices > 1 and reason else []
@@ -305,16 +378,28 @@ class _Tables:
             if cell.variant or cell.nodes > 1:
                 continue
             for one in self._run.manifest.published:
-                if (one.strategy, one.devices, one.batch_size) != (cell.strategy, cell.devices, cell.batch_size):
+                if (one.strategy, one.devices, one.batch_size) != (
+                    cell.strategy,
+                    cell.devices,
+                    cell.batch_size,
+                ):
                     continue
                 of_global, per_device, unit = _AS_PUBLISHED[one.quantity]
-                value = self._quantities[of_global if one.fixed == "global" else per_device].value(data)
+                value = self._quantities[of_global if one.fixed == "global" else per_device].value(
+                    data
+                )
                 if one.quantity == "efficiency" and value is not None:
                     value /= 100
                 name = one.quantity.replace("_", " ").removesuffix(" seconds")
-                quantity = f"{name}, {_FIXED[one.fixed]}" if one.quantity in ("speedup", "efficiency") else name
+                quantity = (
+                    f"{name}, {_FIXED[one.fixed]}"
+                    if one.quantity in ("speedup", "efficiency")
+                    else name
+                )
                 values = (_with_unit(value, unit), _with_unit(one.value, one.unit))
-                rows.append((cell.name, quantity, *values, one.method, f"{one.source} ({one.hardware})"))
+                rows.append(
+                    (cell.name, quantity, *values, one.method, f"{one.source} ({one.hardware})")
+                )
         named = self._run.manifest.config.reporting.published
         why = f"{named} has no row for a measured cell: model, data, strategy, devices and batch must be the same"
         moved = [_ALL] if any(row[1] == "effective bandwidth" for row in rows) else []
@@ -324,13 +409,21 @@ class _Tables:
 
 
 def _turned(table: TextTable, letter: str, batches: Sequence[int]) -> TextTable:
-    """A grid with a row per strategy, device count and batch, and a column per quantity; rows without values are omitted."""
+    """A grid with a row per strategy, device count and batch, and a column per quantity; rows
+    without values are omitted.
+    """
     quantities = list(dict.fromkeys(row[2] for row in table.rows))
-    values = {(*row[:3], size): entry for row in table.rows for size, entry in zip(batches, row[3:], strict=True)}
+    values = {
+        (*row[:3], size): entry
+        for row in table.rows
+        for size, entry in zip(batches, row[3:], strict=True)
+    }
     rows = []
     for strategy, devices in dict.fromkeys(row[:2] for row in table.rows):
         for size in batches:
-            entries = [values.get((strategy, devices, quantity, size), NA) for quantity in quantities]
+            entries = [
+                values.get((strategy, devices, quantity, size), NA) for quantity in quantities
+            ]
             if any(entry != NA for entry in entries):
                 rows.append((strategy, devices, str(size), *entries))
     return replace(table, headings=("strategy", "devices", letter, *quantities), rows=tuple(rows))

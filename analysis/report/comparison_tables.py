@@ -1,4 +1,6 @@
-"""The comparison's tables for terminal, CSV, Markdown and LaTeX, with one unit per column, given in its heading."""
+"""The comparison's tables for terminal, CSV, Markdown and LaTeX, with one unit per column, given in
+its heading.
+"""
 
 import csv
 import io
@@ -16,12 +18,14 @@ from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.strategies import traits_of
 
-MOST_ROWS, MOST_ANSWERED = 6, 9  # rows of a terminal's first table: if the verdict is about no cell, and if it is
+# rows of a terminal's first table: if the verdict is about no cell, and if it is
+MOST_ROWS, MOST_ANSWERED = 6, 9
 
 
 @dataclass(frozen=True)
 class View:
-    """Some columns of the comparison, separated by blanks; `several_only` omits single-device cells.
+    """Some columns of the comparison, separated by blanks; `several_only` omits single-device
+    cells.
 
     `empty` are columns without any value; `headings` are those that differ from the columns' own.
     """
@@ -140,16 +144,27 @@ SHORTCUTS = View(
     },
 )  # fmt: skip
 _UNTRACED = frozenset(
-    {"step_us", "samples_per_s", "weak_efficiency", "same_local_batch_us", "same_local_batch_error_exposed_us"}
+    {
+        "step_us",
+        "samples_per_s",
+        "weak_efficiency",
+        "same_local_batch_us",
+        "same_local_batch_error_exposed_us",
+    }
 )
-_OPTIONAL = frozenset({"predictions", "bandwidth", "device", "learning"})  # groups, omitted if all values are missing
-_OF_RUNS = frozenset({"time", "memory", "epoch", "learning", "checks"})  # views that traces alone cannot fill
+# groups, omitted if all values are missing
+_OPTIONAL = frozenset({"predictions", "bandwidth", "device", "learning"})
+# views that traces alone cannot fill
+_OF_RUNS = frozenset({"time", "memory", "epoch", "learning", "checks"})
 _MOST_HEADINGS = 6  # in a line that states why values are missing
-_BY_COLUMN = frozenset({"bandwidth", "device"})  # groups of which single columns without values are omitted
+# groups of which single columns without values are omitted
+_BY_COLUMN = frozenset({"bandwidth", "device"})
 
 
 def first_tables(comparison: Comparison) -> dict[str, TextTable]:
-    """The first two tables by name: the parts of each measured cell's step, and the shortcuts on several devices."""
+    """The first two tables by name: the parts of each measured cell's step, and the shortcuts on
+    several devices.
+    """
     rows = summarised(comparison)
     tables = {view.name: _table(view, rows, view.notes) for view in first_views(comparison)}
     return {name: table for name, table in tables.items() if table.rows}
@@ -157,18 +172,23 @@ def first_tables(comparison: Comparison) -> dict[str, TextTable]:
 
 def summarised(comparison: Comparison) -> list[CellRow]:
     """The rows of a comparison that the first tables show."""
-    return [row for row in comparison.rows.values() if row.step_us is not None or not comparison.timed]
+    return [
+        row for row in comparison.rows.values() if row.step_us is not None or not comparison.timed
+    ]
 
 
 def first_cells(comparison: Comparison, answered: Collection[str]) -> tuple[str, ...]:
     """The cells of a run's first table that a terminal shows: those of the verdict.
 
-    `answered` are the cells of the verdict, shown together with the one device that it compares them with, at most MOST_ANSWERED.
-    Without any, other cells are shown: first those without a variant, last DDP on one device, which only shows the cost of the
-    wrapper.
+    `answered` are the cells of the verdict, shown together with the one device that it compares
+    them with, at most MOST_ANSWERED. Without any, other cells are shown: first those without a
+    variant, last DDP on one device, which only shows the cost of the wrapper.
     """
     rows = summarised(comparison)
-    shown = {*answered, *_one_device(comparison, rows, [row for row in rows if row.cell in answered])}
+    shown = {
+        *answered,
+        *_one_device(comparison, rows, [row for row in rows if row.cell in answered]),
+    }
 
     def rank(row: CellRow) -> int:
         baseline, variant = traits_of(row.strategy).baseline, row.cell in comparison.variants
@@ -181,10 +201,13 @@ def first_cells(comparison: Comparison, answered: Collection[str]) -> tuple[str,
     return tuple(row.cell for row in ranked[: min(MOST_ANSWERED, chosen) or MOST_ROWS])
 
 
-def _one_device(comparison: Comparison, rows: Sequence[CellRow], cases: Sequence[CellRow]) -> list[str]:
+def _one_device(
+    comparison: Comparison, rows: Sequence[CellRow], cases: Sequence[CellRow]
+) -> list[str]:
     """The cells of one device that the verdict compares `cases` with.
 
-    One without a wrapper at their batch per device, else at their global batch, else one under their own strategy and options.
+    One without a wrapper at their batch per device, else at their global batch, else one under
+    their own strategy and options.
     """
     variants = comparison.variants
     plain = [row for row in rows if traits_of(row.strategy).baseline and row.cell not in variants]
@@ -192,14 +215,20 @@ def _one_device(comparison: Comparison, rows: Sequence[CellRow], cases: Sequence
         if alike := [row.cell for row in plain if row.batch_size in batches]:
             return alike
     kinds = {
-        (row.strategy, row.batch_size, variants.get(row.cell)) for row in cases if row.cell in comparison.over_itself
+        (row.strategy, row.batch_size, variants.get(row.cell))
+        for row in cases
+        if row.cell in comparison.over_itself
     }
     alone = (row for row in rows if row.devices == 1)
-    return [row.cell for row in alone if (row.strategy, row.batch_size, variants.get(row.cell)) in kinds]
+    return [
+        row.cell for row in alone if (row.strategy, row.batch_size, variants.get(row.cell)) in kinds
+    ]
 
 
 def first_views(comparison: Comparison) -> list[View]:
-    """The views of `first_tables`; foreign traces lack columns that only a run measures, and without a link the second view."""
+    """The views of `first_tables`; foreign traces lack columns that only a run measures, and
+    without a link the second view.
+    """
     if comparison.timed:
         return [_with_known_rate(STEP, comparison), SHORTCUTS]
     views = [_without(view, _UNTRACED) for view in (STEP, SHORTCUTS)]
@@ -207,7 +236,9 @@ def first_views(comparison: Comparison) -> list[View]:
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
-    """The comparison as tables narrow enough for a terminal, by name, each with the reasons for missing values."""
+    """The comparison as tables narrow enough for a terminal, by name, each with the reasons for
+    missing values.
+    """
     notes = {"traffic": _traffic_notes, "estimates": _ring_notes, "device_use": _peak_notes}
     rows = list(comparison.rows.values())
     return {
@@ -220,7 +251,12 @@ def _ring_notes(comparison: Comparison) -> Iterator[str]:
     """The bandwidths of the ring formula, one line for all device counts that share one."""
     rows = sorted(comparison.rows.values(), key=lambda row: (row.devices, row.nodes))
     used = dict.fromkeys(
-        (rate, str(row.devices) if row.nodes == 1 else str(Layout(row.nodes, row.devices // row.nodes)))
+        (
+            rate,
+            str(row.devices)
+            if row.nodes == 1
+            else str(Layout(row.nodes, row.devices // row.nodes)),
+        )
         for row in rows
         for rate in row.ring_rates
     )
@@ -250,8 +286,8 @@ def _traffic_notes(comparison: Comparison) -> Iterator[str]:
 def shown_views(comparison: Comparison) -> list[View]:
     """The views that have values; predictions and utilisation need a link or a calibration.
 
-    Columns without values are omitted of traces, which fill only a few, of memory, where the kind of device has none, and in
-    the groups of _BY_COLUMN.
+    Columns without values are omitted of traces, which fill only a few, of memory, where the kind
+    of device has none, and in the groups of _BY_COLUMN.
     """
     views = []
     for view in (_with_known_rate(one, comparison) for one in _VIEWS):
@@ -273,10 +309,14 @@ def _without(view: View, columns: Collection[str]) -> View:
 
 
 def _with_known_rate(view: View, comparison: Comparison) -> View:
-    """A view of throughput with tokens instead of samples if known, or steps if neither is known."""
+    """A view of throughput with tokens instead of samples if known, or steps if neither is
+    known.
+    """
     rates = ("tokens_per_s", "samples_per_s", "steps_per_s")
     shown = next((name for name in rates if comparison.has(name)), "samples_per_s")
-    return replace(view, columns=" ".join(shown if name == "samples_per_s" else name for name in view.names))
+    return replace(
+        view, columns=" ".join(shown if name == "samples_per_s" else name for name in view.names)
+    )
 
 
 def _table(view: View, rows: Iterable[CellRow], notes: Iterable[str] = ()) -> TextTable:
@@ -299,7 +339,10 @@ def _table(view: View, rows: Iterable[CellRow], notes: Iterable[str] = ()) -> Te
 def _missing_notes(rows: Iterable[CellRow], columns: Sequence[str]) -> list[str]:
     """Why values are NA: each reason once, with its cells and columns."""
     return _by_reason(
-        (reason, column, row.cell) for row in rows for column in columns if (reason := row.reasons.get(column))
+        (reason, column, row.cell)
+        for row in rows
+        for column in columns
+        if (reason := row.reasons.get(column))
     )
 
 
@@ -318,7 +361,9 @@ def missing_reasons(comparison: Comparison) -> list[str]:
 
 
 def _by_reason(missing: Iterable[tuple[str, str, str]], most: int | None = None) -> list[str]:
-    """A line per reason from (reason, column, cell), with at most `most` headings of its columns."""
+    """A line per reason from (reason, column, cell), with at most `most` headings of its
+    columns.
+    """
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for reason, column, cell in missing:
         headings, cells = found.setdefault(reason, ({}, {}))
@@ -338,14 +383,25 @@ def gap_table(comparison: Comparison) -> TextTable:
     copies = "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying"
     above = "DP's median untraced step over DDP's: above 1, DDP is faster"
     fields = (
-        Field("cells", lambda gap: gap.ddp.removeprefix(f"{comparison.rows[gap.ddp].strategy}-"), meaning=alike),
+        Field(
+            "cells",
+            lambda gap: gap.ddp.removeprefix(f"{comparison.rows[gap.ddp].strategy}-"),
+            meaning=alike,
+        ),
         *estimate_fields("ratio", ratio, above),
         Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
         Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),
         Field("host copies", "host_copies_us", "time", copies),
         Field("compute", "compute_us", "time", "Compute, DP minus DDP"),
-        Field("idle", "idle_us", "time", "Neither compute nor communication nor copies, DP minus DDP"),
-        Field("tracer", "tracer_us", "time", "The part of the untraced gap that the traced steps do not explain"),
+        Field(
+            "idle", "idle_us", "time", "Neither compute nor communication nor copies, DP minus DDP"
+        ),
+        Field(
+            "tracer",
+            "tracer_us",
+            "time",
+            "The part of the untraced gap that the traced steps do not explain",
+        ),
     )
     return table_of(
         f"{label} minus DDP, same devices and batch per device: the gap per step and its parts",
@@ -356,12 +412,22 @@ def gap_table(comparison: Comparison) -> TextTable:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """All columns in their stored units (given in the headings), and a column with the reasons for missing values."""
-    missing = ["; ".join(f"{name}: {why}" for name, why in row.reasons.items()) for row in comparison.rows.values()]
-    columns = {name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES}
+    """All columns in their stored units (given in the headings), and a column with the reasons for
+    missing values.
+    """
+    missing = [
+        "; ".join(f"{name}: {why}" for name, why in row.reasons.items())
+        for row in comparison.rows.values()
+    ]
+    columns = {
+        name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES
+    }
     columns["missing"] = list(missing)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(columns)
-    rows.writerows([NA if value is None else value for value in row] for row in zip(*columns.values(), strict=True))
+    rows.writerows(
+        [NA if value is None else value for value in row]
+        for row in zip(*columns.values(), strict=True)
+    )
     return text.getvalue()

@@ -1,4 +1,6 @@
-"""A report's files: texts and figures, written together; and the part of a report that a terminal shows. Imports no plotting."""
+"""A report's files: texts and figures, written together; and the part of a report that a terminal
+shows. Imports no plotting.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page embeds its figu
 
 @dataclass(frozen=True)
 class PrintedReport:
-    """`answers` are a verdict's, each with its label; `warnings` precede them; `missing` states why values are NA.
+    """`answers` are a verdict's, each with its label; `warnings` precede them; `missing` states why
+    values are NA.
 
-    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the shortcuts). `first_cells` are
-    those whose rows a terminal shows of both.
+    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the
+    shortcuts). `first_cells` are those whose rows a terminal shows of both.
     """
 
     setting: str
@@ -55,7 +58,10 @@ def write_with_figures(
 
     check_report_folder(folder, [f"{name}.{one}" for name in figures for one in formats])
     svg, drawn = figure_files(figures, formats)
-    contents: dict[str, str | bytes] = {**texts(svg), **{f"figures/{name}": content for name, content in drawn.items()}}
+    contents: dict[str, str | bytes] = {
+        **texts(svg),
+        **{f"figures/{name}": content for name, content in drawn.items()},
+    }
     write_together({folder / name: content for name, content in contents.items()})
     stale = [path for path in marked_figures(folder) if path.name not in drawn] if whole else []
     for path in stale:

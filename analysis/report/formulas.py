@@ -18,9 +18,7 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.profiling.records.finding import counted
 
-_STATISTICS = (
-    "collectives: of the fastest rank, as transfers are; schedules, DataParallel's sum: of the slowest rank, alone"
-)
+_STATISTICS = "collectives: of the fastest rank, as transfers are; schedules, DataParallel's sum: of the slowest rank, alone"
 MOST_COLLECTIVES = 4  # per cell; the table of collectives shows more
 _RING, _SHARDED_RINGS = "ring all-reduce", "rings of what FSDP gathers and scatters"
 
@@ -69,7 +67,11 @@ def formula_table(run: RunData, comparison: Comparison) -> TextTable:
     notes = (
         "a ring without latency at the link's specification is a lower bound; a calibration excludes contention with compute",
         "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
-        *([_STATISTICS] if any(one.predicted_slowest_us != one.predicted_us for one in calibrated) else ()),
+        *(
+            [_STATISTICS]
+            if any(one.predicted_slowest_us != one.predicted_us for one in calibrated)
+            else ()
+        ),
         *_why_unmeasured(lines, comparison),
     )
     return table_of("Models: formula, numbers, result", _FIELDS, lines, notes)
@@ -79,7 +81,9 @@ def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterato
     """Why predictions have no measured value."""
     unknown = [line for line in lines if line.measured_us is None]
     rings = [line for line in unknown if line.model.startswith((_RING, _SHARDED_RINGS))]
-    for why in dict.fromkeys(comparison.rows[line.cell].reasons.get("ring_error_us") for line in rings):
+    for why in dict.fromkeys(
+        comparison.rows[line.cell].reasons.get("ring_error_us") for line in rings
+    ):
         yield f"measured NA of the {_RING}: {why or NA}"
     if len(unknown) > len(rings):
         yield "measured NA: ranks do not wait for each other in rooted collectives, which have no transfer to compare with"
@@ -92,21 +96,32 @@ def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaL
         for name in (row.text("prediction_source"), row.text("ring_source"))
     )
     if (ring := row.ring_us) is not None:
-        name = _SHARDED_RINGS if data.traits.sharded else f"{_RING} of all gradients" if data.ranks else _RING
+        name = (
+            _SHARDED_RINGS
+            if data.traits.sharded
+            else f"{_RING} of all gradients"
+            if data.ranks
+            else _RING
+        )
         yield line(name, _ring(data, row), ring_source, ring, minus(ring, row.ring_error_us))
-    predicted = [one for one in comparison.predictions if one.cell == data.name and one.predicted_us is not None]
+    predicted = [
+        one
+        for one in comparison.predictions
+        if one.cell == data.name and one.predicted_us is not None
+    ]
     for one in predicted[:MOST_COLLECTIVES]:
         assert one.predicted_us is not None
         assert one.expected_us is not None
         cost = model.cost_of(data, costs, (one.kind, one.ranks, one.size_bytes), "shortest")
         what, formula = f"{one.kind}, {one.per_step:.3g} a step", cost.explanation
         if one.in_step_us is not None:
-            formula += (
-                f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"
-            )
+            formula += f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"
         yield line(what, formula, source, one.expected_us, one.measured_us)
     if data.traits.peer_copies and row.predicted_transfer_us is not None:
-        what, formula = "DataParallel, all transfers of a step", _data_parallel(data, predicted, costs)
+        what, formula = (
+            "DataParallel, all transfers of a step",
+            _data_parallel(data, predicted, costs),
+        )
         yield line(what, formula, source, row.predicted_transfer_us, row.communication_us)
     elif (exposed := row.predicted_exposed_us) is not None:
         what = "DDP's schedule, exposed communication"
@@ -126,11 +141,16 @@ def _ring(data: Job, row: CellRow) -> str:
 def _data_parallel(data: Job, predicted: list[model.CollectivePrediction], costs: Costs) -> str:
     if model.by_nccl(data):
         counts = {
-            kind: round(sum(one.per_step for one in predicted if one.kind == kind)) for kind in ("broadcast", "reduce")
+            kind: round(sum(one.per_step for one in predicted if one.kind == kind))
+            for kind in ("broadcast", "reduce")
         }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
         return f"the sum of its chunks without overlap: {chunks}"
-    sizes, link, parts = model.model_sizes(data), costs.link(model.cell_place(data)), data.options.accumulate
+    sizes, link, parts = (
+        model.model_sizes(data),
+        costs.link(model.cell_place(data)),
+        data.options.accumulate,
+    )
     assert sizes is not None  # else there is no prediction
     assert link is not None
     moved = show_bytes(2 * sizes.parameter_bytes + sizes.buffer_bytes)
@@ -139,7 +159,9 @@ def _data_parallel(data: Job, predicted: list[model.CollectivePrediction], costs
 
 
 def _schedule(data: Job, costs: Costs) -> str:
-    """The schedule in words, with the buckets of one rank's step; the prediction is the mean over all ranks and steps."""
+    """The schedule in words, with the buckets of one rank's step; the prediction is the mean over
+    all ranks and steps.
+    """
     first = data.whole_windows.take(np.arange(1))  # the first rank's first whole step
     step = data.tables.collectives.within(first, STEP_KEYS)
     load = model.step_load(data, costs, step)

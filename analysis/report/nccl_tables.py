@@ -1,4 +1,6 @@
-"""NCCL's choices as tables, JSON and findings, from logs that the user passes, else from the calibration."""
+"""NCCL's choices as tables, JSON and findings, from logs that the user passes, else from the
+calibration.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,11 @@ class NcclChapter:
 
     def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> Choice | None:
         """`JobChoices.at` of the job with this number of ranks and hosts."""
-        found = (job.at(kind, size_bytes) for job in self.jobs if (job.ranks, job.nodes) == (ranks, nodes))
+        found = (
+            job.at(kind, size_bytes)
+            for job in self.jobs
+            if (job.ranks, job.nodes) == (ranks, nodes)
+        )
         return next((row for row in found if row is not None), None)
 
     def content(self) -> list[dict[str, object]]:
@@ -55,7 +61,8 @@ class NcclChapter:
 
 
 def run_chapter(run: RunData, calibration: Calibration | None, logs: Sequence[Path]) -> NcclChapter:
-    """NCCL's choices in a run or in traces, from logs of one of its jobs, else from its calibration.
+    """NCCL's choices in a run or in traces, from logs of one of its jobs, else from its
+    calibration.
 
     Raises DpscopeError for a log of another job.
     """
@@ -82,10 +89,18 @@ _RANKS = Field("ranks", "ranks", meaning="Ranks of the job")
 _CHOICES = (
     Field("collective", "kind", meaning="Kind of the collective"),
     _RANKS,
-    Field("size", lambda row: show_bytes(row["size_bytes"]), meaning="The larger of a rank's input and output buffer"),
+    Field(
+        "size",
+        lambda row: show_bytes(row["size_bytes"]),
+        meaning="The larger of a rank's input and output buffer",
+    ),
     Field("algorithm", "algorithm", meaning="The algorithm that NCCL chose"),
     Field("protocol", "protocol", meaning="The protocol that NCCL chose: LL, LL128 or Simple"),
-    Field("calls", lambda row: f"{row['calls']:,}", meaning="Calls in the log, which rank 0 of a communicator writes"),
+    Field(
+        "calls",
+        lambda row: f"{row['calls']:,}",
+        meaning="Calls in the log, which rank 0 of a communicator writes",
+    ),
 )
 
 
@@ -118,7 +133,9 @@ _JOB = (
     Field("library", "log.library", meaning="NCCL or RCCL, with its version"),
     Field(
         "connections by transport",
-        lambda job: ", ".join(f"{name} {pairs}" for name, pairs in sorted(job.log.links.items())) or NA,
+        lambda job: (
+            ", ".join(f"{name} {pairs}" for name, pairs in sorted(job.log.links.items())) or NA
+        ),
         meaning="Pairs of ranks by transport",
     ),
     Field(
@@ -154,9 +171,15 @@ def _transports(job: JobChoices) -> Iterator[Finding]:
             "although NCCL found InfiniBand or RoCE devices"
         )
     every = _count(job, "NET/IB")
-    through_host = sum(pairs for name, pairs in log.links.items() if name.startswith("NET/IB") and "GDRDMA" not in name)
+    through_host = sum(
+        pairs
+        for name, pairs in log.links.items()
+        if name.startswith("NET/IB") and "GDRDMA" not in name
+    )
     if through_host:
-        disabled = "; the log reports GPU Direct RDMA as disabled" if log.gpu_direct is False else ""
+        disabled = (
+            "; the log reports GPU Direct RDMA as disabled" if log.gpu_direct is False else ""
+        )
         yield NcclCode.NO_GPU_DIRECT_RDMA.finding(
             f"{through_host} of {counted(every, 'connection')} over InfiniBand or RoCE "
             f"{'has' if through_host == 1 else 'have'} no GPUDirect RDMA{disabled}"

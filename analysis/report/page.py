@@ -1,6 +1,8 @@
-"""report.html: its sections, and a self-contained page that opens offline, with all text from traces and files escaped.
+"""report.html: its sections, and a self-contained page that opens offline, with all text from
+traces and files escaped.
 
-A content security policy with the hashes of the page's scripts prevents anything else from running or being fetched.
+A content security policy with the hashes of the page's scripts prevents anything else from running
+or being fetched.
 """
 
 import base64
@@ -30,12 +32,13 @@ FIRST_FIGURES = ("communication", "step_split")
 
 @dataclass(frozen=True)
 class Section:
-    """`figures` and `tables` are names in `figures.draw_all` and `report_tables`; those that a run lacks are omitted.
+    """`figures` and `tables` are names in `figures.draw_all` and `report_tables`; those that a run
+    lacks are omitted.
 
     Their order is that of the report's tables everywhere; the page shows open sections first.
 
-    `terms` are the words of the glossary that it needs. A section that is not `open` is folded, with its title and question as
-    the summary. Empty sections are omitted.
+    `terms` are the words of the glossary that it needs. A section that is not `open` is folded,
+    with its title and question as the summary. Empty sections are omitted.
     """
 
     name: str
@@ -161,10 +164,11 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])
 
 @dataclass(frozen=True)
 class Page:
-    """All that the template needs: `tables` and the SVG of `figures` by name, each placed by its section or with the answers.
+    """All that the template needs: `tables` and the SVG of `figures` by name, each placed by its
+    section or with the answers.
 
-    Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the verdict, `first_tables` and
-    FIRST_FIGURES.
+    Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the
+    verdict, `first_tables` and FIRST_FIGURES.
     """
 
     name: str
@@ -183,11 +187,17 @@ class Page:
 
     @property
     def sections(self) -> list[tuple[Section, list[str], list[str]]]:
-        """The sections that have content, with the names of their figures and tables; open ones first."""
+        """The sections that have content, with the names of their figures and tables; open ones
+        first.
+        """
         placed = []
         for section in sorted(SECTIONS, key=lambda one: not one.open):
             figures = [name for name in section.figures if name in self.figures]
-            tables = [name for name in section.tables if name in self.tables and has_values(self.tables[name])]
+            tables = [
+                name
+                for name in section.tables
+                if name in self.tables and has_values(self.tables[name])
+            ]
             if figures or tables or (section.name == "timeline" and self.timelines):
                 placed.append((section, figures, tables))
         return placed
@@ -195,14 +205,20 @@ class Page:
 
 def has_values(table: TextTable) -> bool:
     """Whether any column but the first has a value."""
-    return any(value not in (NA, "") for row in table.rows for value in row[1:]) or len(table.headings) == 1
+    return (
+        any(value not in (NA, "") for row in table.rows for value in row[1:])
+        or len(table.headings) == 1
+    )
 
 
 def word_columns(table: TextTable) -> list[bool]:
     """For each column, whether it holds words rather than numbers, and so is aligned left."""
-    columns = [{row[index] for row in table.rows} - {NA, ""} for index in range(len(table.headings))]
+    columns = [
+        {row[index] for row in table.rows} - {NA, ""} for index in range(len(table.headings))
+    ]
     return [
-        any(len(one) > _LONG for one in column) or (bool(column) and all(one[0].isalpha() for one in column))
+        any(len(one) > _LONG for one in column)
+        or (bool(column) and all(one[0].isalpha() for one in column))
         for column in columns
     ]
 
@@ -226,7 +242,9 @@ def render_page(page: Page) -> str:
     )
     environment.filters["unbroken"] = unbroken
     scripts = [_source("tables.js")] + ([_source("timeline.js")] if page.timelines else [])
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    hashes = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    ]
     allowed = " ".join(f"'sha256-{one}'" for one in hashes)
     return environment.get_template("page.html").render(
         page=page,
@@ -248,7 +266,9 @@ def render_page(page: Page) -> str:
 
 
 def _shown(value: object) -> object:
-    """What the page shows of a value: of a text without what controls the direction of writing, marked as HTML or not."""
+    """What the page shows of a value: of a text without what controls the direction of writing,
+    marked as HTML or not.
+    """
     return type(value)(cleaned(value)) if isinstance(value, str) else value
 
 

@@ -1,4 +1,6 @@
-"""Tables for a trace analysis or for the cells of a run: DataParallel's phases, waits, each rank's step, contention."""
+"""Tables for a trace analysis or for the cells of a run: DataParallel's phases, waits, each rank's
+step, contention.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +18,10 @@ from dpscope.profiling.records.finding import counted
 
 _KEYS = ("rank", "device", "replica")
 _PHASES = {  # column -> heading and meaning
-    "host_to_device_us": ("to dev.", "Copying the batch to the device before DataParallel is called"),
+    "host_to_device_us": (
+        "to dev.",
+        "Copying the batch to the device before DataParallel is called",
+    ),
     "scatter_us": ("scatter", "Distributing the batch over the devices"),
     "replicate_us": ("replicate", "Sending parameters and buffers to every device"),
     "parallel_apply_us": ("apply", "The forward pass of the replicas"),
@@ -27,7 +32,9 @@ _PHASES = {  # column -> heading and meaning
     "other_us": ("other", "Work launched outside of all phases"),
 }
 _OF_REPLICAS = "replicas work in parallel, so their times do not add up to those in the row 'all'"
-_OF_DEVICES = "device time launched in each phase, communication included; NA: nothing was launched there"
+_OF_DEVICES = (
+    "device time launched in each phase, communication included; NA: nothing was launched there"
+)
 _REPLICA = "Replica of dp-host; all: the time in which at least one of them was in the phase"
 
 
@@ -40,17 +47,29 @@ def without_cell(table: TextTable) -> TextTable:
 
 
 def phase_table(by_cell: Mapping[str, Table]) -> TextTable:
-    """Mean time per step of each phase from rows of `dp_phase_table`; a row per device, or per replica of dp-host."""
+    """Mean time per step of each phase from rows of `dp_phase_table`; a row per device, or per
+    replica of dp-host.
+    """
     means = {cell: _over_repeats(phases) for cell, phases in by_cell.items() if len(phases)}
-    names = dict.fromkeys(name for table in means.values() for name in table.names if name not in _KEYS)
-    rows = [{"cell": cell, **one} for cell, table in means.items() for one in table.records((*_KEYS, *names))]
+    names = dict.fromkeys(
+        name for table in means.values() for name in table.names if name not in _KEYS
+    )
+    rows = [
+        {"cell": cell, **one}
+        for cell, table in means.items()
+        for one in table.records((*_KEYS, *names))
+    ]
     on_host = all(row["device"] is None for row in rows)
-    place, meaning = ("replica", _REPLICA) if on_host else ("device", "Device of the DataParallel process")
+    place, meaning = (
+        ("replica", _REPLICA) if on_host else ("device", "Device of the DataParallel process")
+    )
 
     def placed(row: Mapping[str, object]) -> str:
         return "all" if on_host and row[place] is None else text(row[place])
 
-    times = [Field(heading, name, "time", what) for name in names for heading, what in [_PHASES[name]]]
+    times = [
+        Field(heading, name, "time", what) for name in names for heading, what in [_PHASES[name]]
+    ]
     return table_of(
         f"{'dp-host' if on_host else 'DataParallel'}'s phases (means per step)",
         [CELL, Field(place, placed, meaning=meaning), *times],
@@ -64,7 +83,9 @@ def _over_repeats(phases: Table) -> Table:
     names = list(dict.fromkeys(name for one in repeats for name in one.names))
     together = joined(
         [
-            one.assign(**{name: np.full(len(one), np.nan) for name in names if name not in one}).select(names)
+            one.assign(
+                **{name: np.full(len(one), np.nan) for name in names if name not in one}
+            ).select(names)
             for one in repeats
         ]
     )
@@ -79,7 +100,11 @@ _WAITS = (
     CELL,
     Field("late rank", "late_rank", meaning="The rank that came last to a collective"),
     Field("waiting rank", "waiting_rank", meaning="A rank that waited for it"),
-    Field("collectives", "collectives", meaning="Collectives in which it waited, over all whole traced steps"),
+    Field(
+        "collectives",
+        "collectives",
+        meaning="Collectives in which it waited, over all whole traced steps",
+    ),
     Field(
         "exposed wait",
         "exposed_wait_us",
@@ -88,7 +113,10 @@ _WAITS = (
     ),
     Field("share", "exposed_share", "share", "Share of all exposed waiting in this cell"),
     Field(
-        "hidden too", "wait_per_step_us", "time", "All waiting per step, also behind compute; waits at once count once"
+        "hidden too",
+        "wait_per_step_us",
+        "time",
+        "All waiting per step, also behind compute; waits at once count once",
     ),
 )
 _EXPOSED = "Exposed communication in which"
@@ -96,11 +124,31 @@ _RANKS = (
     CELL,
     Field("rank", "rank", meaning="Rank of the process"),
     Field("device", "device", meaning="Its device"),
-    Field("traced step", "step_us", "time", "Mean of the whole traced steps: the sum of the following columns"),
+    Field(
+        "traced step",
+        "step_us",
+        "time",
+        "Mean of the whole traced steps: the sum of the following columns",
+    ),
     Field("compute", "compute_us", "time", "At least one kernel or operator computes"),
-    Field("exposed wait", "exposed_wait_us", "time", f"{_EXPOSED} collectives wait for a late rank and none transfers"),
-    Field("transfer", "exposed_transfer_us", "time", f"{_EXPOSED} at least one matched collective transfers"),
-    Field("other", "exposed_other_us", "time", "Exposed communication without a separate wait and transfer"),
+    Field(
+        "exposed wait",
+        "exposed_wait_us",
+        "time",
+        f"{_EXPOSED} collectives wait for a late rank and none transfers",
+    ),
+    Field(
+        "transfer",
+        "exposed_transfer_us",
+        "time",
+        f"{_EXPOSED} at least one matched collective transfers",
+    ),
+    Field(
+        "other",
+        "exposed_other_us",
+        "time",
+        "Exposed communication without a separate wait and transfer",
+    ),
     Field("idle", "idle_us", "time", "Neither compute nor communication"),
 )
 
@@ -117,18 +165,28 @@ def wait_table(waits: Mapping[str, Table], means: str = "") -> TextTable:
 
 def _first_records(tables: Mapping[str, Table], most: int) -> tuple[list[dict[str, Any]], int]:
     """The first records of each cell's table with the cell's name, and how many more there are."""
-    rows = [{"cell": cell, **one} for cell, table in tables.items() for one in table.records()[:most]]
+    rows = [
+        {"cell": cell, **one} for cell, table in tables.items() for one in table.records()[:most]
+    ]
     return rows, sum(map(len, tables.values())) - len(rows)
 
 
 def rank_table(cells: Sequence[Job]) -> TextTable:
-    """Means of whole traced steps by rank and device, for cells with several; the parts of a row add up to its step."""
+    """Means of whole traced steps by rank and device, for cells with several; the parts of a row
+    add up to its step.
+    """
     means = {}
     for data in cells:
         windows = data.whole_windows
         if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
-            columns = {str(one.get): ranks.means(windows[str(one.get)]) for one in _RANKS if one.unit == "time"}
-            means[data.name] = windows.take(ranks.first).select(("rank", "device")).assign(**columns)
+            columns = {
+                str(one.get): ranks.means(windows[str(one.get)])
+                for one in _RANKS
+                if one.unit == "time"
+            }
+            means[data.name] = (
+                windows.take(ranks.first).select(("rank", "device")).assign(**columns)
+            )
     rows, left = _first_records(means, _MOST_RANKS)
     notes = [f"and {counted(left, 'rank')} more: analyze --format json shows all"] if left else []
     times = [value for table in means.values() for value in table["step_us"].tolist()]
@@ -139,21 +197,29 @@ def rank_table(cells: Sequence[Job]) -> TextTable:
 _MOST_OPERATORS = 5
 _RATIO = "Compute next to communication over the same compute on one device, or without communication in this cell"
 _OPERATOR = "The operator that launched the kernels; on a CPU an operator that calls no other"
-_COMPARED = "Share of the overlapped compute time for which comparable kernels ran without communication"
+_COMPARED = (
+    "Share of the overlapped compute time for which comparable kernels ran without communication"
+)
 _CONTENTION = (
     CELL,
     Field("operator", "operator", meaning=_OPERATOR),
     Field("ratio", "ratio", Unit("", 1.0, 2), _RATIO),
     Field("95% interval", "interval", meaning="Of the ratio; NA with too few steps"),
     Field("hidden", "hidden_us", "time", "Communication behind this compute"),
-    Field("cost", "cost_us", "time", "What that communication costs the compute: hidden x (1 - 1/ratio)"),
+    Field(
+        "cost",
+        "cost_us",
+        "time",
+        "What that communication costs the compute: hidden x (1 - 1/ratio)",
+    ),
     Field("net gain", "gain_us", "time", "Hidden communication minus its cost"),
     Field("compared", "compared", meaning=_COMPARED),
 )
 
 
 def contention_table(cells: Iterable[tuple[str, Contentions, float | None]]) -> TextTable:
-    """Per cell all operators, then those that cost most: ratio with interval, cost per step, net gain of hiding.
+    """Per cell all operators, then those that cost most: ratio with interval, cost per step, net
+    gain of hiding.
 
     `cells` are names with the contention and the hidden communication in microseconds per step.
     """
@@ -162,13 +228,18 @@ def contention_table(cells: Iterable[tuple[str, Contentions, float | None]]) -> 
         if found.every is None or total_us is None:
             continue
         for one in (found.every, *found.by_operator[:_MOST_OPERATORS]):
-            within, hidden_us = one.ratio_interval, total_us * one.overlapped_us / found.every.overlapped_us
+            within, hidden_us = (
+                one.ratio_interval,
+                total_us * one.overlapped_us / found.every.overlapped_us,
+            )
             rows.append(
                 {
                     "cell": cell,
                     "operator": one.operator or "all operators",
                     "ratio": one.ratio,
-                    "interval": f"{within.low:.2f} to {within.high:.2f}" if within is not None else NA,
+                    "interval": f"{within.low:.2f} to {within.high:.2f}"
+                    if within is not None
+                    else NA,
                     "hidden_us": hidden_us,
                     "cost_us": (cost_us := one.cost_us(hidden_us)),
                     "gain_us": hidden_us - cost_us,

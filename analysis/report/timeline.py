@@ -1,6 +1,7 @@
 """A cell's traced step for the page: lanes of bars for each rank, as plain data for JSON.
 
-Times are microseconds after the earliest rank's start, rounded to a tenth. Names come from traces and are untrusted.
+Times are microseconds after the earliest rank's start, rounded to a tenth. Names come from traces
+and are untrusted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,13 @@ from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.matching import RankOrigin
-from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
+from dpscope.analysis.traces.ranks.timeline import (
+    DeviceTimeline,
+    Mark,
+    Spans,
+    StepTimeline,
+    coarser,
+)
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -30,7 +37,8 @@ _SHORTEST_SHARE = 1e-5  # of the step: shorter bars would be invisible
 
 
 class Bar(NamedTuple):
-    """`kind` selects the colour; `label` is drawn if there is room, `detail` is shown on hover or focus.
+    """`kind` selects the colour; `label` is drawn if there is room, `detail` is shown on hover or
+    focus.
 
     The first `wait_us` are waiting; None where the wait is not known.
     """
@@ -44,7 +52,9 @@ class Bar(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A row of the drawing: `fills` are unnamed unions of spans by kind, (start, end) or on the page (start, duration)."""
+    """A row of the drawing: `fills` are unnamed unions of spans by kind, (start, end) or on the
+    page (start, duration).
+    """
 
     group: str
     label: str
@@ -54,7 +64,9 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class TimelineView:
-    """One step of one cell, as the page draws it; `notes` describe what is drawn and how clocks were aligned."""
+    """One step of one cell, as the page draws it; `notes` describe what is drawn and how clocks
+    were aligned.
+    """
 
     cell: str
     length_us: float
@@ -68,15 +80,20 @@ def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
         1,
         sum(len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]),
     )
-    views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices) for data in run.measured)
+    views = (
+        timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices)
+        for data in run.measured
+    )
     return tuple(view for view in views if view is not None)
 
 
-def timeline_view(data: Job, most_spans: int = MOST_SPANS, most_named: int = MOST_DRAWN_NAMES) -> TimelineView | None:
+def timeline_view(
+    data: Job, most_spans: int = MOST_SPANS, most_named: int = MOST_DRAWN_NAMES
+) -> TimelineView | None:
     """The step of the cell's first traced repeat; None if no rank's trace has a whole step.
 
-    Per device at most `most_spans` spans of a kind are kept (with the largest gaps between them), and the `most_named` longest
-    compute events.
+    Per device at most `most_spans` spans of a kind are kept (with the largest gaps between them),
+    and the `most_named` longest compute events.
     """
     known = [(repeat, one.rank, one) for repeat, one in data.timelines if one.rank is not None]
     if not known:
@@ -91,7 +108,9 @@ def timeline_view(data: Job, most_spans: int = MOST_SPANS, most_named: int = MOS
     }
     every = data.tables.collectives
     collectives = every.take((every["repeat"] == repeat) & np.isin(every["rank"], list(ranks)))
-    clocks = rank_clocks(collectives, [RankOrigin(rank, one.zero_ns, one.host) for rank, one in ranks.items()])
+    clocks = rank_clocks(
+        collectives, [RankOrigin(rank, one.zero_ns, one.host) for rank, one in ranks.items()]
+    )
     collectives = collectives.take(collectives["step"] == (UNKNOWN if step is None else step))
     places = {clock.rank: clock.place_us for clock in clocks}
     zero_us = min(one.start_us + places[rank] for rank, one in ranks.items())
@@ -110,7 +129,9 @@ def timeline_view(data: Job, most_spans: int = MOST_SPANS, most_named: int = MOS
 
 
 def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
-    """A lane as the page draws it, on the view's clock, without bars that would be invisible unless they are collectives."""
+    """A lane as the page draws it, on the view's clock, without bars that would be invisible unless
+    they are collectives.
+    """
     fills = (
         (kind, tuple((round(start + shift_us, 1), round(end - start, 1)) for start, end in spans))
         for kind, spans in lane.fills
@@ -128,10 +149,18 @@ def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
 
 
 def _notes(
-    data: Job, repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]
+    data: Job,
+    repeat: int,
+    step: int | None,
+    ranks: Sequence[StepTimeline],
+    clocks: Sequence[RankClock],
 ) -> Iterator[str]:
     which = "the only one" if step is None else f"number {step}"
-    slowed = "see tracer cost among the checks" if len(data.tables.samples) else "by how much is not known"
+    slowed = (
+        "see tracer cost among the checks"
+        if len(data.tables.samples)
+        else "by how much is not known"
+    )
     yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, {slowed}"
     if (count := max(data.processes, len(ranks))) > MOST_RANKS:
         yield f"{min(len(ranks), MOST_RANKS)} of {counted(count, 'rank')} are drawn"
@@ -145,7 +174,11 @@ def _notes(
     if drawn.any() and steps.truths("partial_window", missing=True)[drawn].all():
         on_host = all(device.device is None for one in ranks for device in one.devices)
         start = "the start of this step was not recorded: it is drawn from its first event"
-        yield "the tracer was stopped in this step, which may have made it longer" if on_host else start
+        yield (
+            "the tracer was stopped in this step, which may have made it longer"
+            if on_host
+            else start
+        )
     if not data.communication_known:
         yield "the trace does not show all data that the strategy must have moved, so events may be missing here"
 
@@ -154,7 +187,10 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     compared = [clock for clock in clocks[1:] if clock.worst_us is not None]
     if not compared:
         return "clocks of the ranks are as recorded: no collective synchronises them"
-    worst, typical = max(one.worst_us or 0.0 for one in compared), max(one.residual_us or 0.0 for one in compared)
+    worst, typical = (
+        max(one.worst_us or 0.0 for one in compared),
+        max(one.residual_us or 0.0 for one in compared),
+    )
     apart = f"{show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
     if moved := sum(bool(clock.moved_us) for clock in compared):
         return f"{counted(moved, 'clock')} aligned on the ends of shared collectives; these ends are {apart}"
@@ -162,7 +198,9 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
 
 
 def _rank_lanes(one: StepTimeline, collectives: Table, copies_on_host: bool) -> Iterator[Lane]:
-    """The lanes of a rank, on its own clock; communication, and below it collectives and copies in as few rows as possible."""
+    """The lanes of a rank, on its own clock; communication, and below it collectives and copies in
+    as few rows as possible.
+    """
     rank, on_host = f"rank {one.rank}", all(device.device is None for device in one.devices)
     if one.ranges:
         ranges = tuple(_bar(mark, mark.name) for mark in one.ranges)
@@ -175,13 +213,25 @@ def _rank_lanes(one: StepTimeline, collectives: Table, copies_on_host: bool) -> 
             fills = (("hidden", device.communication), ("exposed", device.exposed))
             yield Lane(group, "host copies of DP" if copies_on_host else "communication", fills)
             if not copies_on_host:
-                yield from _stacked(group, "collectives", _communication(device, collectives, one.rank))
+                yield from _stacked(
+                    group, "collectives", _communication(device, collectives, one.rank)
+                )
         # a lane per replica of dp-host; for a device as many lanes as its phases need
-        for replica in sorted({replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one):
-            bars = [_bar(mark, mark.name) for of_replica, mark in device.dp_phases if of_replica == replica]
-            yield from _stacked(group, "DP phases" if replica is None else f"DP phases, replica {replica}", bars)
+        for replica in sorted(
+            {replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one
+        ):
+            bars = [
+                _bar(mark, mark.name)
+                for of_replica, mark in device.dp_phases
+                if of_replica == replica
+            ]
+            yield from _stacked(
+                group, "DP phases" if replica is None else f"DP phases, replica {replica}", bars
+            )
         if device.host_copies:
-            yield Lane(group, "host copies", (), tuple(_bar(mark, "copy") for mark in device.host_copies))
+            yield Lane(
+                group, "host copies", (), tuple(_bar(mark, "copy") for mark in device.host_copies)
+            )
 
 
 _OF_COLLECTIVES = (
@@ -191,40 +241,64 @@ _OF_COLLECTIVES = (
 
 def _communication(device: DeviceTimeline, collectives: Table, rank: int | None) -> Iterator[Bar]:
     for mark in device.copies:
-        size, duration = "size unknown" if mark.bytes is None else show_bytes(mark.bytes), mark.end_us - mark.start_us
+        size, duration = (
+            "size unknown" if mark.bytes is None else show_bytes(mark.bytes),
+            mark.end_us - mark.start_us,
+        )
         rate = f", {mark.bytes / duration / 1e3:.3g} GB/s" if mark.bytes and duration > 0 else ""
-        yield Bar(mark.start_us, duration, "collective", f"copy {size}", f"{mark.name}; {size}{rate}")
+        yield Bar(
+            mark.start_us, duration, "collective", f"copy {size}", f"{mark.name}; {size}{rate}"
+        )
     of_rank = collectives.take(
-        (collectives["rank"] == rank) & ((collectives["device"] == device.device) | (device.device is None))
+        (collectives["rank"] == rank)
+        & ((collectives["device"] == device.device) | (device.device is None))
     )
-    longest = of_rank.take(np.argsort(-of_rank["duration_us"], kind="stable")[:MOST_DRAWN_COLLECTIVES])
+    longest = of_rank.take(
+        np.argsort(-of_rank["duration_us"], kind="stable")[:MOST_DRAWN_COLLECTIVES]
+    )
     in_time = longest.take(np.argsort(longest["start_us"], kind="stable"))
     yield from map(_collective_bar, in_time.records(_OF_COLLECTIVES))
 
 
 def _collective_bar(row: Mapping[str, Any]) -> Bar:
-    kind, size, rate, bound, wait, transfer, start, duration = (row[name] for name in _OF_COLLECTIVES)
+    kind, size, rate, bound, wait, transfer, start, duration = (
+        row[name] for name in _OF_COLLECTIVES
+    )
     kind = kind or "collective"
     label = [show_bytes(size)] if size is not None else []
     label += [f"{rate:.3g} GB/s"] if rate is not None else []
-    detail = [kind, "size unknown" if size is None else show_bytes(size), f"takes {show_time(duration)}"]
+    detail = [
+        kind,
+        "size unknown" if size is None else show_bytes(size),
+        f"takes {show_time(duration)}",
+    ]
     if rate is not None:
         detail.append(f"bus bandwidth {rate:.3g} GB/s over its transfer of {show_time(transfer)}")
     elif bound is not None:
         detail.append(f"at least {bound:.3g} GB/s (waiting included)")
     if wait is not None:
-        detail.append("does not wait" if wait == 0 else f"the first {show_time(wait)} are waiting for a later rank")
-    return Bar(start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait)
+        detail.append(
+            "does not wait"
+            if wait == 0
+            else f"the first {show_time(wait)} are waiting for a later rank"
+        )
+    return Bar(
+        start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait
+    )
 
 
 def _bar(mark: Mark, kind: str) -> Bar:
     duration = mark.end_us - mark.start_us
     size = f"; {show_bytes(mark.bytes)}" if mark.bytes is not None else ""
-    return Bar(mark.start_us, duration, kind, mark.name, f"{mark.name}; {show_time(duration)}{size}")
+    return Bar(
+        mark.start_us, duration, kind, mark.name, f"{mark.name}; {show_time(duration)}{size}"
+    )
 
 
 def _stacked(group: str, label: str, bars: Iterable[Bar]) -> Iterator[Lane]:
-    """The bars in lanes without overlaps, except for the last one if MOST_ROWS are not enough; the first has the label."""
+    """The bars in lanes without overlaps, except for the last one if MOST_ROWS are not enough; the
+    first has the label.
+    """
     rows: list[list[Bar]] = []
     ends: list[float] = []
     for bar in sorted(bars, key=lambda one: one.start_us):
@@ -245,7 +319,10 @@ def as_plain(view: TimelineView) -> dict[str, object]:
         lane._replace(
             group=cleaned(lane.group),
             label=cleaned(lane.label),
-            bars=tuple(bar._replace(label=one_line(bar.label), detail=one_line(bar.detail)) for bar in lane.bars),
+            bars=tuple(
+                bar._replace(label=one_line(bar.label), detail=one_line(bar.detail))
+                for bar in lane.bars
+            ),
         )._asdict()
         for lane in view.lanes
     ]

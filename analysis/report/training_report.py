@@ -1,4 +1,6 @@
-"""The report of trainings, on a terminal and in the report folder: page, training.md, training.csv, curves."""
+"""The report of trainings, on a terminal and in the report folder: page, training.md, training.csv,
+curves.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +10,12 @@ from rich.console import Console
 from dpscope.analysis.report.files import DEFAULT_FORMATS, write_with_figures
 from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
-from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
+from dpscope.analysis.text.terminal import (
+    open_in_browser,
+    print_findings,
+    print_missing,
+    print_table,
+)
 from dpscope.analysis.text.text_table import in_markdown, render, render_findings
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -46,7 +53,9 @@ def show_training(
 
 
 def print_training(folder: Path, output_format: str, target_accuracy: float | None) -> bool:
-    """Print a run folder's trainings as JSON, CSV, Markdown or LaTeX; False if a finding is an error."""
+    """Print a run folder's trainings as JSON, CSV, Markdown or LaTeX; False if a finding is an
+    error.
+    """
     data = load_training(folder, target_accuracy)
     if output_format == "json":
         write_out(training_json(data) + "\n")
@@ -65,8 +74,8 @@ def _sound(findings: Sequence[Finding]) -> bool:
 def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_FORMATS) -> Path:
     """Write training.md, training.csv, the curves and the page; returns the path of the page.
 
-    `figure_formats` are as in `write_report`. In a folder with measurements the page is not written, since the run's report
-    includes the trainings.
+    `figure_formats` are as in `write_report`. In a folder with measurements the page is not
+    written, since the run's report includes the trainings.
     """
     from dpscope.analysis.figures.training import training_figures
 
@@ -74,15 +83,25 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_F
 
     def texts(svg: Mapping[str, str]) -> dict[str, str]:
         made = {"training.csv": training_csv(data), "training.md": training_markdown(data)}
-        return made if page.name in made else made | {page.name: render_page(training_page(data, svg))}
+        return (
+            made if page.name in made else made | {page.name: render_page(training_page(data, svg))}
+        )
 
-    write_with_figures(page.parent, training_figures(data), figure_formats, texts, whole=not is_run_folder(data.folder))
+    write_with_figures(
+        page.parent,
+        training_figures(data),
+        figure_formats,
+        texts,
+        whole=not is_run_folder(data.folder),
+    )
     return page
 
 
 def _page_of(data: TrainingData) -> Path:
     """The file that shows a folder's trainings: a page, or Markdown next to a run's page."""
-    return RunFolder(data.folder).report_path / ("training.md" if is_run_folder(data.folder) else "report.html")
+    return RunFolder(data.folder).report_path / (
+        "training.md" if is_run_folder(data.folder) else "report.html"
+    )
 
 
 def training_markdown(data: TrainingData) -> str:
@@ -108,7 +127,9 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
 
 
 def _headline(data: TrainingData) -> str:
-    """The difference between the last cell without a variant and a single device, else the first known accuracy."""
+    """The difference between the last cell without a variant and a single device, else the first
+    known accuracy.
+    """
     plain = {cell.name for cell in data.trained if not cell.variant}
     known = [one for one in against_single(data) if one.points is not None]
     if known:
@@ -145,7 +166,10 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
     yield from versions(environment)
     yield "Threads per process", str(manifest.threads_per_process)
     yield "Seeds", ", ".join(map(str, config.seeds))
-    yield "Learning rate", f"{optimizer.learning_rate:g}, scaled with the global batch: {config.learning_rate_scaling}"
+    yield (
+        "Learning rate",
+        f"{optimizer.learning_rate:g}, scaled with the global batch: {config.learning_rate_scaling}",
+    )
     yield "Milestones", f"{milestones} by {config.gamma:g}" if milestones else "none"
     yield "Warm-up", counted(config.warmup_epochs, "epoch")
     yield "Momentum, weight decay", f"{optimizer.momentum:g}, {optimizer.weight_decay:g}"

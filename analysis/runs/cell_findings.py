@@ -1,4 +1,6 @@
-"""Findings about a measured cell: its samples, its processes, what was compiled, which NCCL engine ran it."""
+"""Findings about a measured cell: its samples, its processes, what was compiled, which NCCL engine
+ran it.
+"""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,9 @@ _NEXT_TO_NOTHING = 0.05  # of a step's communication
 
 
 def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
-    """Findings about the timed steps of a cell; `repeats` has one array of step times in microseconds per repeat."""
+    """Findings about the timed steps of a cell; `repeats` has one array of step times in
+    microseconds per repeat.
+    """
     repeats = [repeat for repeat in repeats if len(repeat)]
     if not repeats:
         return
@@ -36,10 +40,14 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     enough = len(pooled) >= FEWEST_SAMPLES
     if not enough:
         few = f"{name} has only {counted(len(pooled), 'timed step')} and no interval"
-        yield RunCode.FEW_SAMPLES.finding(few, f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)")
+        yield RunCode.FEW_SAMPLES.finding(
+            few, f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)"
+        )
     elif upper - lower > WIDE_SPREAD * middle:
         spread = f"{(upper - lower) / middle:.0%} of their median"
-        yield RunCode.WIDE_SPREAD.finding(f"{name}: interquartile range of its step times: {spread}")
+        yield RunCode.WIDE_SPREAD.finding(
+            f"{name}: interquartile range of its step times: {spread}"
+        )
     if max(medians) > REPEATS_APART * min(medians):
         apart = max(medians) / min(medians) - 1
         yield RunCode.REPEATS_DIFFER.finding(f"{name}: its repeats' medians differ by {apart:.0%}")
@@ -47,7 +55,9 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     far, worst = [], 1.0  # by the median absolute deviation of their repeat
     for samples, median in zip(repeats, medians, strict=True):
         deviation = 1.4826 * float(np.median(np.abs(samples - median)))
-        own = samples[samples > median + max(OUTLIER_DEVIATIONS * deviation, OUTLIER_DISTANCE * median)]
+        own = samples[
+            samples > median + max(OUTLIER_DEVIATIONS * deviation, OUTLIER_DISTANCE * median)
+        ]
         far += own.tolist()
         worst = max([worst, *(own / median).tolist()])
     if far and enough:
@@ -59,8 +69,8 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
 def _drift(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     """Steps that grow longer (or shorter) in most repeats, the same way.
 
-    The slope is the median of all pairwise slopes; a trend is significant if its 99% interval excludes 0 and the change from the
-    first step to the last reaches DRIFT.
+    The slope is the median of all pairwise slopes; a trend is significant if its 99% interval
+    excludes 0 and the change from the first step to the last reaches DRIFT.
     """
     changes = []
     for samples in repeats:
@@ -81,19 +91,29 @@ def _drift(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
 
 
 def input_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Finding]:
-    """A warning if processes of one job trained on the same samples, by the checksums of their first inputs."""
+    """A warning if processes of one job trained on the same samples, by the checksums of their
+    first inputs.
+    """
     attached = [rank.attached for rank in ranks if rank.attached is not None]
     if cell.traits.one_process or len(attached) < 2:
         return
     checksums = [one.inputs for one in attached if one.inputs is not None]
     distinct = len(set(checksums)) if len(checksums) == len(attached) else len(attached)
     inputs = "the same inputs" if distinct == 1 else f"{distinct} different inputs"
-    same = f"{len(attached)} processes trained on {inputs} in the first steps" if distinct < len(attached) else ""
+    same = (
+        f"{len(attached)} processes trained on {inputs} in the first steps"
+        if distinct < len(attached)
+        else ""
+    )
     if any(one.model_parallel for one in attached):
         text = f"{cell.name}: parameters are sharded without FSDP{same and f'; {same}'}"
         yield AttachCode.MODEL_PARALLEL.finding(text)
     elif same:
-        code = AttachCode.MODEL_PARALLEL if cell.traits.transport == "unknown" else AttachCode.SAME_INPUTS
+        code = (
+            AttachCode.MODEL_PARALLEL
+            if cell.traits.transport == "unknown"
+            else AttachCode.SAME_INPUTS
+        )
         yield code.finding(f"{cell.name}: {same}")
 
 
@@ -104,19 +124,27 @@ def batch_finding(data: Job) -> Iterator[Finding]:
     """A warning if the ranks of a script train on different numbers of samples."""
     samples = data.samples_by_rank
     if samples and max(samples.values()) > _EVEN * min(samples.values()):
-        listed = ", ".join(f"rank {rank}: {count:.0f}" for rank, count in sorted(samples.items())[:_MOST_LISTED])
+        listed = ", ".join(
+            f"rank {rank}: {count:.0f}" for rank, count in sorted(samples.items())[:_MOST_LISTED]
+        )
         more = ", ..." if len(samples) > _MOST_LISTED else ""
         total = f"{data.global_batch_size} samples a step in all"
         yield AttachCode.BATCHES_DIFFER.finding(f"{data.name}: {total} ({listed}{more})")
 
 
 def more_samples(data: Job, rank: int) -> str | None:
-    """That a rank trains on more samples than the others on average, which makes it late; None if it does not."""
+    """That a rank trains on more samples than the others on average, which makes it late; None if
+    it does not.
+    """
     others = [count for other, count in data.samples_by_rank.items() if other != rank]
     own = data.samples_by_rank.get(rank)
     if own is None or not others or own <= _EVEN * (mean := sum(others) / len(others)):
         return None
-    rest = f"the other {len(others)} on {mean:.0f} on average" if len(others) > 1 else f"the other on {mean:.0f}"
+    rest = (
+        f"the other {len(others)} on {mean:.0f} on average"
+        if len(others) > 1
+        else f"the other on {mean:.0f}"
+    )
     return f"rank {rank} trains on {own:.0f} samples a step, {rest}"
 
 
@@ -148,17 +176,29 @@ def compilation_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Fi
         )
 
 
-def engine_findings(cell: Cell, ranks: Sequence[RankResult], windows: Table, collectives: Table) -> Iterator[Finding]:
-    """`engine_hides_nothing` where the engine ran an overlapping DDP cell of several buckets and nothing was hidden.
+def engine_findings(
+    cell: Cell, ranks: Sequence[RankResult], windows: Table, collectives: Table
+) -> Iterator[Finding]:
+    """`engine_hides_nothing` where the engine ran an overlapping DDP cell of several buckets and
+    nothing was hidden.
 
-    In torch 2.15's library its `getFuture()` makes the current stream wait, which would put DDP's all-reduces one after another
-    with its backward pass. Read from the library, not confirmed on hardware. `windows` are whole traced steps. With one bucket,
-    which is complete when backward is over, nothing could be hidden.
+    In torch 2.15's library its `getFuture()` makes the current stream wait, which would put DDP's
+    all-reduces one after another with its backward pass. Read from the library, not confirmed on
+    hardware. `windows` are whole traced steps. With one bucket, which is complete when backward is
+    over, nothing could be hidden.
     """
-    if not cell.traits.reducer or cell.options.overlap == "off" or SUSPECT not in {rank.nccl_engine for rank in ranks}:
+    if (
+        not cell.traits.reducer
+        or cell.options.overlap == "off"
+        or SUSPECT not in {rank.nccl_engine for rank in ranks}
+    ):
         return
     communication_us, hidden_us = windows.mean("communication_us"), windows.mean("hidden_us")
-    if not communication_us or hidden_us is None or hidden_us >= _NEXT_TO_NOTHING * communication_us:
+    if (
+        not communication_us
+        or hidden_us is None
+        or hidden_us >= _NEXT_TO_NOTHING * communication_us
+    ):
         return
     reduced = collectives.having("kind", "all_reduce")
     buckets = reduced.take(reduced.known("step")).group("repeat", "rank", "step").sizes

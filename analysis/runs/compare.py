@@ -32,7 +32,8 @@ COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "i
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity of one cell in both runs, in microseconds, `ratio` after / before with its 95% interval.
+    """One quantity of one cell in both runs, in microseconds, `ratio` after / before with its 95%
+    interval.
 
     Of the untraced step the median, of what traces show the mean, as `analyze` gives them.
     """
@@ -42,8 +43,10 @@ class Change:
     before_us: float | None
     after_us: float | None
     ratio: stats.Estimate
-    noises: tuple[stats.Noise, stats.Noise] | None = None  # of both runs' repeats; None where they are unknown
-    unseen_share: float | None = None  # the slowdown that was to be judged and would not show here: 0.05 is 5%
+    # of both runs' repeats; None where they are unknown
+    noises: tuple[stats.Noise, stats.Noise] | None = None
+    # the slowdown that was to be judged and would not show here: 0.05 is 5%
+    unseen_share: float | None = None
 
     @property
     def chance_slower(self) -> float | None:
@@ -52,13 +55,21 @@ class Change:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest slowdown that these runs would show in 80% of cases: 0.05 is 5%; None without an interval."""
-        return detectable_change(*self.noises) if self.noises and self.ratio.low is not None else None
+        """The smallest slowdown that these runs would show in 80% of cases: 0.05 is 5%; None
+        without an interval.
+        """
+        return (
+            detectable_change(*self.noises) if self.noises and self.ratio.low is not None else None
+        )
 
     @property
     def verdict(self) -> stats.Verdict:
         """Below is faster, above slower: only if the interval of the ratio leaves 1 out."""
-        return "too_few_samples" if self.ratio.count < stats.FEWEST_SAMPLES else stats.verdict(self.ratio)
+        return (
+            "too_few_samples"
+            if self.ratio.count < stats.FEWEST_SAMPLES
+            else stats.verdict(self.ratio)
+        )
 
     @property
     def not_judged(self) -> str:
@@ -73,10 +84,11 @@ class Change:
 
 
 def compare_runs(before: RunData, after: RunData) -> list[Change]:
-    """Changes of every cell measured in both runs: the untraced step, then the components of the traced windows.
+    """Changes of every cell measured in both runs: the untraced step, then the components of the
+    traced windows.
 
-    The intervals know the spread between repeats from all of these cells in both runs, each quantity from its own.
-    Raises NotComparableError when the runs have no measured cell in common.
+    The intervals know the spread between repeats from all of these cells in both runs, each
+    quantity from its own. Raises NotComparableError when the runs have no measured cell in common.
     """
     other = {data.name: data for data in after.measured}
     pairs = [(data, other[data.name]) for data in before.measured if data.name in other]
@@ -94,20 +106,25 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
     ]
     spreads = {
         quantity: stats.pooled_spread(
-            (side for _, one, sides in sampled if one == quantity for side in sides), _centre(quantity)
+            (side for _, one, sides in sampled if one == quantity for side in sides),
+            _centre(quantity),
         )
         for quantity in quantities
     }
     changes = []
     for pair, quantity, (earlier, later) in sampled:
         spread, centre = spreads[quantity], _centre(quantity)
-        first, second = stats.centre_noise(earlier, spread, centre), stats.centre_noise(later, spread, centre)
+        first, second = (
+            stats.centre_noise(earlier, spread, centre),
+            stats.centre_noise(later, spread, centre),
+        )
         noises, ratio = (
             (first, second) if first and second else None,
             stats.ratio_estimate(later, earlier, spread, centre),
         )
         before_us, after_us = (_value_us(one, quantity) for one in pair)
-        if before_us and after_us and ratio.value:  # a mean over windows weights ranks that lack some of them less
+        # a mean over windows weights ranks that lack some of them less
+        if before_us and after_us and ratio.value:
             ratio = ratio.times(after_us / before_us / ratio.value)
         changes.append(Change(pair[0].name, quantity, before_us, after_us, ratio, noises))
     return changes
@@ -118,15 +135,21 @@ def _centre(quantity: str) -> stats.Centre:
 
 
 def _value_us(data: Job, quantity: str) -> float | None:
-    """As `analyze` shows it: the median of the untraced steps, else the ledger's mean over windows."""
+    """As `analyze` shows it: the median of the untraced steps, else the ledger's mean over
+    windows.
+    """
     if quantity == STEP:
         return stats.pooled_median(data.step_samples())
-    value: float | None = getattr(data.traced_ledger, COMPONENTS.get(quantity, "traced_step_us"), None)
+    value: float | None = getattr(
+        data.traced_ledger, COMPONENTS.get(quantity, "traced_step_us"), None
+    )
     return value
 
 
 def _samples(data: Job, quantity: str) -> list[stats.Samples]:
-    """One array per repeat: untraced steps, or a part's mean over ranks for every whole traced step."""
+    """One array per repeat: untraced steps, or a part's mean over ranks for every whole traced
+    step.
+    """
     if quantity == STEP:
         return data.step_samples()
     windows, known = data.critical_windows, data.devices == 1 or data.communication_known
@@ -143,9 +166,11 @@ def _samples(data: Job, quantity: str) -> list[stats.Samples]:
 
 
 def mark_unseen(changes: Sequence[Change], fail_over: float) -> list[Change]:
-    """The changes, with steps marked in which a slowdown by `fail_over` (0.05 is 5%) can be neither detected nor ruled out.
+    """The changes, with steps marked in which a slowdown by `fail_over` (0.05 is 5%) can be neither
+    detected nor ruled out.
 
-    A slowdown is ruled out if the interval of the ratio ends below it; a step that is significantly faster or slower is judged.
+    A slowdown is ruled out if the interval of the ratio ends below it; a step that is significantly
+    faster or slower is judged.
     """
 
     return [
@@ -160,14 +185,22 @@ def mark_unseen(changes: Sequence[Change], fail_over: float) -> list[Change]:
 
 
 def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
-    """Cells whose untraced step got slower beyond noise and by more than `fail_over` (0.05 is 5%)."""
+    """Cells whose untraced step got slower beyond noise and by more than `fail_over` (0.05 is
+    5%).
+    """
     slower = [one for one in changes if one.quantity in JUDGED and one.verdict == "above"]
     return [one for one in slower if (one.ratio.value or 0.0) > 1 + fail_over]
 
 
 def detection_text(changes: Iterable[Change]) -> str | None:
-    """What the steps' comparison could have seen, and what more repeats would; None where no step has an interval."""
-    seen = [(one.detectable, one) for one in changes if one.quantity in JUDGED and one.detectable is not None]
+    """What the steps' comparison could have seen, and what more repeats would; None where no step
+    has an interval.
+    """
+    seen = [
+        (one.detectable, one)
+        for one in changes
+        if one.quantity in JUDGED and one.detectable is not None
+    ]
     if not seen:
         return None
     largest, widest = max(seen, key=lambda one: one[0])
@@ -183,11 +216,17 @@ def _more_repeats(noises: Sequence[stats.Noise]) -> int:
 
 
 def _measured(repeats: int, quantity: str) -> str:
-    return f"{repeats} jobs per side" if quantity == TRACED_STEP else f"--repeats {repeats} in both runs"
+    return (
+        f"{repeats} jobs per side"
+        if quantity == TRACED_STEP
+        else f"--repeats {repeats} in both runs"
+    )
 
 
 def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
-    """Warnings where a step has no interval, and where the slowdown to be judged would not show (`mark_unseen`)."""
+    """Warnings where a step has no interval, and where the slowdown to be judged would not show
+    (`mark_unseen`).
+    """
     steps = [change for change in changes if change.quantity in JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     next_step = _how_to_decide(steps)
@@ -195,9 +234,13 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         nothing = "no step has an interval, so none can be called slower or faster"
         yield RunCode.NOTHING_COMPARED.finding(nothing, next_step)
     elif without:
-        yield RunCode.PARTLY_COMPARED.finding(f"{', '.join(without)} cannot be judged: no interval", next_step)
+        yield RunCode.PARTLY_COMPARED.finding(
+            f"{', '.join(without)} cannot be judged: no interval", next_step
+        )
     if hidden := [change for change in changes if change.unseen_share is not None]:
-        cells = ", ".join(f"{change.cell} (only {show_share(change.detectable)} would)" for change in hidden)
+        cells = ", ".join(
+            f"{change.cell} (only {show_share(change.detectable)} would)" for change in hidden
+        )
         slowdown = show_share(hidden[0].unseen_share)
         yield RunCode.CHANGE_NOT_VISIBLE.finding(
             f"not judged, because a slowdown of {slowdown} would not show: {cells}"
@@ -215,20 +258,22 @@ def _how_to_decide(steps: Sequence[Change]) -> str:
             "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
             "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
         )
-    return (
-        f"time two repeats or more in both runs (--repeats), of {stats.FEWEST_SAMPLES} steps in all or more (--steps)"
-    )
+    return f"time two repeats or more in both runs (--repeats), of {stats.FEWEST_SAMPLES} steps in all or more (--steps)"
 
 
 def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
     """A warning about cells that were measured before and are not now: they cannot be judged."""
     measured = {data.name for data in after.measured}
     if lost := [data.name for data in before.measured if data.name not in measured]:
-        yield RunCode.CELLS_LOST.finding(f"{', '.join(lost)} cannot be judged: not measured in {after.path}")
+        yield RunCode.CELLS_LOST.finding(
+            f"{', '.join(lost)} cannot be judged: not measured in {after.path}"
+        )
 
 
 def parse_share(text: str) -> float:
-    """``5%`` or ``0.05`` as 0.05; more than 100% takes the sign, since ``5`` is meant as 5%; raises DpscopeError."""
+    """``5%`` or ``0.05`` as 0.05; more than 100% takes the sign, since ``5`` is meant as 5%; raises
+    DpscopeError.
+    """
     percent = text.endswith("%")
     try:
         value = float(text.removesuffix("%")) / (100 if percent else 1)
@@ -237,7 +282,9 @@ def parse_share(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise DpscopeError(f"--fail-over {text}: not a share; write it as 5% or 0.05")
     if value > 1 and not percent:
-        raise DpscopeError(f"--fail-over {text}: without a unit that is {value:.0%}; write {text}% or {value:.0%}")
+        raise DpscopeError(
+            f"--fail-over {text}: without a unit that is {value:.0%}; write {text}% or {value:.0%}"
+        )
     return value
 
 
@@ -246,7 +293,9 @@ def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     first, second = before.recorded, after.recorded
     if first is None or second is None:
         return []
-    return difference_findings(first, second, setting_differences(first.config, second.config, SETTINGS))
+    return difference_findings(
+        first, second, setting_differences(first.config, second.config, SETTINGS)
+    )
 
 
 _RATIO = Unit("", 1.0, 3)
@@ -275,12 +324,22 @@ def change_table(changes: Sequence[Change]) -> TextTable:
         "show in 4 of 5 cases",
     )
     times = [one.before_us for one in changes]
-    return table_of("What changed (after / before, 95% intervals)", _FIELDS.values(), changes, notes, times=times)
+    return table_of(
+        "What changed (after / before, 95% intervals)",
+        _FIELDS.values(),
+        changes,
+        notes,
+        times=times,
+    )
 
 
 def verdict_table(changes: Sequence[Change]) -> TextTable:
-    """A row per cell, within 80 columns: the verdict on its step first, the ratio with its interval after."""
+    """A row per cell, within 80 columns: the verdict on its step first, the ratio with its interval
+    after.
+    """
     judged = [one for one in changes if one.quantity in JUDGED]
-    fields = [_FIELDS[name] for name in ("cell", "change", "before", "after", "ratio", "low", "high")]
+    fields = [
+        _FIELDS[name] for name in ("cell", "change", "before", "after", "ratio", "low", "high")
+    ]
     title = "Verdict on each cell's step (after / before, 95% interval)"
     return table_of(title, fields, judged, times=[one.before_us for one in judged])

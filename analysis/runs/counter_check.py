@@ -1,4 +1,6 @@
-"""DDP's own counters compared with the trace: the sizes of its buckets, and the span of its communication."""
+"""DDP's own counters compared with the trace: the sizes of its buckets, and the span of its
+communication.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +23,8 @@ from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 
 SPAN_TOLERANCE = 0.10
-# DDP and the trace read the clock at two moments; between them a thread may wait for a core. Where the kernel counted no waits:
+# DDP and the trace read the clock at two moments; between them a thread may wait for a core. Where
+# the kernel counted no waits:
 CPU_SLACK_US = 2000.0
 DEVICE_SLACK_US = 50.0
 
@@ -38,16 +41,21 @@ def check_counters(
 ) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
 
-    DDP's backward_comm_us is a span, from the launch of the first bucket to the last gradient copied out of one. It is compared
-    with the span from the first all-reduce (on a CPU its creation) to that copy (`reduction_ends_us`, by step); where the trace
-    does not show the copies, the span ends with the last all-reduce, and DDP's is an upper bound. Bucket sizes are compared
-    with the all-reduces' bytes.
-    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them, and its span
-    includes the casts, so it is an upper bound then, too. Of `factored` gradients (PowerSGD) several small messages stand for a
-    bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
-    other sizes are left out: a script may make some in addition to DDP's. Those of `map_bytes` (`used_map_bytes`) always are.
+    DDP's backward_comm_us is a span, from the launch of the first bucket to the last gradient
+    copied out of one. It is compared with the span from the first all-reduce (on a CPU its
+    creation) to that copy (`reduction_ends_us`, by step); where the trace does not show the copies,
+    the span ends with the last all-reduce, and DDP's is an upper bound. Bucket sizes are compared
+    with the all-reduces' bytes. `sent_share` is how much of a bucket's bytes travels: DDP counts
+    buckets before a communication hook casts them, and its span includes the casts, so it is an
+    upper bound then, too. Of `factored` gradients (PowerSGD) several small messages stand for a
+    bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With
+    `buckets_alone` all-reduces of other sizes are left out: a script may make some in addition to
+    DDP's. Those of `map_bytes` (`used_map_bytes`) always are.
     """
-    sizes_of = {counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes) for counter in counters}
+    sizes_of = {
+        counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes)
+        for counter in counters
+    }
     own = collectives.take((collectives["rank"] == rank) & (collectives["bytes"] != map_bytes))
     own = own.having("kind", "all_reduce")
     if buckets_alone:
@@ -70,7 +78,9 @@ def check_counters(
         buckets_equal=buckets_equal,
         spans_agree=_most(one.agrees for one in compared),
         union_within_span=_most(one.within for one in compared),
-        not_comparable=_not_comparable(rank, counters, compared, unclear) if buckets_equal else None,
+        not_comparable=_not_comparable(rank, counters, compared, unclear)
+        if buckets_equal
+        else None,
     )
 
 
@@ -127,7 +137,9 @@ class _Compared:
     def agrees(self) -> bool:
         excess_us = self.reduction.span_us - self.ddp_us
         upper_bound_only = self.casts or not self.reduction.copied_out
-        return excess_us <= self._allowed_us and (upper_bound_only or -excess_us <= self._allowed_us)
+        return excess_us <= self._allowed_us and (
+            upper_bound_only or -excess_us <= self._allowed_us
+        )
 
     @property
     def within(self) -> bool:
@@ -149,14 +161,16 @@ def _described(
 ) -> _Reduction | None:
     """The reduction that a counter describes: of several in its step the one before the last.
 
-    None where the trace does not hold it, or the step has another number of reductions than DDP counted.
+    None where the trace does not hold it, or the step has another number of reductions than DDP
+    counted.
     """
     step = own.take(own["step"] == counter.step)
     if not len(step):
         return None
     step = step.take(np.argsort(step["start_us"], kind="stable"))
     times = len(step) // buckets if counter.iterations > 1 else 1
-    if times == 1 and counter.iterations > 1:  # several forward passes and one backward pass: that of the step before
+    # several forward passes and one backward pass: that of the step before
+    if times == 1 and counter.iterations > 1:
         return _described(
             msgspec.structs.replace(counter, step=counter.step - 1, iterations=1),
             own,
@@ -181,17 +195,23 @@ def _described(
     )
 
 
-def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> Iterator[Finding]:
+def counter_findings(
+    cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]
+) -> Iterator[Finding]:
     """A mismatch is an error: either the trace or its reading is wrong.
 
-    So is a check that did not take place, whose silence must not read as agreement: also where ranks lack the counters that they
-    should have saved; findings of scripts give the reason.
+    So is a check that did not take place, whose silence must not read as agreement: also where
+    ranks lack the counters that they should have saved; findings of scripts give the reason.
     """
     for check in checks:
         apart = f"the communication span by the trace is {check.span_ratio or 0.0:.3f} of DDP's own"
         longer = "the all-reduces take longer than DDP's communication span"
         wrong = (
-            (check.buckets_equal, RunCode.BUCKET_MISMATCH, "the all-reduces' sizes are not DDP's bucket sizes"),
+            (
+                check.buckets_equal,
+                RunCode.BUCKET_MISMATCH,
+                "the all-reduces' sizes are not DDP's bucket sizes",
+            ),
             (check.union_within_span, RunCode.SPAN_EXCEEDED, longer),
             (check.spans_agree, RunCode.SPAN_MISMATCH, apart),
         )
@@ -199,14 +219,18 @@ def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[C
             text = f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}"
             yield AttachCode.COUNTERS_NOT_READ.finding(text)
         elif not check.steps:
-            yield _not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common")
+            yield _not_compared(
+                cell, f"rank {check.rank}'s trace and counters have no step in common"
+            )
         else:
             for sound, code, what in wrong:
                 if not sound:
                     text = f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)"
                     again = "trust the cell's communication numbers only after measuring it again without a mismatch"
                     yield cell_error(cell, code, text, again)
-    counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
+    counting = [
+        rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None
+    ]
     if cell.traits.reducer and cell.devices > 1 and len(checks) < len(counting):
         yield _not_compared(
             cell,
@@ -216,4 +240,9 @@ def counter_findings(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[C
 
 def _not_compared(cell: Cell, why: str) -> Finding:
     text = f"DDP's own counters could not be compared with the trace: {why}"
-    return cell_error(cell, RunCode.COUNTERS_NOT_COMPARED, text, f"{MEASURE_AGAIN} before trusting its communication")
+    return cell_error(
+        cell,
+        RunCode.COUNTERS_NOT_COMPARED,
+        text,
+        f"{MEASURE_AGAIN} before trusting its communication",
+    )

@@ -1,4 +1,6 @@
-"""A run folder loaded: per cell its samples, breakdown, collectives, checks and repeats. Foreign traces as a run of one cell."""
+"""A run folder loaded: per cell its samples, breakdown, collectives, checks and repeats. Foreign
+traces as a run of one cell.
+"""
 
 import math
 import os
@@ -29,7 +31,15 @@ from dpscope.analysis.runs.traffic_check import (
 )
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
-from dpscope.analysis.traces.ranks.job import NO_TABLES, CounterCheck, Job, Tables, as_repeats, join_tables, planned_job
+from dpscope.analysis.traces.ranks.job import (
+    NO_TABLES,
+    CounterCheck,
+    Job,
+    Tables,
+    as_repeats,
+    join_tables,
+    planned_job,
+)
 from dpscope.analysis.traces.ranks.ledger import step_count
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, job_tables, read_kept
@@ -61,7 +71,8 @@ class NothingMeasuredError(DpscopeError):
 
 @dataclass(frozen=True)
 class RunData:
-    """A run: its manifest, its cells by name, in the plan's order, and what was trained in the same folder.
+    """A run: its manifest, its cells by name, in the plan's order, and what was trained in the same
+    folder.
 
     Of traces that no run made, `recorded` is None and `traces` are their files.
     """
@@ -104,10 +115,13 @@ class RunData:
         return run_spreads(self.measured)
 
 
-def load_run(path: str | Path, progress: Progress = lambda _: None, target_accuracy: float | None = None) -> RunData:
+def load_run(
+    path: str | Path, progress: Progress = lambda _: None, target_accuracy: float | None = None
+) -> RunData:
     """Read a run folder, traces, trainings and all; `target_accuracy` is as in `load_training`.
 
-    Raises DpscopeError when it is none or nothing in it was measured: with the first failure and where its log is.
+    Raises DpscopeError when it is none or nothing in it was measured: with the first failure and
+    where its log is.
     """
     path = Path(path)
     folder = RunFolder(path)
@@ -126,7 +140,9 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     if not run.measured:
         why = f"nothing to analyze; run `dpscope run --out {path}` to measure it"
         results = (result for data in cells.values() for result in data.results)
-        if failed := next((result for result in results if result.status not in ("ok", "skipped")), None):
+        if failed := next(
+            (result for result in results if result.status not in ("ok", "skipped")), None
+        ):
             log = folder.repeat(failed.cell, failed.repeat).log_path
             why = f"{failed.cell.name} {failed.status}: {failed.message}; read {log}"
         raise NothingMeasuredError(f"{path} holds no measured cell: {why}")
@@ -135,7 +151,10 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
 
 def load_cell(folder: RunFolder, planned: PlannedCell, cores: int | None = None) -> Job:
     """One cell with all its repeats; `cores` as in its data."""
-    job, tables = replace(planned_job(planned.cell, planned.skip_reason), cores=cores), list[Tables]()
+    job, tables = (
+        replace(planned_job(planned.cell, planned.skip_reason), cores=cores),
+        list[Tables](),
+    )
     for repeat, done in folder.repeats(planned.cell):
         job = _with_repeat(job, repeat, done, tables)
     job = replace(job, tables=join_tables(tables))
@@ -152,7 +171,8 @@ def _with_repeat(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]
     limited = power_cap_findings([state for rank in ranks for state in rank.device_states_after])
     job = job.with_findings(
         *(finding for rank in ranks for finding in rank.findings),
-        # Of GPUs at their power limit those that are slower than the others' of all ranks: a rank knows its own alone.
+        # Of GPUs at their power limit those that are slower than the others' of all ranks: a rank
+        # knows its own alone.
         *(finding for finding in limited if finding.severity != "info"),
     )
     try:
@@ -178,7 +198,9 @@ def _with_repeat(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]
 
 
 def with_samples(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
-    """The job with a repeat's result, and its ranks and samples if it ended well and still has them all."""
+    """The job with a repeat's result, and its ranks and samples if it ended well and still has them
+    all.
+    """
     try:
         result = done.result()
         if result is None:
@@ -202,7 +224,9 @@ def with_samples(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]
 
 
 def _with_traces(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
-    """The job with the traces of a repeat. Raises DpscopeError where they were deleted or cannot be read."""
+    """The job with the traces of a repeat. Raises DpscopeError where they were deleted or cannot be
+    read.
+    """
     if not (files := done.traces()):
         raise DpscopeError("there is no trace")
     read = read_kept(files)
@@ -245,7 +269,9 @@ def _findings_over_repeats(job: Job) -> Iterator[Finding]:
     if job.no_scaling:  # what such a cell lacks is cores: the plan's finding states it, once
         return
     yield from spread_findings(job.name, job.step_samples())
-    waits_us = [wait_us for waits in job.step_samples("data_wait_us", "traced") for wait_us in waits]
+    waits_us = [
+        wait_us for waits in job.step_samples("data_wait_us", "traced") for wait_us in waits
+    ]
     recorded = bool(waits_us) and not any(map(math.isnan, waits_us))
     if job.cycle == 1:
         yield from far_longer_steps(job.tables.steps, job.name)
@@ -253,7 +279,9 @@ def _findings_over_repeats(job: Job) -> Iterator[Finding]:
     yield from idle_findings(job.tables.steps, job.name, wait_us, job.communication_known)
 
 
-def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
+def _counter_checks(
+    cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]
+) -> list[CounterCheck]:
     if not (traces := done.counters_traces()):
         return []
     read = read_kept(traces)
@@ -275,13 +303,21 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
 
 
 def traced_run(analysis: Job, paths: Sequence[Path]) -> RunData:
-    """The result of `analyze_traces` for `paths` as a run with one cell, the job; its name contains the ranks that were read."""
+    """The result of `analyze_traces` for `paths` as a run with one cell, the job; its name contains
+    the ranks that were read.
+    """
     return traced_repeats({"": analysis}, paths)
 
 
 def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
-    """As `traced_run`, of several jobs alike: each is a repeat of the one cell. Raises DpscopeError where they are not."""
-    common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute() for path in paths]))
+    """As `traced_run`, of several jobs alike: each is a repeat of the one cell. Raises DpscopeError
+    where they are not.
+    """
+    common = (
+        paths[0]
+        if len(paths) == 1
+        else Path(os.path.commonpath([path.absolute() for path in paths]))
+    )
     (first, job), *others = jobs.items()
     for name, other in others:
         if (other.name, other.strategy, other.devices) != (job.name, job.strategy, job.devices):
@@ -289,7 +325,8 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
                 f"{common} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
                 f"({other.strategy}); name folders of the same job traced several times"
             )
-    ranks: dict[tuple[int, Path], int | None] = {}  # a file of several ranks is listed with the first of them
+    # a file of several ranks is listed with the first of them
+    ranks: dict[tuple[int, Path], int | None] = {}
     for repeat, analysis in enumerate(jobs.values()):
         for one in analysis.summaries:
             ranks.setdefault(
@@ -312,7 +349,11 @@ def traces_text(run: RunData) -> str:
     whole = not windows.truths("partial_window", missing=True).all()
     steps = step_count(windows)
     kind = "whole" if whole else "partial"
-    first = "" if whole or not steps else " (their start was not recorded: they are timed from their first event)"
+    first = (
+        ""
+        if whole or not steps
+        else " (their start was not recorded: they are timed from their first event)"
+    )
     return (
         f"{counted(len(run.traces), 'trace file')} of {counted(data.processes, 'process')}, "
         f"{counted(steps, f'{kind} step')} of each{first}; not made by dpscope run: model, batch and machine are not recorded."
@@ -320,7 +361,9 @@ def traces_text(run: RunData) -> str:
 
 
 def measured_repeats(run: RunData) -> dict[str, int]:
-    """Repeats that ended well, by the name of the cell; without cells that were omitted or failed, which have findings."""
+    """Repeats that ended well, by the name of the cell; without cells that were omitted or failed,
+    which have findings.
+    """
     return {
         name: len({repeat for repeat, _ in data.ranks})
         for name, data in run.cells.items()
@@ -329,7 +372,8 @@ def measured_repeats(run: RunData) -> dict[str, int]:
 
 
 def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
-    """Noise and time per repeat of each cell, from the samples of its finished repeats; reads no trace.
+    """Noise and time per repeat of each cell, from the samples of its finished repeats; reads no
+    trace.
 
     Cells without an interval are left out.
     """
@@ -365,7 +409,8 @@ def repeats_text(run: RunData) -> str:
 def repeat_findings(run: RunData) -> Iterator[Finding]:
     """Findings about missing repeats, and about runs of a single repeat.
 
-    Begun, finished or not, are the most repeats of any cell. That is not the plan's number: cells measured by hand follow none.
+    Begun, finished or not, are the most repeats of any cell. That is not the plan's number: cells
+    measured by hand follow none.
     """
     counts = measured_repeats(run)
     folders = ((run.path / "cells" / name).glob("repeat*") for name in run.cells)

@@ -1,4 +1,6 @@
-"""How far the repeats of a run's cells lie apart, pooled over the cells, and each cell's ledger with intervals from it."""
+"""How far the repeats of a run's cells lie apart, pooled over the cells, and each cell's ledger
+with intervals from it.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,23 +15,33 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 
 @dataclass(frozen=True)
 class RunSpreads:
-    """`step`: of logarithms of untraced medians. `parts`: of PARTS, as shares of the cell's untraced step."""
+    """`step`: of logarithms of untraced medians. `parts`: of PARTS, as shares of the cell's
+    untraced step.
+    """
 
     step: stats.Spread = stats.ALONE
-    parts: Mapping[str, stats.Spread] = field(default_factory=lambda: dict.fromkeys(PARTS, stats.ALONE))
+    parts: Mapping[str, stats.Spread] = field(
+        default_factory=lambda: dict.fromkeys(PARTS, stats.ALONE)
+    )
 
     def ledger(self, data: Job) -> Ledger | None:
-        """Means over ranks and whole traced windows, with 95% intervals over repeats; None without a traced step.
+        """Means over ranks and whole traced windows, with 95% intervals over repeats; None without
+        a traced step.
 
-        `slowdown_us` is left out: it needs the cell of one device. Intervals come from the values of each repeat as shares of the
-        untraced step; none with too few steps. They end at 0, but for the tracer's. A part that is 0 in every window has none:
-        other cells' spread is not its own.
+        `slowdown_us` is left out: it needs the cell of one device. Intervals come from the values
+        of each repeat as shares of the untraced step; none with too few steps. They end at 0, but
+        for the tracer's. A part that is 0 in every window has none: other cells' spread is not its
+        own.
         """
         if (ledger := data.traced_ledger) is None:
             return None
         if data.devices == 1 or not data.communication_known:
             ledger = replace(
-                ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None, communication_us=None
+                ledger,
+                exposed_wait_us=None,
+                exposed_transfer_us=None,
+                exposed_other_us=None,
+                communication_us=None,
             )
         if not data.communication_known:
             ledger = replace(ledger, idle_us=None)  # it would hold what the trace does not show
@@ -59,7 +71,12 @@ class RunSpreads:
                 self.parts[part],
             )
             value = getattr(ledger, f"{part}_us")
-            if share is not None and share < 1 and value is not None and (value or part == "tracer"):
+            if (
+                share is not None
+                and share < 1
+                and value is not None
+                and (value or part == "tracer")
+            ):
                 least = -math.inf if part == "tracer" else 0.0
                 intervals[part] = stats.Interval(
                     max(least, value - share * step_us),
@@ -76,9 +93,14 @@ def step_spread(cells: Sequence[Job]) -> stats.Spread:
 def run_spreads(cells: Sequence[Job]) -> RunSpreads:
     """The pooled spreads of measured cells.
 
-    What is 0 in every window, by the strategy, is no sample of a spread, and neither is what one device exposes.
+    What is 0 in every window, by the strategy, is no sample of a spread, and neither is what one
+    device exposes.
     """
-    timed = [(data, float(np.median(np.concatenate(steps)))) for data in cells if (steps := data.step_samples())]
+    timed = [
+        (data, float(np.median(np.concatenate(steps))))
+        for data in cells
+        if (steps := data.step_samples())
+    ]
     parts = {}
     for part in PARTS:
         own = (one for one in timed if one[0].devices > 1 or "exposed" not in part)

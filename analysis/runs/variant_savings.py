@@ -1,4 +1,6 @@
-"""Variants of one strategy against each other: which cells belong together, and what each option saves or costs."""
+"""Variants of one strategy against each other: which cells belong together, and what each option
+saves or costs.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -7,7 +9,13 @@ from dataclasses import dataclass
 import msgspec
 
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.samples import Estimate, difference_estimate, missing_evidence, ratio_estimate, verdict
+from dpscope.analysis.stats.samples import (
+    Estimate,
+    difference_estimate,
+    missing_evidence,
+    ratio_estimate,
+    verdict,
+)
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import Finding, counted
@@ -19,8 +27,9 @@ from dpscope.profiling.records.run_codes import RunCode
 class VariantSaving:
     """What one option saves: an untraced step without it minus one with it, all else being equal.
 
-    `saved_us` is the difference of the medians, `saved_share` that over the step without it (negative: it costs), both with
-    their 95% intervals. Of overlap the same two are compared by Li et al., "PyTorch Distributed", VLDB 2020, section 5.1.
+    `saved_us` is the difference of the medians, `saved_share` that over the step without it
+    (negative: it costs), both with their 95% intervals. Of overlap the same two are compared by Li
+    et al., "PyTorch Distributed", VLDB 2020, section 5.1.
     """
 
     option: str  # field of CellOptions
@@ -32,20 +41,29 @@ class VariantSaving:
 
 
 def variant_savings(run: RunData) -> list[VariantSaving]:
-    """For each pair of conclusive cells that differ in one option, at its default in one of them, what that option saves.
+    """For each pair of conclusive cells that differ in one option, at its default in one of them,
+    what that option saves.
 
-    Overlap is DDP's default, and buckets mean nothing without it: a cell without is set against those with it that differ
-    from it in overlap and buckets alone.
+    Overlap is DDP's default, and buckets mean nothing without it: a cell without is set against
+    those with it that differ from it in overlap and buckets alone.
     """
     spread, found = run.spreads.step, []
     conclusive = [data for data in run.measured if not data.no_scaling]
     for without, having in itertools.product(conclusive, conclusive):
-        if having.nodes != without.nodes or (option := _only_option(having.cell, without.cell)) is None:
+        if (
+            having.nodes != without.nodes
+            or (option := _only_option(having.cell, without.cell)) is None
+        ):
             continue
         share = ratio_estimate(having.step_samples(), without.step_samples(), spread)
-        value, low, high = (None if end is None else 1 - end for end in (share.value, share.high, share.low))
+        value, low, high = (
+            None if end is None else 1 - end for end in (share.value, share.high, share.low)
+        )
         saved_us = difference_estimate(without.step_samples(), having.step_samples(), spread)
-        what, saved_share = _in_words(option, having.cell.options), Estimate(value, low, high, share.count)
+        what, saved_share = (
+            _in_words(option, having.cell.options),
+            Estimate(value, low, high, share.count),
+        )
         found.append(VariantSaving(option, what, without.name, having.name, saved_us, saved_share))
     return found
 
@@ -55,14 +73,20 @@ def _only_option(having: Cell, without: Cell) -> str | None:
     if msgspec.structs.replace(having, variant="", options=without.options) != without:
         return None
     if (having.options.overlap, without.options.overlap) == ("on", "off"):
-        with_overlap = msgspec.structs.replace(without.options, overlap="on", bucket_mb=having.options.bucket_mb)
+        with_overlap = msgspec.structs.replace(
+            without.options, overlap="on", bucket_mb=having.options.bucket_mb
+        )
         return "overlap" if with_overlap == having.options else None
     own, other, default = map(
         msgspec.structs.asdict,
         (having.options, without.options, CellOptions()),
     )
     differing = [field for field in own if own[field] != other[field]]
-    if len(differing) != 1 or differing == ["overlap"] or other[differing[0]] != default[differing[0]]:
+    if (
+        len(differing) != 1
+        or differing == ["overlap"]
+        or other[differing[0]] != default[differing[0]]
+    ):
         return None
     return differing[0]
 
@@ -75,7 +99,9 @@ def _in_words(option: str, options: CellOptions) -> str:
 
 
 def variant_findings(run: RunData) -> Iterator[Finding]:
-    """`overlap_saves` and `variant_saves`, one for each pair of cells that differ in one option alone."""
+    """`overlap_saves` and `variant_saves`, one for each pair of cells that differ in one option
+    alone.
+    """
     for saving in variant_savings(run):
         code = RunCode.OVERLAP_SAVES if saving.option == "overlap" else RunCode.VARIANT_SAVES
         yield code.finding(*_finding(saving, run.device_type == "cpu"))
@@ -93,25 +119,36 @@ def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     ends = f"{show_time(saved.low)} to {show_time(saved.high)}, {share.low:.1%} to {share.high:.1%}"
     interval = f"95% interval {ends}; {counted(saved.count, 'step')}"
-    flag, where = f"--{saving.option.replace('_', '-')}", ", sharing the cores with it" if on_cpu else ""
+    flag, where = (
+        f"--{saving.option.replace('_', '-')}",
+        ", sharing the cores with it" if on_cpu else "",
+    )
     overlap, outcome = saving.option == "overlap", verdict(saved, even=0.0)
     if outcome == "above":
         fair = f"gradients are reduced during backward{where}; compare DP with the cell without overlap: that is the fair match"
-        advice = fair if overlap else f"use {flag} if its other effects are acceptable: docs/variants.md"
+        advice = (
+            fair if overlap else f"use {flag} if its other effects are acceptable: docs/variants.md"
+        )
         return f"{pair}: {what} saves {amount} ({interval})", advice
     if outcome == "below":
         larger = f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)"
-        advice = larger if overlap else f"omit {flag} on this machine, unless you need it for a reason other than speed"
+        advice = (
+            larger
+            if overlap
+            else f"omit {flag} on this machine, unless you need it for a reason other than speed"
+        )
         return f"{pair}: {what} costs {amount} (saving: {interval})", advice
     message = f"{pair}: no difference by {what} is shown (saving {show_time(saved.value)} a step, {interval})"
     return message, "time more repeats (--repeats) if a small difference matters"
 
 
 def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
-    """The measured single-device cells that a cell is compared with, by batch size: the same options.
+    """The measured single-device cells that a cell is compared with, by batch size: the same
+    options.
 
-    Accumulation may differ if the micro-batches are of one size: a script that keeps its global batch divides accumulation by
-    the number of devices. Of two at one batch the one with the same accumulation is taken.
+    Accumulation may differ if the micro-batches are of one size: a script that keeps its global
+    batch divides accumulation by the number of devices. Of two at one batch the one with the same
+    accumulation is taken.
     """
     if cell is None:
         return {}
@@ -126,17 +163,22 @@ def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
             accumulate=options.accumulate,
         )
         == options
-        and data.cell.batch_size * options.accumulate == cell.batch_size * data.cell.options.accumulate
+        and data.cell.batch_size * options.accumulate
+        == cell.batch_size * data.cell.options.accumulate
     ]
     return {data.cell.batch_size: data for data in (*alike, *same)}
 
 
 def series_variant(cell: Cell, single: Cell) -> str:
-    """What a cell's series is called next to one device: its variant, without an accumulation that falls as devices are added."""
+    """What a cell's series is called next to one device: its variant, without an accumulation that
+    falls as devices are added.
+    """
     if cell.options.accumulate == single.options.accumulate:
         return cell.variant
     options = msgspec.structs.replace(cell.options, accumulate=1)
-    return f"{options.name} in micro-batches of {cell.batch_size // cell.options.accumulate}".strip()
+    return (
+        f"{options.name} in micro-batches of {cell.batch_size // cell.options.accumulate}".strip()
+    )
 
 
 def shared_options(options: CellOptions) -> CellOptions:
@@ -147,8 +189,8 @@ def shared_options(options: CellOptions) -> CellOptions:
 def strategy_pairs(run: RunData) -> list[tuple[Job, Job]]:
     """Measured DP and DDP cells to be compared: equal devices, batch and micro-batches.
 
-    DDP's are the one by default and the one without overlap, DP's fair opponent, since DP overlaps nothing; other variants
-    are DDP's alone, and are compared among themselves.
+    DDP's are the one by default and the one without overlap, DP's fair opponent, since DP overlaps
+    nothing; other variants are DDP's alone, and are compared among themselves.
     """
     return [
         (dp, ddp)

@@ -1,7 +1,9 @@
-"""Which of a few laws predicts best the measurements that were left out of its fit, and what it predicts elsewhere.
+"""Which of a few laws predicts best the measurements that were left out of its fit, and what it
+predicts elsewhere.
 
-Laws are linear in their coefficients: a measurement is the sum of a law's terms, each times its coefficient. Fits minimise the
-squared relative error. Errors are logarithms of predicted over measured.
+Laws are linear in their coefficients: a measurement is the sum of a law's terms, each times its
+coefficient. Fits minimise the squared relative error. Errors are logarithms of predicted over
+measured.
 """
 
 import math
@@ -40,7 +42,8 @@ class Law:
         relative = terms / measured[kept][:, None]
         ones = np.ones(len(relative))
         if self.costs:
-            from scipy.optimize import nnls  # takes longer than reading a table: only who fits pays for it
+            # takes longer than reading a table: only who fits pays for it
+            from scipy.optimize import nnls
 
             coefficients = np.asarray(nnls(relative, ones)[0])
         else:
@@ -49,14 +52,18 @@ class Law:
         return predicted if np.all(predicted > 0) else None
 
     def at_target(self, measured: Floats) -> float | None:
-        """What the law, fitted to all measurements, gives for the configuration in question; None as in `predict`."""
+        """What the law, fitted to all measurements, gives for the configuration in question; None
+        as in `predict`.
+        """
         predicted = self.predict(measured, measured > 0, self.target[None, :])
         return None if predicted is None else float(predicted[0])
 
 
 @dataclass(frozen=True)
 class BestLaw:
-    """A law's value, and its error on the rows left out, in logarithms: root mean square, and what 90% of them lie within."""
+    """A law's value, and its error on the rows left out, in logarithms: root mean square, and what
+    90% of them lie within.
+    """
 
     law: str
     value: float
@@ -65,10 +72,11 @@ class BestLaw:
 
 
 def best_law(laws: Sequence[Law], counts: Floats, measured: Floats, devices: int) -> BestLaw | None:
-    """The law with the smallest error on the counts left out; None if the others determine none there.
+    """The law with the smallest error on the counts left out; None if the others determine none
+    there.
 
-    Left out are the counts in the direction of `devices`: the largest, the smallest, or each one between them. Of equally good
-    laws the first is taken.
+    Left out are the counts in the direction of `devices`: the largest, the smallest, or each one
+    between them. Of equally good laws the first is taken.
     """
     best: BestLaw | None = None
     for law in laws:
@@ -83,7 +91,9 @@ def best_law(laws: Sequence[Law], counts: Floats, measured: Floats, devices: int
 
 
 def _errors_left_out(law: Law, counts: Floats, measured: Floats, devices: int) -> Floats | None:
-    """Of every row left out; None where the other rows do not determine the law at the count that is nearest to `devices`."""
+    """Of every row left out; None where the other rows do not determine the law at the count that
+    is nearest to `devices`.
+    """
     errors = []
     for count, fitted in _left_out(counts, devices):
         out = counts == count
@@ -96,9 +106,11 @@ def _errors_left_out(law: Law, counts: Floats, measured: Floats, devices: int) -
 
 
 def _left_out(counts: Floats, devices: int) -> list[tuple[float, Flags]]:
-    """Counts to leave out, that nearest to `devices` first, and the measurements (flags) that each is predicted from.
+    """Counts to leave out, that nearest to `devices` first, and the measurements (flags) that each
+    is predicted from.
 
-    Above all counts: those above half of the largest, from the smaller ones. Below: the smallest. Else each one between.
+    Above all counts: those above half of the largest, from the smaller ones. Below: the smallest.
+    Else each one between.
     """
     known = sorted(set(counts.tolist()))
     if devices >= known[-1]:

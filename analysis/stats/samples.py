@@ -1,17 +1,21 @@
-"""Medians and their intervals, from how far repeats lie apart. Nothing is reported without spread and count.
+"""Medians and their intervals, from how far repeats lie apart. Nothing is reported without spread
+and count.
 
-A cell's steps within one repeat share what that repeat had: a clock, a placement, another program. So every interval here is
-based on the repeats' medians, taken as logarithms, as what disturbs a measurement multiplies it. Two repeats alone show little
-(one degree of freedom), but the cells of a run share their machine: the spread of the others counts in addition to that of the
-cell, for MOST_SHARED degrees of freedom at most, since cells are not quite alike; a cell that spreads more than that keeps its
-spread. Source of the weighting: Smyth, "Linear models and empirical Bayes methods for assessing differential expression",
-Statistical Applications in Genetics and Molecular Biology 3(1), 2004, section 3; here with a fixed weight. Assumed: repeats are
-independent, their logarithms near normal. The coverage is simulated in tests/analysis/stats/test_interval_coverage.py.
+A cell's steps within one repeat share what that repeat had: a clock, a placement, another program.
+So every interval here is based on the repeats' medians, taken as logarithms, as what disturbs a
+measurement multiplies it. Two repeats alone show little (one degree of freedom), but the cells of a
+run share their machine: the spread of the others counts in addition to that of the cell, for
+MOST_SHARED degrees of freedom at most, since cells are not quite alike; a cell that spreads more
+than that keeps its spread. Source of the weighting: Smyth, "Linear models and empirical Bayes
+methods for assessing differential expression", Statistical Applications in Genetics and Molecular
+Biology 3(1), 2004, section 3; here with a fixed weight. Assumed: repeats are independent, their
+logarithms near normal. The coverage is simulated in tests/analysis/stats/test_interval_coverage.py.
 
-Cells of one run are measured in turns, so a slow minute slows a repeat of each. How their ratio differs from repeat to repeat
-leaves that out, and takes no other cell's spread: with three repeats or more it judges the ratios of a run. Each turn has another
-order of the cells, so that a machine that becomes slower or faster favours none of them; where the run shows such a drift, it is
-taken out of the differences.
+Cells of one run are measured in turns, so a slow minute slows a repeat of each. How their ratio
+differs from repeat to repeat leaves that out, and takes no other cell's spread: with three repeats
+or more it judges the ratios of a run. Each turn has another order of the cells, so that a machine
+that becomes slower or faster favours none of them; where the run shows such a drift, it is taken
+out of the differences.
 """
 
 import functools
@@ -31,8 +35,10 @@ CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
 MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
 ENOUGH_TURNS = 3  # to judge a ratio by its own differences from repeat to repeat alone
-FEWEST_WITHIN = 4  # degrees of freedom to judge it so with other cells' spread: Student's t is 2.8, with 2 it is 4.3
-WIDEST = math.log(10)  # half the interval of a logarithm: one that reaches ten times the value says nothing
+# degrees of freedom to judge it so with other cells' spread: Student's t is 2.8, with 2 it is 4.3
+FEWEST_WITHIN = 4
+# half the interval of a logarithm: one that reaches ten times the value says nothing
+WIDEST = math.log(10)
 NO_INTERVAL = "fewer than 5 timed steps, or too few repeats: no interval"
 
 Floats = npt.NDArray[np.float64]
@@ -54,7 +60,9 @@ class Estimate:
 
     def times(self, factor: float) -> "Estimate":
         """The estimate and its interval, multiplied."""
-        value, low, high = (None if end is None else end * factor for end in (self.value, self.low, self.high))
+        value, low, high = (
+            None if end is None else end * factor for end in (self.value, self.low, self.high)
+        )
         return Estimate(value, low, high, self.count)
 
     def inverse(self) -> "Estimate":
@@ -79,7 +87,9 @@ UNKNOWN = Estimate(None, None, None, 0)
 
 @dataclass(frozen=True)
 class Range:
-    """A mean or median with the smallest and the largest of its values, which are no interval: more values widen it."""
+    """A mean or median with the smallest and the largest of its values, which are no interval: more
+    values widen it.
+    """
 
     value: float | None
     smallest: float | None
@@ -92,10 +102,11 @@ NOTHING = Range(None, None, None, 0)
 
 @dataclass(frozen=True)
 class Spread:
-    """How far repeats lie from their own cell's mean: squared distances, added up, and their degrees of freedom.
+    """How far repeats lie from their own cell's mean: squared distances, added up, and their
+    degrees of freedom.
 
-    `within`: what is left of it without what the cells' repeats of the same number share; None unless measured in turns.
-    `drift`: of the turns, if it is significant; taken out of `within`.
+    `within`: what is left of it without what the cells' repeats of the same number share; None
+    unless measured in turns. `drift`: of the turns, if it is significant; taken out of `within`.
     """
 
     squares: float = 0.0
@@ -118,26 +129,44 @@ def spread_of(values: Samples | Sequence[float]) -> Spread:
 
 
 def pooled_spread(cells: Iterable[Sequence[Samples]], centre: Centre = np.median) -> Spread:
-    """The spread of the logarithms of repeats' medians or means over cells, each of them one array of samples per repeat."""
-    return sum((spread_of(logs) for repeats in cells if (logs := _log_centres(repeats, centre)) is not None), ALONE)
+    """The spread of the logarithms of repeats' medians or means over cells, each of them one array
+    of samples per repeat.
+    """
+    return sum(
+        (
+            spread_of(logs)
+            for repeats in cells
+            if (logs := _log_centres(repeats, centre)) is not None
+        ),
+        ALONE,
+    )
 
 
 def spread_in_turns(cells: Iterable[Sequence[Samples]]) -> Spread:
     """`pooled_spread` of cells measured in turns: each one's first repeat, then each one's second.
 
-    `within` is what a level for each cell, one for each turn and, if significant, a drift leave unexplained, by least squares.
+    `within` is what a level for each cell, one for each turn and, if significant, a drift leave
+    unexplained, by least squares.
     """
-    known = [(logs, places_of(repeats)) for repeats in cells if (logs := _log_centres(repeats)) is not None]
+    known = [
+        (logs, places_of(repeats))
+        for repeats in cells
+        if (logs := _log_centres(repeats)) is not None
+    ]
     if not known:
         return Spread(within=ALONE)
     cell = np.repeat(np.arange(len(known)), [len(logs) for logs, _ in known])
     turn = np.concatenate([np.arange(len(logs)) for logs, _ in known])
-    levels = np.column_stack([cell[:, None] == np.arange(len(known)), turn[:, None] == np.arange(turn.max() + 1)])
+    levels = np.column_stack(
+        [cell[:, None] == np.arange(len(known)), turn[:, None] == np.arange(turn.max() + 1)]
+    )
     left, freedom = unexplained(levels.astype(float), np.concatenate([logs for logs, _ in known]))
     within, drift = Spread(float(np.sum(left**2)), freedom), None
     placed = [places for _, places in known if places is not None]
     if len(placed) == len(known):
-        drift = clear_drift(left, unexplained(levels.astype(float), np.concatenate(placed))[0], freedom)
+        drift = clear_drift(
+            left, unexplained(levels.astype(float), np.concatenate(placed))[0], freedom
+        )
     if drift is not None:
         within = Spread(max(0.0, within.squares - drift.squares), freedom - 1)
     return replace(sum((spread_of(logs) for logs, _ in known), ALONE), within=within, drift=drift)
@@ -165,9 +194,11 @@ class Noise:
 
 @functools.cache
 def student_t(freedom: int) -> float:
-    """Student's t below which 97.5% of cases lie, for a two-sided 95% interval, without scipy, whose import takes 0.1 s.
+    """Student's t below which 97.5% of cases lie, for a two-sided 95% interval, without scipy,
+    whose import takes 0.1 s.
 
-    The expansion in 1/freedom (Abramowitz and Stegun 26.7.5), refined by Newton's method where it is inexact.
+    The expansion in 1/freedom (Abramowitz and Stegun 26.7.5), refined by Newton's method where it
+    is inexact.
     """
     z = NormalDist().inv_cdf(UPPER)
     terms = (
@@ -177,7 +208,9 @@ def student_t(freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     t: float = z + sum(term / freedom**power for power, term in enumerate(terms, 1))
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(
+        freedom * math.pi
+    )
     for _ in range(8 if freedom < 100 else 0):
         density: float = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
         t -= (0.5 + _central(t, freedom) / 2 - UPPER) / density
@@ -185,7 +218,9 @@ def student_t(freedom: int) -> float:
 
 
 def _central(t: float, freedom: int) -> float:
-    """Probability of -t to t under Student's t, whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """Probability of -t to t under Student's t, whole degrees of freedom (Abramowitz and Stegun
+    26.7.3 and 26.7.4).
+    """
     angle = math.atan(t / math.sqrt(freedom))
     cosine, odd = math.cos(angle), freedom % 2
     term, total = (cosine if odd else 1.0), 0.0
@@ -198,8 +233,9 @@ def _central(t: float, freedom: int) -> float:
 def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise | None:
     """The noise of a cell's repeats, a value each; None where their spread is unknown.
 
-    `pool` is the spread of all cells, this one among them. The variance is the mean of the cell's own and of the others',
-    weighted by degrees of freedom, or the cell's own where that is larger; Student's t has the sum of the two freedoms.
+    `pool` is the spread of all cells, this one among them. The variance is the mean of the cell's
+    own and of the others', weighted by degrees of freedom, or the cell's own where that is larger;
+    Student's t has the sum of the two freedoms.
     """
     own = spread_of(values)
     others = Spread(max(0.0, pool.squares - own.squares), max(0, pool.freedom - own.freedom))
@@ -213,19 +249,31 @@ def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise |
 
 
 def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float | None:
-    """Half the 95% interval of the mean of `values`, a cell's repeats; None where their spread is unknown."""
+    """Half the 95% interval of the mean of `values`, a cell's repeats; None where their spread is
+    unknown.
+    """
     noise = noise_of(values, pool)
     return None if noise is None else noise.quantile(UPPER)
 
 
-def centre_noise(repeats: Sequence[Samples], pool: Spread = ALONE, centre: Centre = np.median) -> Noise | None:
-    """The noise of the logarithms of repeats' medians or means, from which `median_estimate` and `ratio_estimate` derive."""
+def centre_noise(
+    repeats: Sequence[Samples], pool: Spread = ALONE, centre: Centre = np.median
+) -> Noise | None:
+    """The noise of the logarithms of repeats' medians or means, from which `median_estimate` and
+    `ratio_estimate` derive.
+    """
     logs = _log_centres(repeats, centre)
-    return noise_of(logs, pool) if logs is not None and sum(map(len, repeats)) >= FEWEST_SAMPLES else None
+    return (
+        noise_of(logs, pool)
+        if logs is not None and sum(map(len, repeats)) >= FEWEST_SAMPLES
+        else None
+    )
 
 
 def chance_above(ratio: Estimate) -> float | None:
-    """How likely the true ratio is above 1, as the interval has it (log-normal, as `draws`); None without an interval."""
+    """How likely the true ratio is above 1, as the interval has it (log-normal, as `draws`); None
+    without an interval.
+    """
     if not ratio.low or not ratio.high:
         return None
     middle, half = math.log(ratio.low * ratio.high) / 2, math.log(ratio.high / ratio.low) / 2
@@ -237,7 +285,9 @@ def chance_above(ratio: Estimate) -> float | None:
 
 
 def missing_evidence(estimate: Estimate) -> str:
-    """Why an estimate without an interval shows nothing, such as ``too few repeats cannot show it``."""
+    """Why an estimate without an interval shows nothing, such as ``too few repeats cannot show
+    it``.
+    """
     return f"{'fewer than five steps' if estimate.count < FEWEST_SAMPLES else 'too few repeats'} cannot show it"
 
 
@@ -252,22 +302,29 @@ def _pooled(repeats: Sequence[Samples], centre: Centre) -> float | None:
 
 
 def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
-    """Median over all repeats' samples; the interval is that of the geometric mean of the repeats' medians.
+    """Median over all repeats' samples; the interval is that of the geometric mean of the repeats'
+    medians.
 
-    `repeats`: one array of samples per repeat. `pool`: `pooled_spread` of all cells that share the machine. No interval below
-    FEWEST_SAMPLES samples, where no cell has a second repeat, or where so few repeats lie so far apart that it exceeds WIDEST.
+    `repeats`: one array of samples per repeat. `pool`: `pooled_spread` of all cells that share the
+    machine. No interval below FEWEST_SAMPLES samples, where no cell has a second repeat, or where
+    so few repeats lie so far apart that it exceeds WIDEST.
     """
     return _around(pooled_median(repeats), _half_width(repeats, pool), sum(map(len, repeats)))
 
 
 def ratio_estimate(
-    numerator: Sequence[Samples], denominator: Sequence[Samples], pool: Spread = ALONE, centre: Centre = np.median
+    numerator: Sequence[Samples],
+    denominator: Sequence[Samples],
+    pool: Spread = ALONE,
+    centre: Centre = np.median,
 ) -> Estimate:
-    """Ratio of two medians, or means, with its interval; `count` is the smaller side's. `pool` is of the same centres.
+    """Ratio of two medians, or means, with its interval; `count` is the smaller side's. `pool` is
+    of the same centres.
 
-    Cells measured in turns (`spread_in_turns`) three times or more are compared repeat by repeat. Of others the sides' half
-    widths, of logarithms, add up as squares do. Source: Zou and Donner, "Construction of confidence limits about effect
-    measures: a general approach", Statistics in Medicine 27(10), 2008.
+    Cells measured in turns (`spread_in_turns`) three times or more are compared repeat by repeat.
+    Of others the sides' half widths, of logarithms, add up as squares do. Source: Zou and Donner,
+    "Construction of confidence limits about effect measures: a general approach", Statistics in
+    Medicine 27(10), 2008.
     """
     above, below = _pooled(numerator, centre), _pooled(denominator, centre)
     count = min(sum(map(len, numerator)), sum(map(len, denominator)))
@@ -278,13 +335,20 @@ def ratio_estimate(
     if value is None or bounds is None:
         return Estimate(value, None, None, count)
     middle, half = bounds
-    if pool.drift is not None and len(numerator) >= ENOUGH_TURNS:  # the medians of all steps hold it
+    # the medians of all steps hold it
+    if pool.drift is not None and len(numerator) >= ENOUGH_TURNS:
         value = math.exp(middle)
-    return Estimate(value, min(value, math.exp(middle - half)), max(value, math.exp(middle + half)), count)
+    return Estimate(
+        value, min(value, math.exp(middle - half)), max(value, math.exp(middle + half)), count
+    )
 
 
-def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
-    """First median minus second with its interval, by `joint_draws`; `count` is the smaller side's."""
+def difference_estimate(
+    first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE
+) -> Estimate:
+    """First median minus second with its interval, by `joint_draws`; `count` is the smaller
+    side's.
+    """
     more, less = pooled_median(first), pooled_median(second)
     count = min(sum(map(len, first)), sum(map(len, second)))
     if more is None or less is None:
@@ -297,10 +361,11 @@ def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], poo
 def joint_draws(
     first: Sequence[Samples], others: Sequence[Sequence[Samples]], pool: Spread = ALONE
 ) -> list[Samples] | None:
-    """DRAWS medians of the first cell, then of each other one, for what is computed from several; None if one has no interval.
+    """DRAWS medians of the first cell, then of each other one, for what is computed from several;
+    None if one has no interval.
 
-    Log-normal, with the interval of `median_estimate` as the middle 95%, and so correlated with the first cell's that their ratio
-    to it has the interval of `ratio_estimate`.
+    Log-normal, with the interval of `median_estimate` as the middle 95%, and so correlated with the
+    first cell's that their ratio to it has the interval of `ratio_estimate`.
     """
     half, (normal, *normals) = _half_width(first, pool), _normal_draws(1 + len(others))
     if half is None:
@@ -321,9 +386,10 @@ def joint_draws(
 def _normal_draws(count: int) -> Samples:
     """`count` independent normal numbers, DRAWS of each, 95% of them within 1 of 0.
 
-    Each holds the same evenly likely values, in orders that fill the space of combinations more evenly than random ones: the
-    ends of an interval are 10 times as exact. Source of the orders: Roberts, "The Unreasonable Effectiveness of Quasirandom
-    Sequences", 2018 (multiples of the powers of 1/x, where x^count = x + 1).
+    Each holds the same evenly likely values, in orders that fill the space of combinations more
+    evenly than random ones: the ends of an interval are 10 times as exact. Source of the orders:
+    Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018 (multiples of the
+    powers of 1/x, where x^count = x + 1).
     """
     from scipy.special import ndtri
 
@@ -343,8 +409,9 @@ def interval(drawn: Samples) -> tuple[float, float]:
 def median_slope(values: Samples, confidence: float) -> tuple[float, float, float]:
     """The median of all pairwise slopes of a series, per place, and the ends of its interval.
 
-    Sources: Theil, 1950; Sen, "Estimates of the regression coefficient based on Kendall's tau", Journal of the American
-    Statistical Association 63, 1968, equation 2.6 for the interval, which allows for equal values. Assumed: independent values.
+    Sources: Theil, 1950; Sen, "Estimates of the regression coefficient based on Kendall's tau",
+    Journal of the American Statistical Association 63, 1968, equation 2.6 for the interval, which
+    allows for equal values. Assumed: independent values.
     """
     from scipy.special import ndtri
 
@@ -352,14 +419,22 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
     first, second = np.triu_indices(count, 1)
     slopes = np.sort((values[second] - values[first]) / (second - first))
     _, equal = np.unique(values, return_counts=True)
-    variance = (count * (count - 1) * (2 * count + 5) - int((equal * (equal - 1) * (2 * equal + 5)).sum())) / 18
+    variance = (
+        count * (count - 1) * (2 * count + 5) - int((equal * (equal - 1) * (2 * equal + 5)).sum())
+    ) / 18
     reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
     low, high = round((len(slopes) - reach) / 2) - 1, round((len(slopes) + reach) / 2)
-    return float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)])
+    return (
+        float(np.median(slopes)),
+        float(slopes[max(low, 0)]),
+        float(slopes[min(high, len(slopes) - 1)]),
+    )
 
 
 def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
-    """Half the width of the interval of the logarithm of a median; None if there is no interval, or one beyond WIDEST."""
+    """Half the width of the interval of the logarithm of a median; None if there is no interval, or
+    one beyond WIDEST.
+    """
     noise = centre_noise(repeats, pool)
     half = None if noise is None else noise.quantile(UPPER)
     return half if half is None or half <= WIDEST else None
@@ -368,11 +443,13 @@ def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
 def _ratio_bounds(
     first: Sequence[Samples], second: Sequence[Samples], pool: Spread, centre: Centre = np.median
 ) -> tuple[float, float] | None:
-    """Middle and half width of the interval of the logarithm of a ratio of medians or means; None if it is wider than WIDEST.
+    """Middle and half width of the interval of the logarithm of a ratio of medians or means; None
+    if it is wider than WIDEST.
 
-    The ratio of all steps' medians with both sides' half widths, added up as squares; of cells measured in turns three times or
-    more the mean of the differences from repeat to repeat with that mean's half width. Two differences do not show how far they
-    spread: what all cells show within turns counts, too, if enough is known of it (a difference has twice the variance of one
+    The ratio of all steps' medians with both sides' half widths, added up as squares; of cells
+    measured in turns three times or more the mean of the differences from repeat to repeat with
+    that mean's half width. Two differences do not show how far they spread: what all cells show
+    within turns counts, too, if enough is known of it (a difference has twice the variance of one
     repeat), and the narrower interval.
     """
     noises = centre_noise(first, pool, centre), centre_noise(second, pool, centre)
@@ -381,7 +458,12 @@ def _ratio_bounds(
     middle = math.log(float(centre(np.concatenate(first))) / float(centre(np.concatenate(second))))
     half = math.hypot(noises[0].quantile(UPPER), noises[1].quantile(UPPER))
     above, below = _log_centres(first, centre), _log_centres(second, centre)
-    if pool.within is not None and above is not None and below is not None and len(above) == len(below):
+    if (
+        pool.within is not None
+        and above is not None
+        and below is not None
+        and len(above) == len(below)
+    ):
         differences, freedom = without_drift(above - below, first, second, pool.drift)
         if len(differences) >= ENOUGH_TURNS:
             middle, half = float(np.mean(differences)), _mean_half_width(differences, freedom)
@@ -411,7 +493,9 @@ def medians(samples: Sequence[Samples]) -> Samples:
 
 
 def _centres(samples: Sequence[Samples], centre: Centre) -> Samples:
-    """Of equal lengths in one call of numpy, which takes longer to begin than to find a few medians."""
+    """Of equal lengths in one call of numpy, which takes longer to begin than to find a few
+    medians.
+    """
     if samples and all(len(one) == len(samples[0]) for one in samples):
         return np.asarray(centre(np.stack(samples), axis=1))
     return np.array([centre(one) for one in samples])
@@ -425,7 +509,9 @@ def _around(value: float | None, half: float | None, count: int) -> Estimate:
 
 
 def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:
-    """Whether an estimate is significantly above or below `even` (1 for a ratio, 0 for a difference), by its interval."""
+    """Whether an estimate is significantly above or below `even` (1 for a ratio, 0 for a
+    difference), by its interval.
+    """
     if estimate.low is None or estimate.high is None:
         return "too_few_samples"
     if estimate.low > even:
@@ -446,4 +532,6 @@ def median_range(values: Sequence[float]) -> Range:
 def _range(centre: Callable[[Samples], Any], values: Sequence[float]) -> Range:
     if not len(values):
         return NOTHING
-    return Range(float(centre(np.asarray(values))), float(np.min(values)), float(np.max(values)), len(values))
+    return Range(
+        float(centre(np.asarray(values))), float(np.min(values)), float(np.max(values)), len(values)
+    )

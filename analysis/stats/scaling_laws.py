@@ -1,8 +1,9 @@
 """Speedup, efficiency, and the laws that describe how they change with the number of devices.
 
-Words: t_N(b) is the time of a step on N devices at b samples per device. Strong scaling fixes the global batch
-G = N b, weak scaling fixes b. A speedup is a ratio of step times; on epoch times over a fixed data set the
-scaled speedup is T_1/T_N, as the epoch on N devices has 1/N of the steps already.
+Words: t_N(b) is the time of a step on N devices at b samples per device. Strong scaling fixes the
+global batch G = N b, weak scaling fixes b. A speedup is a ratio of step times; on epoch times over
+a fixed data set the scaled speedup is T_1/T_N, as the epoch on N devices has 1/N of the steps
+already.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,15 @@ from typing import Literal
 
 import numpy as np
 
-from dpscope.analysis.stats.samples import ALONE, Estimate, Floats, Samples, Spread, interval, joint_draws
+from dpscope.analysis.stats.samples import (
+    ALONE,
+    Estimate,
+    Floats,
+    Samples,
+    Spread,
+    interval,
+    joint_draws,
+)
 
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
@@ -24,9 +33,10 @@ FARTHEST_FACTOR = 2  # a law is not trusted past this many times the largest mea
 class ScalingFit:
     """A law fitted to speedups.
 
-    `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and coherency (USL).
-    `worst_relative_error` is the largest distance of a measured speedup from the law's, over the measured one.
-    `draws` holds the parameters of every draw, one row each, None without intervals. `note` states where a limit cut the fit off.
+    `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and
+    coherency (USL). `worst_relative_error` is the largest distance of a measured speedup from the
+    law's, over the measured one. `draws` holds the parameters of every draw, one row each, None
+    without intervals. `note` states where a limit cut the fit off.
     """
 
     law: Law
@@ -40,7 +50,9 @@ class ScalingFit:
 
 @dataclass(frozen=True)
 class LawPrediction:
-    """A law's speedup at a number of devices; `note` is empty only where measurements support it."""
+    """A law's speedup at a number of devices; `note` is empty only where measurements support
+    it.
+    """
 
     devices: int
     speedup: Estimate
@@ -50,15 +62,17 @@ class LawPrediction:
 def karp_flatt(speedup: float, devices: int) -> float:
     """Experimentally determined serial fraction, (1/S - 1/N)/(1 - 1/N).
 
-    Source: Karp and Flatt, "Measuring parallel processor performance", CACM 33(5), 1990. It is the serial
-    fraction that would give this speedup if nothing but serial work were in the way; if it grows with N,
-    something else is, such as communication. Negative when the speedup exceeds N. Needs N > 1.
+    Source: Karp and Flatt, "Measuring parallel processor performance", CACM 33(5), 1990. It is the
+    serial fraction that would give this speedup if nothing but serial work were in the way; if it
+    grows with N, something else is, such as communication. Negative when the speedup exceeds N.
+    Needs N > 1.
     """
     return (1 / speedup - 1 / devices) / (1 - 1 / devices)
 
 
 def amdahl_speedup(serial_fraction: float, devices: int) -> float:
-    """1/(s + (1 - s)/N): fixed total work, a share s of it on one device only, no cost of communication.
+    """1/(s + (1 - s)/N): fixed total work, a share s of it on one device only, no cost of
+    communication.
 
     Source: Amdahl, "Validity of the single processor approach", AFIPS 1967.
     """
@@ -76,26 +90,35 @@ def gustafson_speedup(serial_fraction: float, devices: int) -> float:
 def usl_speedup(contention: float, coherency: float, devices: int) -> float:
     """Universal scalability law, N/(1 + sigma(N - 1) + kappa N(N - 1)).
 
-    Source: Gunther, "Guerrilla Capacity Planning", 2007, chapter 4. sigma (contention) is work that queues for
-    something shared, kappa (coherency) exchange between every pair; both >= 0; kappa = 0 is Amdahl's law.
+    Source: Gunther, "Guerrilla Capacity Planning", 2007, chapter 4. sigma (contention) is work that
+    queues for something shared, kappa (coherency) exchange between every pair; both >= 0; kappa = 0
+    is Amdahl's law.
     """
     return devices / (1 + contention * (devices - 1) + coherency * devices * (devices - 1))
 
 
 def speedup_draws(
-    single: Sequence[Samples], several: Mapping[int, Sequence[Samples]], scaling: Scaling, spread: Spread = ALONE
+    single: Sequence[Samples],
+    several: Mapping[int, Sequence[Samples]],
+    scaling: Scaling,
+    spread: Spread = ALONE,
 ) -> dict[int, Samples] | None:
-    """Drawn speedups by device count, from step times (one array per repeat) at N = 1 and at each N > 1.
+    """Drawn speedups by device count, from step times (one array per repeat) at N = 1 and at each N
+    > 1.
 
-    `single` are the steps at the same global batch (strong) or at the same batch per device (weak). Each draw uses one t_1 for
-    all counts. `spread` is that of all cells' repeats. None where one of the times has no interval.
+    `single` are the steps at the same global batch (strong) or at the same batch per device (weak).
+    Each draw uses one t_1 for all counts. `spread` is that of all cells' repeats. None where one of
+    the times has no interval.
     """
     counts = sorted(several)
     drawn = joint_draws(single, [several[devices] for devices in counts], spread)
     if drawn is None:
         return None
     times = {devices: devices if scaling == "weak" else 1 for devices in counts}
-    return {devices: drawn[0] / t_n_us * times[devices] for devices, t_n_us in zip(counts, drawn[1:], strict=True)}
+    return {
+        devices: drawn[0] / t_n_us * times[devices]
+        for devices, t_n_us in zip(counts, drawn[1:], strict=True)
+    }
 
 
 def fit_scaling(
@@ -103,10 +126,10 @@ def fit_scaling(
 ) -> ScalingFit | None:
     """The richest law that the number of measured counts supports; None without a multi-device one.
 
-    `speedups` by device count, N = 1 is left out as every law passes through it. One count: Karp-Flatt only.
-    Two: Amdahl (strong) or Gustafson (weak). Three or more: the universal scalability law, clamped at >= 0.
-    `draws`, from `speedup_draws`, gives the parameters their intervals. Fits minimise the squared relative error of the time (of
-    the speedup for Gustafson).
+    `speedups` by device count, N = 1 is left out as every law passes through it. One count:
+    Karp-Flatt only. Two: Amdahl (strong) or Gustafson (weak). Three or more: the universal
+    scalability law, clamped at >= 0. `draws`, from `speedup_draws`, gives the parameters their
+    intervals. Fits minimise the squared relative error of the time (of the speedup for Gustafson).
     """
     counts = sorted(devices for devices in speedups if devices > 1)
     if not counts:
@@ -121,7 +144,11 @@ def fit_scaling(
         columns = np.column_stack([draws[count] for count in counts])
         drawn = np.array([_FITS[law](devices, row)[0] for row in columns])
     predicted = np.array([_speedup(law, values, count) for count in counts])
-    ends = [interval(column) for column in drawn.T] if drawn is not None else [(None, None)] * len(values)
+    ends = (
+        [interval(column) for column in drawn.T]
+        if drawn is not None
+        else [(None, None)] * len(values)
+    )
     names = _USL if law == "usl" else ("serial_fraction",)
     return ScalingFit(
         law=law,
@@ -138,9 +165,11 @@ def fit_scaling(
 
 
 def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
-    """The fitted law's speedup; `note` states that a count is beyond twice the largest measured one.
+    """The fitted law's speedup; `note` states that a count is beyond twice the largest measured
+    one.
 
-    Missing, with the reason in `note`, from a single measured count, or from a law that cannot describe what it was fitted to.
+    Missing, with the reason in `note`, from a single measured count, or from a law that cannot
+    describe what it was fitted to.
     """
     count = next(iter(fit.parameters.values())).count
     reason = fit.note if fit.law in ("amdahl", "gustafson") else ""
@@ -155,7 +184,9 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     note = ""
     if devices > FARTHEST_FACTOR * fit.largest_devices:
         note = f"extrapolated past twice the largest measured count ({fit.largest_devices}): no measurement supports it"
-    return LawPrediction(devices, Estimate(_speedup(fit.law, values, devices), low, high, count), note)
+    return LawPrediction(
+        devices, Estimate(_speedup(fit.law, values, devices), low, high, count), note
+    )
 
 
 def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
@@ -185,8 +216,11 @@ def _fraction(column: Samples, right: Samples) -> tuple[Floats, str]:
 
 
 def _fit_usl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
-    """N/S = 1 + sigma(N - 1) + kappa N(N - 1), each equation over its left side; non-negative least squares."""
-    from scipy.optimize import nnls  # takes longer than reading a small trace: only who fits pays for it
+    """N/S = 1 + sigma(N - 1) + kappa N(N - 1), each equation over its left side; non-negative least
+    squares.
+    """
+    # takes longer than reading a small trace: only who fits pays for it
+    from scipy.optimize import nnls
 
     weight = speedups / devices
     design = np.column_stack([weight * (devices - 1), weight * devices * (devices - 1)])

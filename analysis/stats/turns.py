@@ -1,4 +1,6 @@
-"""Cells measured in turns, each turn in another order: samples with their places, and the drift of the machine over places."""
+"""Cells measured in turns, each turn in another order: samples with their places, and the drift of
+the machine over places.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ CLEAR = 2.0  # times its standard error, from which a drift is taken out
 
 
 class TurnSamples(list[_Values]):
-    """A cell's samples, an array per repeat, and as which of all cells it was measured in each turn; None is unknown."""
+    """A cell's samples, an array per repeat, and as which of all cells it was measured in each
+    turn; None is unknown.
+    """
 
     def __init__(self, repeats: Iterable[_Values], places: Sequence[int] | None = None) -> None:
         super().__init__(repeats)
@@ -27,7 +31,9 @@ class Drift:
     squares: float  # of the logarithms, what it explains
 
     def freedom_of(self, apart: _Values) -> float:
-        """Of the degrees of freedom of two cells' differences, those that went into the slope; their places lie `apart`."""
+        """Of the degrees of freedom of two cells' differences, those that went into the slope;
+        their places lie `apart`.
+        """
         return float(np.sum((apart - apart.mean()) ** 2)) / 2 / self.information
 
 
@@ -38,9 +44,11 @@ def unexplained(levels: _Values, values: _Values) -> tuple[_Values, int]:
 
 
 def clear_drift(left: _Values, places: _Values, freedom: int) -> Drift | None:
-    """The drift of logarithms over places, both without levels of cells and turns; None if it is not clear.
+    """The drift of logarithms over places, both without levels of cells and turns; None if it is
+    not clear.
 
-    `freedom`: degrees of freedom of the logarithms. Places that are the same in every turn show none.
+    `freedom`: degrees of freedom of the logarithms. Places that are the same in every turn show
+    none.
     """
     information, rest = float(np.sum(places**2)), freedom - 1
     if information < 1e-9 or rest < 1:
@@ -55,13 +63,18 @@ def places_of(repeats: Sequence[_Values]) -> _Values | None:
     """Places in their turns of the repeats that have samples."""
     if not isinstance(repeats, TurnSamples) or repeats.places is None:
         return None
-    return np.array([place for place, steps in zip(repeats.places, repeats, strict=True) if len(steps)], dtype=float)
+    return np.array(
+        [place for place, steps in zip(repeats.places, repeats, strict=True) if len(steps)],
+        dtype=float,
+    )
 
 
 def without_drift(
     differences: _Values, first: Sequence[_Values], second: Sequence[_Values], drift: Drift | None
 ) -> tuple[_Values, float]:
-    """Differences of two cells' logarithms from repeat to repeat without a drift, and their degrees of freedom."""
+    """Differences of two cells' logarithms from repeat to repeat without a drift, and their degrees
+    of freedom.
+    """
     freedom = len(differences) - 1.0
     above, below = places_of(first), places_of(second)
     if drift is None or above is None or below is None:

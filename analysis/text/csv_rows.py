@@ -1,6 +1,8 @@
-"""CSV files written by hand or saved from a spreadsheet. Each error names file, row, column and fix in one line.
+"""CSV files written by hand or saved from a spreadsheet. Each error names file, row, column and fix
+in one line.
 
-Cells are separated by commas, semicolons (numbers may then have a decimal comma) or tabs. Lines that begin with # are skipped.
+Cells are separated by commas, semicolons (numbers may then have a decimal comma) or tabs. Lines
+that begin with # are skipped.
 """
 
 import csv
@@ -25,7 +27,9 @@ _Cell = TypeVar("_Cell")
 class CsvRow:
     """A row of a file: its cells by heading, and errors that name them."""
 
-    def __init__(self, path: Path, line: int, cells: Mapping[str, str], separator: str = ",") -> None:
+    def __init__(
+        self, path: Path, line: int, cells: Mapping[str, str], separator: str = ","
+    ) -> None:
         self._path, self.line, self.cells, self._separator = path, line, cells, separator
 
     def text(self, column: str) -> str | None:
@@ -64,7 +68,9 @@ class CsvRow:
             return None
         text = text.replace(",", ".") if self._separator == ";" else text
         if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-            raise self.error(column, f"is not a number; write {wanted}, or leave the cell empty if it is unknown")
+            raise self.error(
+                column, f"is not a number; write {wanted}, or leave the cell empty if it is unknown"
+            )
         return float(text)
 
     def required(self, column: str, value: _Cell | None) -> _Cell:
@@ -74,25 +80,38 @@ class CsvRow:
 
 
 def read_rows(
-    path: Path, required: tuple[str, ...], known: Collection[str] = (), alternative: tuple[str, ...] = ()
+    path: Path,
+    required: tuple[str, ...],
+    known: Collection[str] = (),
+    alternative: tuple[str, ...] = (),
 ) -> tuple[list[str], list[CsvRow]]:
-    """The headings and the rows below them, with stripped cells. Headings in `known` are matched in any case.
+    """The headings and the rows below them, with stripped cells. Headings in `known` are matched in
+    any case.
 
-    A table with the last column of `alternative` needs those columns in place of `required`. Raises DpscopeError unless the file
-    is a table with the required columns and at least one row.
+    A table with the last column of `alternative` needs those columns in place of `required`. Raises
+    DpscopeError unless the file is a table with the required columns and at least one row.
     """
-    lines = ["\n" if line.startswith("#") else line for line in _read_text(path).splitlines(keepends=True)]
+    lines = [
+        "\n" if line.startswith("#") else line
+        for line in _read_text(path).splitlines(keepends=True)
+    ]
     separator = max(_SEPARATORS, key=next((line for line in lines if line.strip()), "").count)
     reader = csv.reader(lines, delimiter=separator, strict=True)
     cells: list[tuple[int, list[str]]] = []
     try:
-        cells.extend((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row)))
+        cells.extend(
+            (reader.line_num, [cell.strip() for cell in row])
+            for row in reader
+            if any(map(str.strip, row))
+        )
     except csv.Error as error:
         raise DpscopeError(
             f"{path}, row {reader.line_num}: not comma-separated values ({error}); check its quotes"
         ) from error
     if not cells:
-        raise DpscopeError(f"{path} is empty; its first row must name the columns {', '.join(required)}")
+        raise DpscopeError(
+            f"{path} is empty; its first row must name the columns {', '.join(required)}"
+        )
     (_, headings), *rows = cells
     headings = [name.lower() if name.lower() in known else name for name in headings]
     is_other = bool(alternative) and alternative[-1] in headings
@@ -107,7 +126,10 @@ def read_rows(
                 f"{path}, row {number}: {counted(len(row), 'cell')} under {counted(len(headings), 'heading')}; "
                 "leave unknown cells empty and quote cells that hold a comma"
             )
-    return headings, [CsvRow(path, number, dict(zip(headings, row, strict=True)), separator) for number, row in rows]
+    return headings, [
+        CsvRow(path, number, dict(zip(headings, row, strict=True)), separator)
+        for number, row in rows
+    ]
 
 
 def _read_text(path: Path) -> str:
@@ -116,7 +138,9 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise DpscopeError(f"{unreadable(path, error)}; name a CSV file") from error
     except UnicodeDecodeError as error:
-        raise DpscopeError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8 CSV") from error
+        raise DpscopeError(
+            f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8 CSV"
+        ) from error
 
 
 def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) -> None:
@@ -124,7 +148,11 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
     if missing:
         found = ", ".join(headings)
         shown = found if len(found) <= 120 else found[:117] + "..."
-        meant = {name: near[0] for name in missing if (near := nearest(name, set(headings) - set(required)))}
+        meant = {
+            name: near[0]
+            for name in missing
+            if (near := nearest(name, set(headings) - set(required)))
+        }
         hints = " and ".join(f"{heading!r} for {name}" for name, heading in meant.items())
         raise DpscopeError(
             f"{path}, row 1: no column {', '.join(missing)} (found: {shown!r}); "
@@ -133,4 +161,6 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
         )
     repeated = sorted({name for name in headings if name and headings.count(name) > 1})
     if repeated:
-        raise DpscopeError(f"{path}, row 1: column {', '.join(repeated)} appears twice; keep one of them")
+        raise DpscopeError(
+            f"{path}, row 1: column {', '.join(repeated)} appears twice; keep one of them"
+        )

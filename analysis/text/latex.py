@@ -1,6 +1,8 @@
-"""Tables as LaTeX for a paper: rules of the package booktabs, formulas in mathematics, notes below the table.
+"""Tables as LaTeX for a paper: rules of the package booktabs, formulas in mathematics, notes below
+the table.
 
-A document needs `\\usepackage{booktabs}` alone. Headings are broken into lines, so that wide tables fit.
+A document needs `\\usepackage{booktabs}` alone. Headings are broken into lines, so that wide tables
+fit.
 """
 
 import re
@@ -10,7 +12,8 @@ from dpscope.analysis.text.units import NA
 from dpscope.profiling.store.shown_text import one_line
 
 _WIDEST_HEADING = 9  # characters of a line, except for longer words
-_SIZES = {8: "scriptsize", 5: "footnotesize"}  # for more columns than this many, which are set closer, too
+# for more columns than this many, which are set closer, too
+_SIZES = {8: "scriptsize", 5: "footnotesize"}
 _SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\\": "\\textbackslash{}"}
@@ -24,7 +27,15 @@ _SPECIAL = str.maketrans(
         "·": "$\\cdot$",
         "→": "$\\rightarrow$",
     }
-    | {"µ": "$\\mu$", "≤": "$\\leq$", "≥": "$\\geq$", "²": "$^2$", "–": "--", "—": "---", "…": "\\ldots{}"}
+    | {
+        "µ": "$\\mu$",
+        "≤": "$\\leq$",
+        "≥": "$\\geq$",
+        "²": "$^2$",
+        "–": "--",
+        "—": "---",
+        "…": "\\ldots{}",
+    }
 )
 _TIMES = r"\d*[Tt]_[A-Za-z0-9](?:\([A-Za-z](?:/[A-Za-z])?\))?"  # such as T_1(G), t_N(b)
 _FORMULA = re.compile(
@@ -48,17 +59,25 @@ def in_latex(text: str) -> str:
         parts += [plain[at : formula.start()].translate(_SPECIAL), _mathematics(formula[0])]
         at = formula.end()
     escaped = "".join([*parts, plain[at:].translate(_SPECIAL)])
-    return "{[}" + escaped[1:] if escaped.startswith("[") else escaped  # else an argument of the line break before it
+    # else an argument of the line break before it
+    return "{[}" + escaped[1:] if escaped.startswith("[") else escaped
 
 
 def _mathematics(formula: str) -> str:
     return "$" + formula.replace("−", "-").replace("×", " \\times ") + "$"
 
 
-def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()) -> str:
-    """A floating table with caption and label; missing values are dashes, columns of numbers are aligned on the right."""
+def latex_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()
+) -> str:
+    """A floating table with caption and label; missing values are dashes, columns of numbers are
+    aligned on the right.
+    """
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(headings)
-    numeric = [all(cell == NA or _NUMERIC.fullmatch(one_line(cell)) for cell in column) for column in columns]
+    numeric = [
+        all(cell == NA or _NUMERIC.fullmatch(one_line(cell)) for cell in column)
+        for column in columns
+    ]
     aligned = ["r" if one and index else "l" for index, one in enumerate(numeric)]
     heads = " & ".join(_heading(one, side) for one, side in zip(headings, aligned, strict=True))
     body = [" & ".join("--" if cell == NA else in_latex(cell) for cell in row) for row in rows]

@@ -1,4 +1,6 @@
-"""Tables and findings on a terminal, drawn by rich: with colour only on a terminal, and no wider than it."""
+"""Tables and findings on a terminal, drawn by rich: with colour only on a terminal, and no wider
+than it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +17,16 @@ from dpscope.analysis.text.units import name_folded, sentence
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.shown_text import cleaned, complain, one_line, write_out
 
-_NARROWEST = 12  # width of the first column down to which its names are folded to avoid a second block
+# width of the first column down to which its names are folded to avoid a second block
+_NARROWEST = 12
 _MOST_LABELS = 3  # columns that name a row: rank, device and step
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 class Terminal(Console):
-    """A terminal on which square brackets are no markup, and on which no text from a file has control."""
+    """A terminal on which square brackets are no markup, and on which no text from a file has
+    control.
+    """
 
     def __init__(self, stderr: bool = False, highlight: bool = True) -> None:
         super().__init__(markup=False, stderr=stderr, highlight=highlight)
@@ -29,7 +34,9 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:  # rich ends the process here, with status 1
         raise
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=cleaned(segment.text))
 
@@ -53,7 +60,8 @@ class Trimmed:
 
 @contextmanager
 def progress(doing: str = "Reading traces") -> Iterator[Callable[[str], None]]:
-    """Show the current activity on standard error if it is a terminal; yields a function that sets the current part.
+    """Show the current activity on standard error if it is a terminal; yields a function that sets
+    the current part.
 
     The line is redrawn without a thread, and removed at the end.
     """
@@ -80,7 +88,9 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
 
 
 def print_table(console: Console, table: TextTable) -> None:
-    """Print a table with its notes; columns that do not fit continue below, with those that name a row repeated."""
+    """Print a table with its notes; columns that do not fit continue below, with those that name a
+    row repeated.
+    """
     console.print()
     for part in _drawn(table, console.width):
         console.print(part)
@@ -93,7 +103,14 @@ def table_lines(console: Console, table: TextTable) -> int:
 
 def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
     yield Trimmed(Text(one_line(table.title), style="bold"))
-    gap = next((gap for gap in (2, 1) if len(_fitting(table, _first_width(table, width, gap), width, gap)) == 1), 2)
+    gap = next(
+        (
+            gap
+            for gap in (2, 1)
+            if len(_fitting(table, _first_width(table, width, gap), width, gap)) == 1
+        ),
+        2,
+    )
     first = _first_width(table, width, gap)
     for columns in _fitting(table, first, width, gap):
         drawn = Table(pad_edge=False, box=None, padding=(0, gap, 0, 0))
@@ -107,7 +124,12 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
             )
         for row in table.rows:
             words = [one_line(word) for word in row]
-            drawn.add_row(*(Text(words[index] if index else name_folded(words[0], first)) for index in columns))
+            drawn.add_row(
+                *(
+                    Text(words[index] if index else name_folded(words[0], first))
+                    for index in columns
+                )
+            )
         yield Trimmed(drawn)
     for note in table.notes:
         yield Trimmed(Text(one_line(note), style="dim"))
@@ -127,7 +149,9 @@ def _first_width(table: TextTable, width: int, gap: int) -> int:
 
 
 def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[int]]:
-    """Groups of columns, each with the label columns, that fit side by side with `gap` blanks between them."""
+    """Groups of columns, each with the label columns, that fit side by side with `gap` blanks
+    between them.
+    """
     labels = list(range(_label_columns(table)))
     of_labels = first + sum(_width(table, index) + gap for index in labels[1:])
     groups, used = [[*labels]], of_labels
@@ -142,7 +166,9 @@ def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[in
 
 
 def _label_columns(table: TextTable) -> int:
-    """The fewest columns, from the left, in which no two rows are alike: what each row is of. One where there are none."""
+    """The fewest columns, from the left, in which no two rows are alike: what each row is of. One
+    where there are none.
+    """
     for count in range(1, min(_MOST_LABELS, len(table.headings) - 1) + 1):
         if len({row[:count] for row in table.rows}) == len(table.rows):
             return count
@@ -150,7 +176,9 @@ def _label_columns(table: TextTable) -> int:
 
 
 def folded(text: str, style: str = "") -> Text:
-    """One line of text, in which long words, such as paths, continue on the next line instead of being cut."""
+    """One line of text, in which long words, such as paths, continue on the next line instead of
+    being cut.
+    """
     return Text(one_line(text), style=style, overflow="fold")
 
 

@@ -44,9 +44,12 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
     """The unit for a column."""
     if quantity in _FIXED:
         return _FIXED[quantity]
-    known = sorted(abs(value) for value in values if value is not None and math.isfinite(value) and value != 0)
+    known = sorted(
+        abs(value) for value in values if value is not None and math.isfinite(value) and value != 0
+    )
     if quantity not in _SCALES:
-        return Unit("", 1.0, 0 if all(float(value).is_integer() for value in known) else 1)  # a mean may not be whole
+        # a mean may not be whole
+        return Unit("", 1.0, 0 if all(float(value).is_integer() for value in known) else 1)
     middle = known[len(known) // 2] if known else 0.0
     scale = _SCALES[quantity]
     label, divisor = next((unit for unit in reversed(scale) if middle >= unit[1]), scale[0])
@@ -75,7 +78,8 @@ def show(value: object, unit: Unit) -> str:
 
 
 def whole_numbers(values: Iterable[object]) -> list[object]:
-    """A column with its numbers as integers where all of them are whole, else as floats; other values as they are.
+    """A column with its numbers as integers where all of them are whole, else as floats; other
+    values as they are.
 
     >>> whole_numbers([2.0, None, 3]), whole_numbers([2, 2.5, True])
     ([2, None, 3], [2.0, 2.5, True])
@@ -92,8 +96,11 @@ def whole_numbers(values: Iterable[object]) -> list[object]:
 
 
 def plain(value: object) -> object:
-    """A table's entry as plain Python: numpy scalars unwrapped, missing values of any kind as None."""
-    pandas, numpy = map(sys.modules.get, ("pandas", "numpy"))  # their values exist only once they are imported
+    """A table's entry as plain Python: numpy scalars unwrapped, missing values of any kind as
+    None.
+    """
+    # their values exist only once they are imported
+    pandas, numpy = map(sys.modules.get, ("pandas", "numpy"))
     if value is None or (pandas and (value is pandas.NA or value is pandas.NaT)):
         return None
     if numpy and isinstance(value, numpy.generic):
@@ -114,7 +121,9 @@ def show_time(microseconds: float | None) -> str:
 
 
 def with_article(number: str) -> str:
-    """A number and what follows it, after its indefinite article: ``an 8.1 ms step``, ``an 11.4``, ``a 118.0``."""
+    """A number and what follows it, after its indefinite article: ``an 8.1 ms step``, ``an 11.4``,
+    ``a 118.0``.
+    """
     spoken = number.partition(".")[0].partition(" ")[0]
     return f"{'an' if spoken.startswith('8') or spoken.partition(',')[0] in ('11', '18') else 'a'} {number}"
 

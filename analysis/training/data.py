@@ -1,7 +1,7 @@
 """The learning curves of a run folder's train.json: cells with their seeds and epochs.
 
-Only the list `epochs` with the fields of `Epoch` that have no default here is required, so that curves of other programs load,
-too; further fields that dpscope stores are optional.
+Only the list `epochs` with the fields of `Epoch` that have no default here is required, so that
+curves of other programs load, too; further fields that dpscope stores are optional.
 """
 
 from collections import Counter
@@ -108,7 +108,9 @@ class TrainedCell:
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that derived results can be cached
 class TrainingData:
-    """The trainings of a run folder. `manifest` is None for a train.json written by another program."""
+    """The trainings of a run folder. `manifest` is None for a train.json written by another
+    program.
+    """
 
     folder: Path
     cells: tuple[TrainedCell, ...]
@@ -128,7 +130,8 @@ class NoEpochError(DpscopeError):
 
 
 def load_training(folder: Path, target_accuracy: float | None = None) -> TrainingData:
-    """Read a run folder's trainings; `target_accuracy` (percent) is that of the time to an accuracy.
+    """Read a run folder's trainings; `target_accuracy` (percent) is that of the time to an
+    accuracy.
 
     Raises DpscopeError for invalid files.
     """
@@ -151,7 +154,9 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
 
 def _cell(path: Path, name: str, epochs: Sequence[Epoch], planned: int) -> TrainedCell:
     trainings = []
-    for seed, group in groupby(sorted(epochs, key=attrgetter("seed", "epoch")), key=attrgetter("seed")):
+    for seed, group in groupby(
+        sorted(epochs, key=attrgetter("seed", "epoch")), key=attrgetter("seed")
+    ):
         curve = tuple(group)
         for before, after in pairwise(curve):
             if after.epoch != before.epoch + 1:
@@ -163,7 +168,9 @@ def _cell(path: Path, name: str, epochs: Sequence[Epoch], planned: int) -> Train
     return _trained_cell(name, epochs[0], tuple(trainings))
 
 
-def _trained_cell(name: str, of: Epoch | Cell, trainings: tuple[Training, ...], missing: str = "") -> TrainedCell:
+def _trained_cell(
+    name: str, of: Epoch | Cell, trainings: tuple[Training, ...], missing: str = ""
+) -> TrainedCell:
     batches = of.batch_size, of.global_batch_size
     return TrainedCell(name, of.strategy, of.devices, of.variant, *batches, trainings, missing)
 
@@ -172,7 +179,9 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -
     """Planned cells without an epoch, with the reason."""
     failures = {one.cell.name: failure(one) for one in reversed(failed_trainings(folder))}
     return [
-        _trained_cell(name, one.cell, (), one.planned.skip_reason or failures.get(name) or "not trained yet")
+        _trained_cell(
+            name, one.cell, (), one.planned.skip_reason or failures.get(name) or "not trained yet"
+        )
         for one in manifest.plan
         if (name := one.cell.name) not in trained
     ]
@@ -181,9 +190,17 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -
 def failed_trainings(folder: Path) -> list[TrainResult]:
     """Trainings of a run folder that failed."""
     paths = sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)
-    return [one for path in paths if (one := TrainingFolder(path).result()) is not None and one.status != "ok"]
+    return [
+        one
+        for path in paths
+        if (one := TrainingFolder(path).result()) is not None and one.status != "ok"
+    ]
 
 
 def failure(result: TrainResult) -> str:
     """How a training failed; of one that the user stopped, the message states it."""
-    return result.message if result.status == "interrupted" else f"{result.status.replace('_', ' ')}: {result.message}"
+    return (
+        result.message
+        if result.status == "interrupted"
+        else f"{result.status.replace('_', ' ')}: {result.message}"
+    )

@@ -46,7 +46,9 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
             _RESUME,
         )
     for training in cell.trainings:
-        diverged = next((one.epoch for one in training.epochs if None in (one.train_loss, one.test_loss)), None)
+        diverged = next(
+            (one.epoch for one in training.epochs if None in (one.train_loss, one.test_loss)), None
+        )
         if diverged is not None:
             yield LearningCode.TRAINING_DIVERGED.finding(
                 f"{cell.name}, seed {training.seed}: the loss is not finite in epoch {diverged}"
@@ -72,7 +74,9 @@ def _about_all(data: TrainingData) -> Iterator[Finding]:
 def difference_message(one: CellDifference) -> str:
     """The difference between two cells with known accuracies as a sentence."""
     points, seeds = f"{one.points:+.2f} points", counted(one.seeds, "seed")
-    spread = "" if one.spread_points is None else f"{seeds} spread over {one.spread_points:.2f} points"
+    spread = (
+        "" if one.spread_points is None else f"{seeds} spread over {one.spread_points:.2f} points"
+    )
     if one.verdict == "too_few_samples":
         accuracy = f"test accuracy is not judged ({points}, {seeds}: {FEWEST_SEEDS} are needed for a spread)"
     elif one.verdict == "no_difference_shown":

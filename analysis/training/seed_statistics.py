@@ -1,4 +1,6 @@
-"""Accuracy and time of trained cells over their seeds, and differences between two cells or two folders."""
+"""Accuracy and time of trained cells over their seeds, and differences between two cells or two
+folders.
+"""
 
 import math
 import re
@@ -30,15 +32,19 @@ def final_accuracy(cell: TrainedCell) -> Range:
 
 
 def epoch_train_s(cell: TrainedCell) -> Range:
-    """Training time of an epoch without evaluation: median and range over all epochs of all seeds."""
+    """Training time of an epoch without evaluation: median and range over all epochs of all
+    seeds.
+    """
     return median_range([value for training in cell.trainings for value in training.train_s])
 
 
 @dataclass(frozen=True)
 class TimeToAccuracy:
-    """When a test accuracy was first reached. `epoch` and `train_s` are unknown, for `reason`, unless every seed reached it.
+    """When a test accuracy was first reached. `epoch` and `train_s` are unknown, for `reason`,
+    unless every seed reached it.
 
-    `train_s` is the training time without evaluation, up to and including the first epoch that reached the accuracy.
+    `train_s` is the training time without evaluation, up to and including the first epoch that
+    reached the accuracy.
     """
 
     cell: str
@@ -51,10 +57,19 @@ class TimeToAccuracy:
 
 
 def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
-    """Over all seeds of a cell, including incomplete trainings: a median over only the fast seeds would be biased."""
+    """Over all seeds of a cell, including incomplete trainings: a median over only the fast seeds
+    would be biased.
+    """
     epochs, times = [], []
     for training in cell.trainings:
-        first = next((number for number, one in enumerate(training.epochs, 1) if one.test_accuracy >= target), None)
+        first = next(
+            (
+                number
+                for number, one in enumerate(training.epochs, 1)
+                if one.test_accuracy >= target
+            ),
+            None,
+        )
         if first is not None:
             epochs.append(first)
             times.append(sum(training.train_s[:first]))
@@ -62,12 +77,16 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
     if len(epochs) < seeds:
         missed = f"{seeds - len(epochs)} of {counted(seeds, 'seed')} did not reach {target:g}%"
         reason = f"{missed}; a median over the others would be too optimistic"
-    epoch, train_s = (samples.NOTHING if reason else median_range(values) for values in (epochs, times))
+    epoch, train_s = (
+        samples.NOTHING if reason else median_range(values) for values in (epochs, times)
+    )
     return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s, reason)
 
 
 def chosen_target(data: TrainingData) -> float | None:
-    """The requested accuracy, or else the highest whole percent that every training reached; None below 1."""
+    """The requested accuracy, or else the highest whole percent that every training reached; None
+    below 1.
+    """
     if data.target_accuracy is not None:
         return data.target_accuracy
     bests = [training.best_accuracy for cell in data.trained for training in cell.trainings]
@@ -79,9 +98,10 @@ def chosen_target(data: TrainingData) -> float | None:
 class CellDifference:
     """A cell versus a reference cell.
 
-    `points`: the cell's median final test accuracy minus the reference's, in percentage points. `spread_points`: the wider of
-    the two ranges over seeds, unknown below FEWEST_SEEDS seeds. `speedup`: the reference's median epoch training time over the
-    cell's, with a 95% interval from the spread between seeds.
+    `points`: the cell's median final test accuracy minus the reference's, in percentage points.
+    `spread_points`: the wider of the two ranges over seeds, unknown below FEWEST_SEEDS seeds.
+    `speedup`: the reference's median epoch training time over the cell's, with a 95% interval from
+    the spread between seeds.
     """
 
     cell: str
@@ -94,15 +114,21 @@ class CellDifference:
     speedup: samples.Estimate
 
 
-def cell_difference(cell: TrainedCell, against: TrainedCell, pool: samples.Spread) -> CellDifference:
-    """The difference in accuracy and training time; `pool` is the spread of median epochs over the seeds of all cells.
+def cell_difference(
+    cell: TrainedCell, against: TrainedCell, pool: samples.Spread
+) -> CellDifference:
+    """The difference in accuracy and training time; `pool` is the spread of median epochs over the
+    seeds of all cells.
 
-    Accuracies differ if their medians are farther apart than the seeds of either cell. For equal cells with normally
-    distributed seeds this happens by chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (simulated).
+    Accuracies differ if their medians are farther apart than the seeds of either cell. For equal
+    cells with normally distributed seeds this happens by chance in 6% of pairs with 3 seeds, 1.2%
+    with 4, 0.4% with 5 (simulated).
     """
     mine, other = final_accuracy(cell), final_accuracy(against)
     seeds = min(mine.count, other.count)
-    points = mine.value - other.value if mine.value is not None and other.value is not None else None
+    points = (
+        mine.value - other.value if mine.value is not None and other.value is not None else None
+    )
     widths = [(one.largest or 0.0) - (one.smallest or 0.0) for one in (mine, other)]
     spread = max(widths) if seeds >= FEWEST_SEEDS else None
     verdict: samples.Verdict = "too_few_samples"
@@ -110,7 +136,9 @@ def cell_difference(cell: TrainedCell, against: TrainedCell, pool: samples.Sprea
         differs = abs(points) > spread + _ROUNDING
         verdict = ("above" if points > 0 else "below") if differs else "no_difference_shown"
     speedup = samples.ratio_estimate(_epoch_times(against), _epoch_times(cell), pool)
-    return CellDifference(cell.name, against.name, mine.value, points, spread, seeds, verdict, speedup)
+    return CellDifference(
+        cell.name, against.name, mine.value, points, spread, seeds, verdict, speedup
+    )
 
 
 def _epoch_times(cell: TrainedCell) -> list[samples.Samples]:
@@ -119,17 +147,26 @@ def _epoch_times(cell: TrainedCell) -> list[samples.Samples]:
 
 @lru_cache(maxsize=4)
 def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
-    """Every cell on several devices versus the single-device cell with the most similar training."""
-    pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if not cell.traits.baseline]
+    """Every cell on several devices versus the single-device cell with the most similar
+    training.
+    """
+    pairs = [
+        (cell, single_like(data.trained, cell)) for cell in data.trained if not cell.traits.baseline
+    ]
     spread = samples.pooled_spread(map(_epoch_times, data.trained))
-    return tuple(cell_difference(cell, single, spread) for cell, single in pairs if single is not None)
+    return tuple(
+        cell_difference(cell, single, spread) for cell, single in pairs if single is not None
+    )
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
-    """The single-device cell with the same global batch, or else batch per device; preferably with the same options."""
+    """The single-device cell with the same global batch, or else batch per device; preferably with
+    the same options.
+    """
 
     def shared_options(one: TrainedCell) -> list[str]:
-        return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", one.variant)  # which also apply to single devices
+        # which also apply to single devices
+        return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", one.variant)
 
     def distance(single: TrainedCell) -> tuple[bool, bool, bool, bool]:
         return (
@@ -149,7 +186,9 @@ def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
     plain = {shape(cell): cell for cell in data.trained if not cell.variant}
     pairs = [(cell, plain.get(shape(cell))) for cell in data.trained if cell.variant]
     spread = samples.pooled_spread(map(_epoch_times, data.trained))
-    return tuple(cell_difference(cell, default, spread) for cell, default in pairs if default is not None)
+    return tuple(
+        cell_difference(cell, default, spread) for cell, default in pairs if default is not None
+    )
 
 
 def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[CellDifference]:
@@ -164,8 +203,12 @@ def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[Cel
 
 
 def training_setting_findings(before: TrainingData, after: TrainingData) -> list[Finding]:
-    """Settings and machines that differ; empty for trainings of other programs, whose settings are unknown."""
+    """Settings and machines that differ; empty for trainings of other programs, whose settings are
+    unknown.
+    """
     first, second = before.manifest, after.manifest
     if first is None or second is None:
         return []
-    return difference_findings(first, second, setting_differences(first.config, second.config, (*_SHARED, *_LEARNING)))
+    return difference_findings(
+        first, second, setting_differences(first.config, second.config, (*_SHARED, *_LEARNING))
+    )

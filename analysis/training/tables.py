@@ -13,10 +13,20 @@ from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
 from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.findings import training_findings
-from dpscope.analysis.training.seed_statistics import CellDifference, against_default, against_single
+from dpscope.analysis.training.seed_statistics import (
+    CellDifference,
+    against_default,
+    against_single,
+)
 from dpscope.profiling.records.finding import counted
 
-TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_to_accuracy", "variant_accuracy")
+TRAINING_TABLES = (
+    "test_accuracy",
+    "training_speedup",
+    "training_time",
+    "time_to_accuracy",
+    "variant_accuracy",
+)
 """Names of the tables, in the order people read them."""
 
 _PERCENT = Unit("%", 1.0, 2)
@@ -35,20 +45,30 @@ _VERDICTS = {
 def training_tables(data: TrainingData) -> dict[str, TextTable]:
     """All tables with rows by name, in the order people read them.
 
-    Without a requested target accuracy, the target is the highest whole percent that all trainings reached.
+    Without a requested target accuracy, the target is the highest whole percent that all trainings
+    reached.
     """
     cells, names = _cells(data), {cell.name for cell in data.trained}
     trained = [cell for cell in cells if cell["cell"] in names]
-    unit, whole = (_seconds([cell[name] for cell in cells]) for name in ("train_epoch_s", "training_s"))
+    unit, whole = (
+        _seconds([cell[name] for cell in cells]) for name in ("train_epoch_s", "training_s")
+    )
     epoch = "Median training time of an epoch over all seeds; evaluation is not in it"
     timed = (
         CELL,
         *_with_range("epoch", "train_epoch_s", unit, epoch, ("Shortest epoch", "Longest epoch")),
         Field("epochs", "timed_epochs", meaning="Epochs behind the median, all seeds together"),
         Field("evaluation", "evaluation_epoch_s", unit, "Median time of an evaluation"),
-        Field("training", "training_s", whole, "Training time of all epochs of a seed, median over seeds"),
+        Field(
+            "training",
+            "training_s",
+            whole,
+            "Training time of all epochs of a seed, median over seeds",
+        ),
     )
-    best = "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
+    best = (
+        "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
+    )
     tables = {
         "test_accuracy": table_of(
             "Test accuracy after training (median and range over seeds)",
@@ -57,7 +77,9 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
             [best],
             _missing_trainings(data),
         ),
-        "training_speedup": difference_table("Accuracy and training speedup versus one device", against_single(data)),
+        "training_speedup": difference_table(
+            "Accuracy and training speedup versus one device", against_single(data)
+        ),
         "training_time": table_of(
             "Training time (median and range over the epochs of all seeds; without evaluation)",
             timed,
@@ -98,7 +120,12 @@ _ACCURACY = (
     Field("seeds", "seeds", meaning="Trainings with all their epochs"),
     Field("best", "best_accuracy_percent", _PERCENT, _BEST),
     Field("train acc.", "train_accuracy_percent", _PERCENT, _TRAINED),
-    Field("test loss", "test_loss", _LOSS, "Cross-entropy on the test data after the last epoch, median over seeds"),
+    Field(
+        "test loss",
+        "test_loss",
+        _LOSS,
+        "Cross-entropy on the test data after the last epoch, median over seeds",
+    ),
     Field("epochs", "epochs", meaning="Epochs of a training"),
 )
 
@@ -107,7 +134,9 @@ def _missing_trainings(data: TrainingData) -> Iterator[str]:
     """The reasons for missing accuracies: never trained, or not all epochs."""
     yield from (f"{NA} ({cell.name}): {cell.missing}" for cell in data.cells if not cell.trainings)
     for cell in data.trained:
-        short = [f"seed {one.seed} with {len(one.epochs)}" for one in cell.trainings if not one.complete]
+        short = [
+            f"seed {one.seed} with {len(one.epochs)}" for one in cell.trainings if not one.complete
+        ]
         if short:
             yield f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {', '.join(short)}"
 
@@ -128,19 +157,34 @@ def _target_table(data: TrainingData) -> TextTable | None:
     if target is None:
         return None
     found = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
-    chosen = "" if data.target_accuracy is not None else ", the highest whole percent that all trainings reached"
+    chosen = (
+        ""
+        if data.target_accuracy is not None
+        else ", the highest whole percent that all trainings reached"
+    )
     unit = _seconds([one.train_s.value for one in found])
     fields = (
         CELL,
-        Field("seeds that reached it", lambda row: f"{row['reached']} of {row['seeds']}", meaning=_OF_ALL),
-        Field("epoch", lambda row: row["epoch"]["value"], _EPOCH, "The first epoch that reached it, median over seeds"),
+        Field(
+            "seeds that reached it",
+            lambda row: f"{row['reached']} of {row['seeds']}",
+            meaning=_OF_ALL,
+        ),
+        Field(
+            "epoch",
+            lambda row: row["epoch"]["value"],
+            _EPOCH,
+            "The first epoch that reached it, median over seeds",
+        ),
         *_with_range("time", "time_s", unit, _UNTIL),
     )
     return table_of(
         f"Training time to {target:g}% test accuracy{chosen}",
         fields,
         [asdict(one) | _range("time_s", one.train_s) for one in found],
-        ["up to and including the first epoch that reached it, without evaluation; median and range over seeds"],
+        [
+            "up to and including the first epoch that reached it, without evaluation; median and range over seeds"
+        ],
         (f"{NA} (epoch, time; {one.cell}): {one.reason}" for one in found if one.reason),
     )
 
@@ -174,7 +218,13 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         "differences may be chance",
         "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
     )
-    return table_of(title, _DIFFERENCE, differences, notes, (reason for one in differences for reason in _unknown(one)))
+    return table_of(
+        title,
+        _DIFFERENCE,
+        differences,
+        notes,
+        (reason for one in differences for reason in _unknown(one)),
+    )
 
 
 def _unknown(one: CellDifference) -> Iterator[str]:
@@ -192,18 +242,25 @@ def _unknown(one: CellDifference) -> Iterator[str]:
 
 def training_json(data: TrainingData) -> str:
     """Trainings without measurements as an object with `training` and the list `findings`."""
-    content = {"training": training_content(data), "findings": msgspec.to_builtins(training_findings(data))}
+    content = {
+        "training": training_content(data),
+        "findings": msgspec.to_builtins(training_findings(data)),
+    }
     return json.dumps(content, indent=2)
 
 
 def training_content(data: TrainingData) -> dict[str, object]:
-    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is None."""
+    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is
+    None.
+    """
     target = statistics.chosen_target(data)
     return {
         "cells": cell_records(data),
         "differences": [asdict(one) for one in against_single(data)],
         "variants": [asdict(one) for one in against_default(data)],
-        "time_to_accuracy": [asdict(statistics.time_to_accuracy(cell, target)) for cell in data.trained]
+        "time_to_accuracy": [
+            asdict(statistics.time_to_accuracy(cell, target)) for cell in data.trained
+        ]
         if target
         else [],
         "epochs": [
@@ -223,28 +280,43 @@ def training_csv(data: TrainingData) -> str:
 
 
 def cell_records(data: TrainingData) -> list[dict[str, object]]:
-    """One record per cell: accuracies in percent, times in seconds, min and max over seeds (times: over epochs)."""
-    return [{name: value for name, value in cell.items() if name not in _ONLY_IN_TABLES} for cell in _cells(data)]
+    """One record per cell: accuracies in percent, times in seconds, min and max over seeds (times:
+    over epochs).
+    """
+    return [
+        {name: value for name, value in cell.items() if name not in _ONLY_IN_TABLES}
+        for cell in _cells(data)
+    ]
 
 
 _ONLY_IN_TABLES = ("train_accuracy_percent", "test_loss", "timed_epochs")
 
 
 def _cells(data: TrainingData) -> list[dict[str, Any]]:
-    """What is known of each cell: its record, and _ONLY_IN_TABLES. Of accuracies only complete trainings count."""
+    """What is known of each cell: its record, and _ONLY_IN_TABLES. Of accuracies only complete
+    trainings count.
+    """
     cells = []
     for cell in data.cells:
         complete, epoch_s = cell.complete, statistics.epoch_train_s(cell)
         last = [training.epochs[-1] for training in complete]
         losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
-        evaluations_s = [epoch.evaluation_s for training in cell.trainings for epoch in training.epochs]
+        evaluations_s = [
+            epoch.evaluation_s for training in cell.trainings for epoch in training.epochs
+        ]
         row: dict[str, Any] = {"cell": cell.name}
         row |= {
-            name: getattr(cell, name) for name in ("strategy", "devices", "batch_size", "global_batch_size", "variant")
+            name: getattr(cell, name)
+            for name in ("strategy", "devices", "batch_size", "global_batch_size", "variant")
         }
-        row |= {"seeds": len(last), "epochs": max((len(one.epochs) for one in complete), default=None)}
+        row |= {
+            "seeds": len(last),
+            "epochs": max((len(one.epochs) for one in complete), default=None),
+        }
         row |= _range("test_accuracy_percent", statistics.final_accuracy(cell))
-        row |= _range("best_accuracy_percent", median_range([one.best_accuracy for one in complete]))
+        row |= _range(
+            "best_accuracy_percent", median_range([one.best_accuracy for one in complete])
+        )
         row["train_accuracy_percent"] = median_range([epoch.train_accuracy for epoch in last]).value
         row["test_loss"] = median_range(losses).value if len(losses) == len(last) else None
         row |= _range("train_epoch_s", epoch_s) | {"timed_epochs": epoch_s.count}

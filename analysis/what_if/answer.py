@@ -1,4 +1,6 @@
-"""The answer of `dpscope whatif` as tables, facts and JSON; the same tables are the report's chapter."""
+"""The answer of `dpscope whatif` as tables, facts and JSON; the same tables are the report's
+chapter.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,19 +54,25 @@ class RunAnswer:
         return {name: one for name, one in tables.items() if one.rows}
 
     def figure(self) -> "Figure | None":
-        """Efficiency over devices, with band and measured points; None where there is none to draw."""
+        """Efficiency over devices, with band and measured points; None where there is none to
+        draw.
+        """
         from dpscope.analysis.figures.efficiency import efficiency_figure
 
         points = []
         for _, one in self.predictions:
             if one.efficiency is not None and one.step_us and one.low_us and one.high_us:
                 alone_us = one.efficiency * one.step_us
-                points.append((one.devices, one.efficiency, alone_us / one.high_us, alone_us / one.low_us))
+                points.append(
+                    (one.devices, one.efficiency, alone_us / one.high_us, alone_us / one.low_us)
+                )
         return efficiency_figure(sorted(points), self.measured_efficiencies)
 
     @property
     def measured_efficiencies(self) -> list[tuple[int, float]]:
-        """Devices and efficiency of the base and of the run's other cells with its batch and options."""
+        """Devices and efficiency of the base and of the run's other cells with its batch and
+        options.
+        """
         base, cell = self.question.base, self.question.cell
         alone_us = base.single_us.get(base.batch_size or 0)
         if alone_us is None:
@@ -72,9 +80,14 @@ class RunAnswer:
         variant = cell.variant if cell is not None else ""
         alike = [one for one in self.own.cells if one.variant == variant]
         steps_us = {
-            one.prediction.devices: one.measured_us for one in alike if one.prediction.batch_size == base.batch_size
+            one.prediction.devices: one.measured_us
+            for one in alike
+            if one.prediction.batch_size == base.batch_size
         }
-        return sorted((devices, alone_us / us) for devices, us in (steps_us | {base.devices: base.step_us}).items())
+        return sorted(
+            (devices, alone_us / us)
+            for devices, us in (steps_us | {base.devices: base.step_us}).items()
+        )
 
     def as_json(self) -> str:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
@@ -94,7 +107,8 @@ class RunAnswer:
             "layout": layout(self),
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.calibration)),
             "own_error": [
-                asdict(one) | {"prediction": one.prediction.as_plain(), "error": one.error} for one in self.own.cells
+                asdict(one) | {"prediction": one.prediction.as_plain(), "error": one.error}
+                for one in self.own.cells
             ],
         }
         return json.dumps(content, indent=1, allow_nan=False)
@@ -118,7 +132,9 @@ _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing ha
 
 
 def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
-    """A run's largest DDP cell on more devices; None where it cannot be a base. `costs` as of `base_of_loaded`."""
+    """A run's largest DDP cell on more devices; None where it cannot be a base. `costs` as of
+    `base_of_loaded`.
+    """
     if run.recorded is None:
         return None
     try:
@@ -128,7 +144,9 @@ def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
     if predict(question.base, Scenario(), question.costs).reason is not None:
         return None
     counts = [times * question.base.devices for times in _TIMES_AS_MANY]
-    return run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
+    return run_answer(
+        question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts]
+    )
 
 
 def replay_error(base: Base) -> float:
@@ -142,7 +160,9 @@ _EFFICIENCY = "The step on one device divided by the predicted one, at the same 
 
 
 def prediction_table(answer: RunAnswer) -> TextTable:
-    """The predictions, with a column for each option that varies; notes hold their basis, or why there is no number."""
+    """The predictions, with a column for each option that varies; notes hold their basis, or why
+    there is no number.
+    """
     options = dict.fromkeys(name for words, _ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
@@ -192,13 +212,18 @@ def _band(row: Predicted) -> str | None:
 
 
 def _grounds(predictions: Iterable[Prediction]) -> list[str]:
-    """What numbers rest on, or why there is none: each clause once, with the device counts that it holds for."""
+    """What numbers rest on, or why there is none: each clause once, with the device counts that it
+    holds for.
+    """
     counts: dict[str, dict[int, None]] = {}
     for one in predictions:
         for clause in [one.reason] if one.reason is not None else str(one.rests_on).split("; "):
-            counts.setdefault(f"{'no number: ' if one.step_us is None else ''}{clause}", {})[one.devices] = None
+            counts.setdefault(f"{'no number: ' if one.step_us is None else ''}{clause}", {})[
+                one.devices
+            ] = None
     return [
-        f"{', '.join(map(str, sorted(of)))} device{'' if [*of] == [1] else 's'}: {one}" for one, of in counts.items()
+        f"{', '.join(map(str, sorted(of)))} device{'' if [*of] == [1] else 's'}: {one}"
+        for one, of in counts.items()
     ]
 
 
@@ -213,16 +238,24 @@ _PARTS = {
 
 
 def ledger_table(answer: RunAnswer) -> TextTable:
-    """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of the base's."""
+    """Where the base's step goes, and each predicted one that has a number; empty where nothing is
+    known of the base's.
+    """
     base = answer.question.base
     if base.ledger is None:
         return table_of("", (), ())
     name = "base" if answer.question.cell is None else f"base: {base.name}"
     rows: list[tuple[str, float, Ledger | None]] = [(name, base.step_us, base.ledger)]
-    rows += [(_label(row), row[1].step_us, row[1].ledger) for row in answer.predictions if row[1].step_us is not None]
+    rows += [
+        (_label(row), row[1].step_us, row[1].ledger)
+        for row in answer.predictions
+        if row[1].step_us is not None
+    ]
     notes = ["wait, transfer and other: exposed communication"]
     if not base.ledger.is_split:
-        notes.append("NA of wait and transfer: the traces of the base do not separate them; both are in other")
+        notes.append(
+            "NA of wait and transfer: the traces of the base do not separate them; both are in other"
+        )
     names = list(STEP_PARTS)
     if base.ledger.tracer_us is not None:
         names.append("tracer")
@@ -239,9 +272,14 @@ def ledger_table(answer: RunAnswer) -> TextTable:
             "time",
             "Untraced: the base's as measured, the others as predicted",
         ),
-        *(Field(one.removeprefix("exposed_"), partial(_part_us, one), "time", _PARTS[one]) for one in names),
+        *(
+            Field(one.removeprefix("exposed_"), partial(_part_us, one), "time", _PARTS[one])
+            for one in names
+        ),
     ]
-    return table_of("Where the step goes [{unit}]: the parts add up to the step", fields, rows, notes)
+    return table_of(
+        "Where the step goes [{unit}]: the parts add up to the step", fields, rows, notes
+    )
 
 
 def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
@@ -250,7 +288,9 @@ def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
 
 def _label(row: Predicted) -> str:
     """Such as ``4 devices, bucket mb 5, overlap off``."""
-    varied = [f"{name.replace('_', ' ')} {word}" for name, word in row[0].items() if name != "devices"]
+    varied = [
+        f"{name.replace('_', ' ')} {word}" for name, word in row[0].items() if name != "devices"
+    ]
     return ", ".join([counted(row[1].devices, "device"), *varied])
 
 
@@ -273,8 +313,12 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
         Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one), meaning=_PERFECT),
         Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
     )
-    reasons = (f"{one.cell}: {one.prediction.reason}" for one in cells if one.prediction.reason is not None)
-    return table_of("The same method on cells that were measured", fields, cells, dict.fromkeys(reasons))
+    reasons = (
+        f"{one.cell}: {one.prediction.reason}" for one in cells if one.prediction.reason is not None
+    )
+    return table_of(
+        "The same method on cells that were measured", fields, cells, dict.fromkeys(reasons)
+    )
 
 
 def _off(value_us: float | None, cell: CellError) -> str | None:
@@ -297,10 +341,16 @@ def layout(answer: RunAnswer) -> str:
 
 
 def facts(answer: RunAnswer) -> list[str]:
-    """Of the base, how far it was measured and replayed, what it lacks, and how wrong the method is on the run's own cells."""
+    """Of the base, how far it was measured and replayed, what it lacks, and how wrong the method is
+    on the run's own cells.
+    """
     base = answer.question.base
     replayed_us = fmean(one.step_us for one in base.profiles)
-    kind = "traced step (mean)" if answer.question.cell is None else "untraced step (median over all repeats)"
+    kind = (
+        "traced step (mean)"
+        if answer.question.cell is None
+        else "untraced step (median over all repeats)"
+    )
     lines = [
         f"Base: {base.name} on {counted(base.devices, 'device')}, {show(base.step_us, _MS)} ms per {kind}.",
         f"Replay: {counted(len(base.profiles), 'typical traced step')} ({show(replayed_us, _MS)} ms on average) within "

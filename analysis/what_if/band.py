@@ -1,8 +1,8 @@
 """The 90% band of a prediction, and how far from the measured device counts there is one.
 
-The band joins, below and above: the repeats of the base; the method's error on other cells; the costs of collectives; computing
-next to a collective, where it is assumed or measured with an interval; the distance in devices; another batch. They are
-independent, so their squares add.
+The band joins, below and above: the repeats of the base; the method's error on other cells; the
+costs of collectives; computing next to a collective, where it is assumed or measured with an
+interval; the distance in devices; another batch. They are independent, so their squares add.
 """
 
 import math
@@ -18,7 +18,8 @@ from dpscope.analysis.what_if.step_profile import StepProfile
 
 NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90% of a normal distribution
 FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
-ASSUMED_ERROR = 0.04  # of the method where no other cell measures it: the error of cells in the live experiments
+# of the method where no other cell measures it: the error of cells in the live experiments
+ASSUMED_ERROR = 0.04
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
 _DISTANCES = (
     (1.0, 2.0, 4.0, FARTHEST),
@@ -29,7 +30,9 @@ Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
 
 
-def replay_parts(base: Base, profile: StepProfile, inputs: Inputs, then: Replay, step_us: float) -> Parts:
+def replay_parts(
+    base: Base, profile: StepProfile, inputs: Inputs, then: Replay, step_us: float
+) -> Parts:
     """What a replay is off by where its costs, or gamma, are at the ends of what they may be."""
     conditions = inputs.conditions
 
@@ -71,7 +74,9 @@ def half_band(
     exposed_share: float,
     times_largest: float,
 ) -> tuple[float, float]:
-    """Half the band below and above; `times_largest` is the requested count over the largest measured one."""
+    """Half the band below and above; `times_largest` is the requested count over the largest
+    measured one.
+    """
     both = [_repeats_and_method(base, setting)]
     times, halves = _DISTANCES
     distance = float(np.interp(math.log(times_largest), np.log(times), halves))
@@ -85,7 +90,9 @@ def half_band(
 
 
 def _repeats_and_method(base: Base, setting: Setting) -> float:
-    """Of the base's own step its repeats alone. The repeats' noise is in the errors on own cells, too: the larger counts."""
+    """Of the base's own step its repeats alone. The repeats' noise is in the errors on own cells,
+    too: the larger counts.
+    """
     if setting == base.setting:
         return base.spread
     if base.method_error is None:

@@ -39,13 +39,21 @@ _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alo
 
 def contention_of_ledger(ledger: Ledger | None) -> Contention:
     """As measured in the base's traces, else unknown."""
-    if ledger is None or ledger.contention_ratio is None or ledger.contention_ratio_interval is None:
+    if (
+        ledger is None
+        or ledger.contention_ratio is None
+        or ledger.contention_ratio_interval is None
+    ):
         return UNKNOWN_CONTENTION
     # computing loses 1 - 1/ratio of hidden communication's time
     ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
-    gamma, low, high = (max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high))
+    gamma, low, high = (
+        max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high)
+    )
     interval = f"{bounds.low:.2f} to {bounds.high:.2f}, measured"
-    return Contention(gamma, low, high, f"compute next to communication takes {ratio:.2f}x as long ({interval})")
+    return Contention(
+        gamma, low, high, f"compute next to communication takes {ratio:.2f}x as long ({interval})"
+    )
 
 
 def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
@@ -57,13 +65,17 @@ def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
             "to be no slower"
         )
     if any(one.servers > 1 for one in job.profiles):
-        found.append("how much two collectives in flight slow each other: they are assumed to share the link")
+        found.append(
+            "how much two collectives in flight slow each other: they are assumed to share the link"
+        )
     return tuple(found)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A base with its costs, and the run it is of, if it is of one, or its traces whose files are `cut_short`."""
+    """A base with its costs, and the run it is of, if it is of one, or its traces whose files are
+    `cut_short`.
+    """
 
     __repr__ = short_repr
 
@@ -79,16 +91,22 @@ def base_of_run(path: str | Path, cell_name: str | None) -> Question:
     return base_of_loaded(load_run(path), cell_name)
 
 
-def base_of_loaded(run: RunData, cell_name: str | None = None, costs: Costs | None = None) -> Question:
-    """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none.
+def base_of_loaded(
+    run: RunData, cell_name: str | None = None, costs: Costs | None = None
+) -> Question:
+    """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError
+    where there is none.
 
-    `costs` are those of the machine, else by the links and the calibration that were recorded and lie in the run's folder.
+    `costs` are those of the machine, else by the links and the calibration that were recorded and
+    lie in the run's folder.
     """
     costs = costs or machine_costs(run.manifest, None, calibration_of_run(run.path))
     data = _chosen(run, cell_name)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
-    alike_cells = [one for one in run.measured if one.cell.strategy == cell.strategy and not one.no_scaling]
+    alike_cells = [
+        one for one in run.measured if one.cell.strategy == cell.strategy and not one.no_scaling
+    ]
     tensors = [one.bytes for one in data.ranks[0][1].model.parameter_tensors]
     repeats = np.unique(data.tables.steps["repeat"]).tolist()  # of which there are traces
     job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
@@ -135,14 +153,16 @@ def base_of_traces(
     batch_size: int | None = None,
     bucket_mb: float | None = None,
 ) -> Question:
-    """Traces of one job as base, of which the rest is stated; what they lack is in `lacks`. Raises DpscopeError where they cannot
-    be read."""
+    """Traces of one job as base, of which the rest is stated; what they lack is in `lacks`. Raises
+    DpscopeError where they cannot be read."""
     files = find_traces(paths)
     name = str(as_paths(paths)[0])
     job = job_profile(files)
     devices = devices or job.devices
     if devices is None:
-        raise DpscopeError(f"{name}: the trace does not show how many devices the job had; give --base-devices")
+        raise DpscopeError(
+            f"{name}: the trace does not show how many devices the job had; give --base-devices"
+        )
     analysis = analyze_traces(files)
     ledger = analysis.ledger
     contention = contention_of_ledger(ledger)
@@ -158,7 +178,9 @@ def base_of_traces(
         # as `dpscope analyze` reports it
         step_us=float(np.mean(steps_us)) if ledger is None else ledger.traced_step_us,
         largest=devices,
-        spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps_us))) / len(steps_us) ** 0.5),
+        spread=max(
+            _ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps_us))) / len(steps_us) ** 0.5
+        ),
         ledger=ledger,
         batch_size=batch_size,
         bucketing=Bucketing(bucket_mb),
@@ -177,8 +199,14 @@ def base_of_traces(
 
 
 def _chosen(run: RunData, name: str | None) -> Job:
-    """The named cell of a run, else its traced DDP cell on the most devices, without options where there is one."""
-    several = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and not one.no_scaling]
+    """The named cell of a run, else its traced DDP cell on the most devices, without options where
+    there is one.
+    """
+    several = [
+        one
+        for one in run.measured
+        if one.cell.traits.reducer and one.cell.devices > 1 and not one.no_scaling
+    ]
     usable = [one for one in several if len(one.tables.steps)]
     if name is not None:
         return _named(run, name, usable)
@@ -195,9 +223,13 @@ def _named(run: RunData, name: str, usable: Sequence[Job]) -> Job:
     cell = run.cells.get(name)
     if cell is None or not cell.measured:
         measured = [one.cell.name for one in run.measured]
-        raise DpscopeError(f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
+        raise DpscopeError(
+            f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}"
+        )
     if cell.no_scaling:
-        raise DpscopeError(f"{name} cannot be the base: {cell.no_scaling}, so its times predict no others")
+        raise DpscopeError(
+            f"{name} cannot be the base: {cell.no_scaling}, so its times predict no others"
+        )
     if cell not in usable:
         raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
     return cell
@@ -210,7 +242,9 @@ def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
         for index, job in enumerate(jobs)
         for one in job.profiles
     ]
-    return replace(jobs[0], profiles=tuple(profiles), kinds=frozenset().union(*(job.kinds for job in jobs)))
+    return replace(
+        jobs[0], profiles=tuple(profiles), kinds=frozenset().union(*(job.kinds for job in jobs))
+    )
 
 
 def devices_per_node(data: Job) -> int:
@@ -218,7 +252,8 @@ def devices_per_node(data: Job) -> int:
 
 
 def single_steps_us(run: RunData, data: Job) -> dict[int, float]:
-    """t_1 by batch per device, of the single-device cells that compute as the base does: its precision, compiled or not.
+    """t_1 by batch per device, of the single-device cells that compute as the base does: its
+    precision, compiled or not.
 
     Where there are some, those with as many micro-batches as the base; else those with one.
     """
@@ -228,14 +263,17 @@ def single_steps_us(run: RunData, data: Job) -> dict[int, float]:
         one.cell.batch_size: step_us
         for options in (msgspec.structs.replace(alike, accumulate=1), alike)
         for one in singles
-        if one.cell.options == options and (step_us := pooled_median(one.step_samples())) is not None
+        if one.cell.options == options
+        and (step_us := pooled_median(one.step_samples())) is not None
     }
 
 
 def repeats_band(medians: Sequence[float]) -> float:
-    """Half a 90% band, in logarithms, of the median step of one more repeat: a prediction interval by Student's distribution.
+    """Half a 90% band, in logarithms, of the median step of one more repeat: a prediction interval
+    by Student's distribution.
 
-    Few repeats show their deviation poorly, so the value assumed for one repeat counts as one degree of freedom.
+    Few repeats show their deviation poorly, so the value assumed for one repeat counts as one
+    degree of freedom.
     """
     if len(medians) < 2:
         return _ONE_REPEAT
@@ -261,8 +299,8 @@ def _traced(job: JobProfile) -> dict[tuple[str, float], float]:
 
 
 def _as_untraced(base: Base) -> Base:
-    """With the trace's own time scaled so that the replay takes as long as the untraced step: the tracer lengthens what the host
-    does, which on a CPU is all there is."""
+    """With the trace's own time scaled so that the replay takes as long as the untraced step: the
+    tracer lengthens what the host does, which on a CPU is all there is."""
     on_device = any(one.on_device for one in base.profiles)
 
     def scaled(factor: float) -> Base:
@@ -270,7 +308,11 @@ def _as_untraced(base: Base) -> Base:
 
     def replayed_us(factor: float) -> float:
         of_factor = scaled(factor)
-        return float(np.mean([of_factor.replayed(one, base.contention.gamma).step_us for one in base.profiles]))
+        return float(
+            np.mean(
+                [of_factor.replayed(one, base.contention.gamma).step_us for one in base.profiles]
+            )
+        )
 
     low, high = 0.2, 1.0
     if replayed_us(high) <= base.step_us or replayed_us(low) >= base.step_us:
@@ -279,7 +321,5 @@ def _as_untraced(base: Base) -> Base:
         middle = (low + high) / 2
         low, high = (middle, high) if replayed_us(middle) < base.step_us else (low, middle)
     what = "the host's own times" if on_device else "times of computing"
-    lacks = (
-        f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
-    )
+    lacks = f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
     return replace(scaled(high), lacks=(*base.lacks, lacks))

@@ -1,4 +1,6 @@
-"""How wrong the method is on the run's other cells: each is predicted from the base and compared with its measured time."""
+"""How wrong the method is on the run's other cells: each is predicted from the base and compared
+with its measured time.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,7 +23,9 @@ _ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
 
 @dataclass(frozen=True)
 class CellError:
-    """A measured cell and its prediction without its time; `perfect_us` and `same_us` are by simple rules. None is unknown."""
+    """A measured cell and its prediction without its time; `perfect_us` and `same_us` are by simple
+    rules. None is unknown.
+    """
 
     cell: str
     variant: str
@@ -48,7 +52,9 @@ class CellErrors:
 
     @property
     def half_band(self) -> float | None:
-        """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
+        """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors;
+        None without any.
+        """
         if not self.known:
             return None
         squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2
@@ -78,18 +84,28 @@ def with_cell_errors(question: Question) -> tuple[Question, CellErrors]:
 
 
 def errors_of_cells(question: Question, run: RunData) -> CellErrors:
-    """Every other measured cell of the base's strategy on several devices that a scenario of it describes, predicted."""
+    """Every other measured cell of the base's strategy on several devices that a scenario of it
+    describes, predicted.
+    """
     assert question.cell is not None
     options, strategy = _unvaried(question.cell.cell.options), question.cell.cell.strategy
     alike = [one for one in run.measured if one.cell.strategy == strategy and not one.no_scaling]
     several = [one for one in alike if one.cell.devices > 1]
-    others = [one for one in several if one.cell.name != question.base.name and _unvaried(one.cell.options) == options]
+    others = [
+        one
+        for one in several
+        if one.cell.name != question.base.name and _unvaried(one.cell.options) == options
+    ]
     return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
 
 
 def _unvaried(options: CellOptions) -> CellOptions:
-    """A cell's options without those that a scenario sets: cells that differ in what is left are other programs."""
-    return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
+    """A cell's options without those that a scenario sets: cells that differ in what is left are
+    other programs.
+    """
+    return msgspec.structs.replace(
+        options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1
+    )
 
 
 def _cell_error(question: Question, data: Job) -> CellError:

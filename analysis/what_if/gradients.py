@@ -1,4 +1,6 @@
-"""A step's gradients: when each is ready and how many bytes it has, by the autograd nodes that its trace shows."""
+"""A step's gradients: when each is ready and how many bytes it has, by the autograd nodes that its
+trace shows.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ PARTS = 20  # of a bucket whose gradients the trace does not show
 
 @dataclass(frozen=True)
 class ReadyGradients:
-    """In order of readiness, per gradient: when its node ended (from the trace's start) and bytes; the last of each bucket."""
+    """In order of readiness, per gradient: when its node ended (from the trace's start) and bytes;
+    the last of each bucket.
+    """
 
     end_us: Floats
     bytes: Floats
@@ -33,16 +37,19 @@ def ready_gradients(
     sizes: Floats,
     parameter_bytes: Sequence[int] = (),
 ) -> ReadyGradients:
-    """The gradients whose nodes begin in a window of the host, given when each bucket's all-reduce was launched and its bytes.
+    """The gradients whose nodes begin in a window of the host, given when each bucket's all-reduce
+    was launched and its bytes.
 
-    Bytes as the trace records them, else those of the parameters in reverse order, else each bucket's spread evenly over its
-    gradients: the first of these that adds up to the buckets. Where no bucket has bytes, every one counts alike. Where the trace
-    does not show the gradients of every bucket, each counts as PARTS of them, spread evenly over time and bytes.
+    Bytes as the trace records them, else those of the parameters in reverse order, else each
+    bucket's spread evenly over its gradients: the first of these that adds up to the buckets. Where
+    no bucket has bytes, every one counts alike. Where the trace does not show the gradients of
+    every bucket, each counts as PARTS of them, spread evenly over time and bytes.
     """
     rows = _named(events, NODE)
     rows = rows[(events.start_us[rows] >= window[0]) & (events.start_us[rows] < window[1])]
     if parameter_bytes and len(rows) % len(parameter_bytes) == 0:
-        rows = rows[-len(parameter_bytes) :]  # of accumulated micro-batches only the last one's are reduced
+        # of accumulated micro-batches only the last one's are reduced
+        rows = rows[-len(parameter_bytes) :]
     begin, end = events.start_us[rows], events.end_us[rows]
     # of each bucket the last node that began before its all-reduce was launched
     last = np.searchsorted(begin, launches_us, side="right") - 1
@@ -77,7 +84,8 @@ def _spread(launches_us: Floats, weights: Floats) -> ReadyGradients:
 
 
 def spread_evenly(ends: Floats) -> Floats:
-    """PARTS places for each bucket, at equal distances from the end of the bucket before to its own; the first all at its end.
+    """PARTS places for each bucket, at equal distances from the end of the bucket before to its
+    own; the first all at its end.
 
     >>> spread_evenly(np.array([20.0, 60.0]))[[0, 19, 20, 39]].tolist()
     [20.0, 20.0, 22.0, 60.0]
@@ -89,7 +97,9 @@ def spread_evenly(ends: Floats) -> Floats:
 
 def _named(events: EventTable, name: str) -> Ints:
     """Rows of an operator, in order of start."""
-    rows = np.flatnonzero(events.named(lambda one: one == name) & events.is_category(Category.CPU_OP))
+    rows = np.flatnonzero(
+        events.named(lambda one: one == name) & events.is_category(Category.CPU_OP)
+    )
     return rows[np.argsort(events.start_us[rows], kind="stable")]
 
 
@@ -101,12 +111,16 @@ def _recorded(events: EventTable, nodes: Ints) -> Floats | None:
         return None
     args = [events.communication.get(row, _NO_ARGS) for row in inner[places].tolist()]
     sizes = [(one.input_elements, element_bytes(one.dtype)) for one in args]
-    known = [elements * size for elements, size in sizes if elements is not None and size is not None]
+    known = [
+        elements * size for elements, size in sizes if elements is not None and size is not None
+    ]
     return np.array(known, dtype=float) if len(known) == len(sizes) else None
 
 
 def _adds_up(sizes: Floats, bucket: Ints, totals: Floats) -> bool:
-    """Whether the gradients of every bucket have its bytes, or one same share of them (a hook's type)."""
+    """Whether the gradients of every bucket have its bytes, or one same share of them (a hook's
+    type).
+    """
     sums = np.bincount(bucket, weights=sizes, minlength=len(totals))
     ratio = totals / np.maximum(sums, 1.0)
     return bool(sums.min() > 0 and np.ptp(ratio) < 1e-6 * ratio.max() and ratio.max() <= 1.0 + 1e-9)

@@ -1,4 +1,6 @@
-"""From a scenario to what a replay runs under (buckets, costs, lateness, compute), or the reason why that is not known."""
+"""From a scenario to what a replay runs under (buckets, costs, lateness, compute), or the reason
+why that is not known.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +25,8 @@ from dpscope.analysis.what_if.step_profile import (
 from dpscope.profiling.records.finding import counted
 
 BATCH_REACH = 2.0  # times the measured batches up to which compute is extrapolated
-_MOST_CARRIED = 3.0  # times by which a run's collectives may differ from their calibration, to be carried on
+# times by which a run's collectives may differ from their calibration, to be carried on
+_MOST_CARRIED = 3.0
 
 
 class Inputs(NamedTuple):
@@ -37,14 +40,18 @@ class Inputs(NamedTuple):
 
 
 def place_of(base: Base, scenario: Scenario) -> Place:
-    """Full nodes: of as many devices as stated, else of as many as the base has on one, if it spans several."""
+    """Full nodes: of as many devices as stated, else of as many as the base has on one, if it spans
+    several.
+    """
     devices = scenario.devices or base.devices
     per_node = scenario.per_node or (base.per_node if base.place.nodes > 1 else devices)
     return Place(devices, min(per_node, devices))
 
 
 def setting_of(base: Base, scenario: Scenario) -> Setting:
-    """Everything that the step runs under; raises Missing for micro-batches that cannot be made from the base's step."""
+    """Everything that the step runs under; raises Missing for micro-batches that cannot be made
+    from the base's step.
+    """
     accumulate = scenario.accumulate or base.accumulate
     if accumulate % base.accumulate:
         raise Missing(
@@ -86,7 +93,9 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
         latency_us=tuple(one.latency_us for one in each),
         transfer_us=tuple(one.transfer_us for one in each),
         late_us=_late_us(base, profile, ends, setting.place),
-        lag_us=tuple(between_buckets(profile, ends, [one.lag_us for one in profile.buckets]).tolist()),
+        lag_us=tuple(
+            between_buckets(profile, ends, [one.lag_us for one in profile.buckets]).tolist()
+        ),
         other_us=tuple(one.cost_us if us is None else us for one, us in others),
         passes=setting.accumulate // base.accumulate,
         gamma=base.contention.gamma,
@@ -120,16 +129,24 @@ def _bucket_costs(
     return _as_in_the_run(base, profile, place, sizes, each, costs)
 
 
-def _buckets(base: Base, profile: StepProfile, setting: Setting) -> tuple[tuple[int, ...], list[float]]:
-    """Ends of buckets and the bytes they send; the base's own buckets are taken as they were measured."""
+def _buckets(
+    base: Base, profile: StepProfile, setting: Setting
+) -> tuple[tuple[int, ...], list[float]]:
+    """Ends of buckets and the bytes they send; the base's own buckets are taken as they were
+    measured.
+    """
     hook, bucketing = setting.hook, setting.bucketing
     if hook not in HOOK_FACTORS:
-        raise Missing(f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})")
+        raise Missing(
+            f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
+        )
 
     def cut() -> tuple[tuple[int, ...], list[float]]:
         gradients = profile.gradients
         interpolated = gradients.known == INTERPOLATED  # between what the base's hook let through
-        model = gradients.bytes / HOOK_FACTORS.get(base.hook, 1.0) if interpolated else gradients.bytes
+        model = (
+            gradients.bytes / HOOK_FACTORS.get(base.hook, 1.0) if interpolated else gradients.bytes
+        )
         ends = profile.bucket_ends
         if bucketing != base.bucketing:
             ends = tuple(bucket_ends(model.tolist(), bucketing))
@@ -147,9 +164,11 @@ def _as_in_the_run(
     modelled: Sequence[Cost],
     costs: Costs,
 ) -> list[Cost]:
-    """Costs on the links that were measured: the base's own buckets as they were measured, others in proportion to these.
+    """Costs on the links that were measured: the base's own buckets as they were measured, others
+    in proportion to these.
 
-    What the base's collectives took over what the same source gives for them is carried on: common errors cancel.
+    What the base's collectives took over what the same source gives for them is carried on: common
+    errors cancel.
     """
     times = [one.cost_us for one in profile.buckets]
     measured = [one.bytes for one in profile.buckets]
@@ -165,7 +184,9 @@ def _as_in_the_run(
     return [one.times(factor) for one in modelled]
 
 
-def _late_us(base: Base, profile: StepProfile, ends: tuple[int, ...], place: Place) -> tuple[float, ...]:
+def _late_us(
+    base: Base, profile: StepProfile, ends: tuple[int, ...], place: Place
+) -> tuple[float, ...]:
     """How much later than this rank the last one is at each bucket."""
     if place.devices == 1:
         return (0.0,) * len(ends)
@@ -175,7 +196,9 @@ def _late_us(base: Base, profile: StepProfile, ends: tuple[int, ...], place: Pla
 
 
 def _other_us(base: Base, one: OtherCollective, setting: Setting, costs: Costs) -> float | None:
-    """A broadcast of buffers, for example: as modelled at the new place over as modelled at the old; None if unknown."""
+    """A broadcast of buffers, for example: as modelled at the new place over as modelled at the
+    old; None if unknown.
+    """
     if setting.place.devices == 1:
         return 0.0
     if one.bytes is None:
@@ -197,12 +220,18 @@ def scale_of(base: Base, setting: Setting) -> Scale:
 
 
 def _samples_factor(base: Base, wanted: int, measured: int) -> float:
-    """How many times as long the works take that samples make longer, from `measured` to `wanted` samples a pass.
+    """How many times as long the works take that samples make longer, from `measured` to `wanted`
+    samples a pass.
 
-    By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two batches of one device are known.
+    By t_1 at both, less what no batch changes (the optimizer); by the samples if fewer than two
+    batches of one device are known.
     """
     before_us = _single_us(base, measured)
-    reached, basis = ([measured], "the base was") if before_us is None else (sorted(base.single_us), "one device was")
+    reached, basis = (
+        ([measured], "the base was")
+        if before_us is None
+        else (sorted(base.single_us), "one device was")
+    )
     if not reached[0] / BATCH_REACH <= wanted <= reached[-1] * BATCH_REACH:
         raise Missing(
             f"a forward pass of {counted(wanted, 'sample')} is too far from what {basis} measured at "
@@ -210,7 +239,8 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
         )
     if before_us is None:
         return wanted / measured
-    fixed = [one.works.busy_us[~one.works.by_samples].sum() for one in base.profiles]  # such as the optimizer
+    # such as the optimizer
+    fixed = [one.works.busy_us[~one.works.by_samples].sum() for one in base.profiles]
     fixed_us, after_us = base.traced.busy * float(np.mean(fixed)), _single_us(base, wanted)
     if after_us is None or min(after_us, before_us) <= fixed_us:
         raise Missing(
@@ -221,7 +251,9 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
 
 
 def _single_us(base: Base, batch: int) -> float | None:
-    """t_1, linear between measured batches and, by the nearest two, up to BATCH_REACH beyond; None where it is not known."""
+    """t_1, linear between measured batches and, by the nearest two, up to BATCH_REACH beyond; None
+    where it is not known.
+    """
     batches = sorted(base.single_us)
     if len(batches) < 2 or not batches[0] / BATCH_REACH <= batch <= batches[-1] * BATCH_REACH:
         return None

@@ -32,7 +32,9 @@ _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "costs")  # besides 
 
 @dataclass(frozen=True)
 class JobProfile:
-    """`profiles` of one job; `kinds` of collectives it ran; `devices` None where no trace has the world size."""
+    """`profiles` of one job; `kinds` of collectives it ran; `devices` None where no trace has the
+    world size.
+    """
 
     profiles: tuple[StepProfile, ...]
     devices: int | None
@@ -43,7 +45,9 @@ class JobProfile:
 def job_profile(
     paths: Sequence[Path], parameter_bytes: Sequence[int] = (), limits: ReadLimits = DEFAULT_LIMITS
 ) -> JobProfile:
-    """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
+    """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file
+    cannot be read.
+    """
     read = [(path, one) for path in paths for one in read_attributed(path, limits)]
     found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
     require_one_job(found.jobs, paths, "a prediction")
@@ -57,7 +61,9 @@ def job_profile(
         for profile in _of_rank(attribution, matched.take(trace_of_row == place), parameter_bytes)
     ]
     if not profiles:
-        raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
+        raise DpscopeError(
+            f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()"
+        )
     devices = _devices(attributions, matched)
     kinds = frozenset(matched.words("kind").counts) if len(matched) else frozenset[str]()
     findings = [finding.message for finding in found.of("")]
@@ -85,12 +91,16 @@ def _lacks(profiles: Sequence[StepProfile], devices: int | None, ranks: int) -> 
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:
-    """`job_profile` of a run's traces, which are read for it once: the profile is kept in the user's cache folder."""
+    """`job_profile` of a run's traces, which are read for it once: the profile is kept in the
+    user's cache folder.
+    """
     what = f"job_profile {code_digest(_CODE)} {list(parameter_bytes)}"
     content = made_once(
         paths,
         what,
-        lambda: msgspec.msgpack.encode(job_profile(paths, parameter_bytes, limits=RUN_LIMITS), enc_hook=_plain),
+        lambda: msgspec.msgpack.encode(
+            job_profile(paths, parameter_bytes, limits=RUN_LIMITS), enc_hook=_plain
+        ),
     )
     return msgspec.msgpack.decode(
         content, type=JobProfile, dec_hook=lambda _, stored: np.frombuffer(stored[1], stored[0])
@@ -102,7 +112,9 @@ def _plain(value: Any) -> object:
 
 
 def _with_times(attribution: Attribution) -> Table:
-    """The collectives of one rank with `launch_us` (on the CPU: when created) and `begin_us`, when a server took them up."""
+    """The collectives of one rank with `launch_us` (on the CPU: when created) and `begin_us`, when
+    a server took them up.
+    """
     events = attribution.events
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us if attribution.on_device else events.start_us
@@ -117,15 +129,24 @@ def _with_times(attribution: Attribution) -> Table:
 
 
 def _matched(attributions: Sequence[Attribution], table: Table, trace_of_row: np.ndarray) -> Table:
-    """All ranks' collectives with what the others show of each: waiting, transfer, size of the group."""
+    """All ranks' collectives with what the others show of each: waiting, transfer, size of the
+    group.
+    """
     traces = [one.trace for one in attributions]
-    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in traces]
+    origins = [
+        RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host)
+        for one in traces
+    ]
     windows = windows_of([trace_identity(one) for one in attributions])
     return match_windows(table, trace_of_row, windows, origins).table
 
 
-def _of_rank(attribution: Attribution, rows: Table, parameter_bytes: Sequence[int]) -> list[StepProfile]:
-    """The rank's whole steps; a step of which a trace shows the window in part counts only where it is the only one."""
+def _of_rank(
+    attribution: Attribution, rows: Table, parameter_bytes: Sequence[int]
+) -> list[StepProfile]:
+    """The rank's whole steps; a step of which a trace shows the window in part counts only where it
+    is the only one.
+    """
     every = step_table(attribution)
     steps = every.take(~far_longer(every))
     usable = steps.known("step") & steps.known("step_us")

@@ -1,7 +1,8 @@
-"""How late the last of several ranks is, from the arrivals at matched collectives: no clock is compared. Microseconds.
+"""How late the last of several ranks is, from the arrivals at matched collectives: no clock is
+compared. Microseconds.
 
-Lateness is split into what is steady, what all ranks share (which cancels) and what is random. The latest of N is the expected
-maximum of N draws from a normal distribution.
+Lateness is split into what is steady, what all ranks share (which cancels) and what is random. The
+latest of N is the expected maximum of N draws from a normal distribution.
 """
 
 import math
@@ -16,8 +17,9 @@ from dpscope.profiling.records.finding import counted
 
 @dataclass(frozen=True)
 class Lateness:
-    """`steady_us`: of each measured rank, its own mean lateness against the mean of ranks; `random_us`: what is left, a value a
-    rank and step, with the standard deviation of one rank's randomness. Empty where one rank alone was read: nothing is known."""
+    """`steady_us`: of each measured rank, its own mean lateness against the mean of ranks;
+    `random_us`: what is left, a value a rank and step, with the standard deviation of one rank's
+    randomness. Empty where one rank alone was read: nothing is known."""
 
     steady_us: tuple[float, ...] = ()
     random_us: tuple[float, ...] = ()
@@ -28,8 +30,8 @@ class Lateness:
 
     @property
     def independent(self) -> int:
-        """Random samples that do not follow from the others: (R - 1)(S - 1) of R ranks and S steps, as the means of both are
-        taken off; R - 1 of one step."""
+        """Random samples that do not follow from the others: (R - 1)(S - 1) of R ranks and S steps,
+        as the means of both are taken off; R - 1 of one step."""
         ranks = len(self.steady_us)
         steps = len(self.random_us) // max(ranks, 1)
         return max(0, ranks - 1) * max(1, steps - 1)
@@ -50,7 +52,9 @@ class Lateness:
 
 
 def lateness(profiles: Sequence[StepProfile]) -> Lateness:
-    """Of a job's profiles: the arrival at the first bucket, by rank and step; steps that not every rank shows are left out."""
+    """Of a job's profiles: the arrival at the first bucket, by rank and step; steps that not every
+    rank shows are left out.
+    """
     ranks = sorted({one.rank for one in profiles if one.rank is not None})
     arrivals: dict[object, dict[int, float]] = {}
     for one in profiles:
@@ -62,14 +66,17 @@ def lateness(profiles: Sequence[StepProfile]) -> Lateness:
     table = np.array([[of_step[rank] for rank in ranks] for of_step in whole])
     table -= table.mean(axis=1, keepdims=True)  # what all share
     steady = table.mean(axis=0) if len(table) > 1 else np.zeros(len(ranks))
-    # Both means took part of the randomness with them: what is left has (1 - 1/R)(1 - 1/S) of its variance.
+    # Both means took part of the randomness with them: what is left has (1 - 1/R)(1 - 1/S) of its
+    # variance.
     left = math.prod(1 - 1 / count for count in table.shape if count > 1)
     rest = (table - steady) / math.sqrt(left)
     return Lateness(tuple(steady.tolist()), tuple(rest.ravel().tolist()))
 
 
 def normal_maximum(ranks: int) -> float:
-    """The expected maximum of that many standard normal numbers, by Blom's approximation; 0 for one."""
+    """The expected maximum of that many standard normal numbers, by Blom's approximation; 0 for
+    one.
+    """
     from scipy.special import ndtri  # imported here because a replay fits nothing
 
     return float(-ndtri(0.625 / (ranks + 0.25))) if ranks > 1 else 0.0
@@ -78,12 +85,21 @@ def normal_maximum(ranks: int) -> float:
 def on_time(profiles: Sequence[StepProfile], rank: int) -> tuple[StepProfile, ...]:
     """The profiles of the other ranks, as if `rank` had never arrived after the last of them."""
     others = [one for one in profiles if one.rank != rank]
-    return tuple(_waiting_for(one, [other for other in others if other.step == one.step]) for one in others)
+    return tuple(
+        _waiting_for(one, [other for other in others if other.step == one.step]) for one in others
+    )
 
 
 def _waiting_for(profile: StepProfile, ranks: Sequence[StepProfile]) -> StepProfile:
-    """A profile whose buckets wait for the last of these ranks alone, all of one step; itself among them."""
+    """A profile whose buckets wait for the last of these ranks alone, all of one step; itself among
+    them.
+    """
     alike = [one for one in ranks if len(one.buckets) == len(profile.buckets)]
-    spared = [min(one.buckets[place].late_us for one in alike) for place in range(len(profile.buckets))]
-    buckets = (replace(one, late_us=one.late_us - us) for one, us in zip(profile.buckets, spared, strict=True))
+    spared = [
+        min(one.buckets[place].late_us for one in alike) for place in range(len(profile.buckets))
+    ]
+    buckets = (
+        replace(one, late_us=one.late_us - us)
+        for one, us in zip(profile.buckets, spared, strict=True)
+    )
     return replace(profile, buckets=tuple(buckets))

@@ -1,4 +1,6 @@
-"""The options of the command line as scenarios: lists make a table, and what cannot be read is refused in one line."""
+"""The options of the command line as scenarios: lists make a table, and what cannot be read is
+refused in one line.
+"""
 
 import math
 import re
@@ -25,7 +27,8 @@ NamedScenario = tuple[dict[str, str], Scenario]
 
 
 def scenarios_of(options: Mapping[str, str | None]) -> list[NamedScenario]:
-    """Every combination of the lists, each with the words that make it. Raises DpscopeError that names the option.
+    """Every combination of the lists, each with the words that make it. Raises DpscopeError that
+    names the option.
 
     The options are as they were typed, each a list such as ``8,16``; None was not given.
     """
@@ -33,9 +36,16 @@ def scenarios_of(options: Mapping[str, str | None]) -> list[NamedScenario]:
     for name, read in _READERS.items():
         if (text := options.get(name)) is not None:
             words = dict.fromkeys(word.strip() for word in text.split(","))
-            lists.append([(name, word, read_option("--" + name.replace("_", "-"), word, read)) for word in words])
+            lists.append(
+                [
+                    (name, word, read_option("--" + name.replace("_", "-"), word, read))
+                    for word in words
+                ]
+            )
     if (count := math.prod(map(len, lists))) > _MOST_SCENARIOS:
-        raise DpscopeError(f"these lists make {count:,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer")
+        raise DpscopeError(
+            f"these lists make {count:,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer"
+        )
     found = []
     for chosen in product(*lists):
         values: dict[str, Any] = {_FIELDS.get(name, name): value for name, _, value in chosen}
@@ -44,7 +54,9 @@ def scenarios_of(options: Mapping[str, str | None]) -> list[NamedScenario]:
 
 
 def placed(base: Base, scenarios: Sequence[NamedScenario]) -> list[NamedScenario]:
-    """With `--link` on the level that limits a ring over all devices: between nodes if several, else within the node."""
+    """With `--link` on the level that limits a ring over all devices: between nodes if several,
+    else within the node.
+    """
     return [(words, replace(one, links=_on_level(base, one))) for words, one in scenarios]
 
 
@@ -60,7 +72,9 @@ def _whole(least: int, example: str, word: str) -> int:
 
 
 def _links(word: str) -> Links:
-    """By specification, or with the word ``reached`` before it as measured; on both levels until the base is known: `placed`."""
+    """By specification, or with the word ``reached`` before it as measured; on both levels until
+    the base is known: `placed`.
+    """
     link = parse_link(word.removeprefix(_REACHED))
     if word.startswith(_REACHED):
         link = LinkRate(link.gb_per_s, link.name, REACHED_RATE)

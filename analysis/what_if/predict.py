@@ -1,4 +1,5 @@
-"""The step of a configuration that was not measured: measured base + (replay of the scenario - replay of the base).
+"""The step of a configuration that was not measured: measured base + (replay of the scenario -
+replay of the base).
 
 So is each part of its ledger: that of the base plus what the replay of the scenario changes of it.
 """
@@ -44,7 +45,8 @@ from dpscope.analysis.what_if.step_profile import (
 )
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
-_IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
+# a step on several devices below this share of one device's is no data-parallel training of it
+_IMPOSSIBLE = 0.97
 _MOST_ON_TIME = 48  # steps that are replayed without one rank's lateness
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
 _BOUND_BY = dict(
@@ -68,7 +70,9 @@ class _Change:
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
-    """One configuration from a base; a refusal carries its reason. Pure: the same three give the same answer."""
+    """One configuration from a base; a refusal carries its reason. Pure: the same three give the
+    same answer.
+    """
     place = place_of(base, scenario)
     unanswered = Prediction(place.devices, place.nodes, scenario.batch_size)
     try:
@@ -77,7 +81,10 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
         setting = setting_of(base, scenario)
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
-        replays = [_replayed(base, *profiles, setting, costs) for profiles in _profiles(base, setting.on_time)]
+        replays = [
+            _replayed(base, *profiles, setting, costs)
+            for profiles in _profiles(base, setting.on_time)
+        ]
     except Missing as unknown:
         return replace(unanswered, reason=str(unknown))
     return _joined(base, setting, costs, unanswered, replays)
@@ -87,9 +94,13 @@ def _check(base: Base, setting: Setting) -> None:
     """Raise Missing where a replay would show nothing."""
     devices = setting.place.devices
     if base.devices == 1 and devices > 1:
-        raise Missing("the base ran on one device, so nothing was measured between devices: take a cell of several")
+        raise Missing(
+            "the base ran on one device, so nothing was measured between devices: take a cell of several"
+        )
     if devices not in (1, base.devices) and not base.lateness.known:
-        raise Missing("one rank was read, so how late ranks are is not known: give every rank's trace")
+        raise Missing(
+            "one rank was read, so how late ranks are is not known: give every rank's trace"
+        )
     if devices > FARTHEST * base.largest:
         times = f"{devices / base.largest:,.0f}x the largest measured count ({base.largest})"
         raise Missing(f"{times}: {FARTHEST:g}x at most")
@@ -101,7 +112,9 @@ def _check(base: Base, setting: Setting) -> None:
 
 
 def _host_share(base: Base) -> float:
-    """The share of the base's step that a host without any cost would save, without communication."""
+    """The share of the base's step that a host without any cost would save, without
+    communication.
+    """
 
     def share(profile: StepProfile) -> float:
         prepared = base.prepared(profile, AS_IT_WAS)
@@ -115,9 +128,7 @@ def _base_refusal(base: Base) -> str | None:
     """Why nothing at all is predicted from this base."""
     off = max(map(base_error, base.profiles), key=abs)
     if abs(off) > MOST_OFF:
-        return (
-            f"the replay of the base is {100 * off:+.1f}% off its measured step: something in its trace is not modelled"
-        )
+        return f"the replay of the base is {100 * off:+.1f}% off its measured step: something in its trace is not modelled"
     if foreign := " and ".join(sorted(base.kinds & _OTHERS)):
         return f"the job runs {foreign} in addition to DDP's all-reduces: it is not plain data parallelism"
     if base.devices == 1:
@@ -138,9 +149,7 @@ def _bucket_refusal(base: Base) -> str | None:
     """Why the base's buckets are not understood."""
     buckets = [one for profile in base.profiles for one in profile.buckets]
     if not buckets:
-        return (
-            "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
-        )
+        return "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
     if any(math.isnan(one.bytes) for one in buckets):
         return "the trace does not show the bytes of its all-reduces: trace with record_shapes=True"
     if base.hook not in HOOK_FACTORS:
@@ -152,13 +161,17 @@ def _bucket_refusal(base: Base) -> str | None:
 
 
 def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfile]]:
-    """Each profile as it was measured, and as it is to be replayed: the same, unless `rank` is no longer late."""
+    """Each profile as it was measured, and as it is to be replayed: the same, unless `rank` is no
+    longer late.
+    """
     if rank is None:
         return [(one, one) for one in base.profiles]
     ranks = sorted({one.rank for one in base.every if one.rank is not None})
     if rank not in ranks or len(ranks) < 2:
         shown = ", ".join(map(str, ranks)) or "none"
-        raise Missing(f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}")
+        raise Missing(
+            f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}"
+        )
 
     def pairs() -> list[tuple[StepProfile, StepProfile]]:
         others = [one for one in base.every if one.rank != rank]
@@ -178,7 +191,9 @@ def _replayed(
     setting: Setting,
     costs: Costs,
 ) -> _Change:
-    """The setting replayed on one profile, against the replay of the measured one; raises Missing."""
+    """The setting replayed on one profile, against the replay of the measured one; raises
+    Missing.
+    """
     inputs = inputs_of(base, profile, setting, costs)
     then = Replay(inputs.prepared, inputs.conditions)
     now = base.replayed(measured, base.contention.gamma)
@@ -190,7 +205,9 @@ def _replayed(
     return _Change(
         step_us=step_us,
         exposed_us=min(max(0.0, exposed_us), step_us),
-        parts=StepParts(*(after - before for after, before in zip(then.parts, now.parts, strict=True))),
+        parts=StepParts(
+            *(after - before for after, before in zip(then.parts, now.parts, strict=True))
+        ),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
     )
@@ -245,11 +262,15 @@ def _exposed_us(ledger: Ledger | None, devices: int, changes: Sequence[_Change])
     return 0.0 if devices == 1 else float(np.mean([one.exposed_us for one in changes]))
 
 
-def _ledger(base: Ledger, changes_us: Sequence[float], step_us: float, devices: int) -> Ledger | None:
-    """The base's parts and what the replay changes of each, adding up to the step with the base's share of the tracer.
+def _ledger(
+    base: Ledger, changes_us: Sequence[float], step_us: float, devices: int
+) -> Ledger | None:
+    """The base's parts and what the replay changes of each, adding up to the step with the base's
+    share of the tracer.
 
-    No part is negative: what the replay takes off a part beyond what was measured of it, it takes off the others in proportion;
-    what a part leaves without shortening the step is idle time. None if the tracer's share alone is longer than the step.
+    No part is negative: what the replay takes off a part beyond what was measured of it, it takes
+    off the others in proportion; what a part leaves without shortening the step is idle time. None
+    if the tracer's share alone is longer than the step.
     """
     moved_us = dict(zip(STEP_PARTS, changes_us, strict=True))
     if not base.is_split:
@@ -288,8 +309,8 @@ def _largest_part(ledger: Ledger | None) -> str | None:
 
 
 def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | None, str]:
-    """t_1 of the setting's batch, and its basis: the replay without other devices, scaled to t_1 as measured at that batch, else
-    at the base's, where known."""
+    """t_1 of the setting's batch, and its basis: the replay without other devices, scaled to t_1 as
+    measured at that batch, else at the base's, where known."""
     measured = [one for one in (setting.batch_size, base.batch_size) if one in base.single_us]
     try:
         alone_us = _alone_us(base, setting, costs)
@@ -299,7 +320,11 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
     except Missing:
         return None, ""
     same = alone_us == same_batch_us
-    basis = "one device's step as it was measured" if same else "one device's measured step, scaled as its replay is"
+    basis = (
+        "one device's step as it was measured"
+        if same
+        else "one device's measured step, scaled as its replay is"
+    )
     return alone_us * base.single_us[measured[0] or 0] / same_batch_us, basis
 
 
@@ -308,7 +333,9 @@ def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
     alone = setting._replace(place=Place(1, 1), on_time=None)
 
     def mean_us() -> float:
-        return float(np.mean([_replayed(base, one, one, alone, costs).step_us for one in base.profiles]))
+        return float(
+            np.mean([_replayed(base, one, one, alone, costs).step_us for one in base.profiles])
+        )
 
     return base.once(("alone", alone.micro_batch, alone.accumulate), mean_us)
 
@@ -326,5 +353,7 @@ def _rests_on(base: Base, setting: Setting) -> list[str]:
     if base.contention.basis and setting != base.setting:
         clauses.append(base.contention.basis)
     if base.method_error is None:
-        clauses.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
+        clauses.append(
+            f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it"
+        )
     return clauses

@@ -1,8 +1,9 @@
 """A traced step run again under other conditions: the same works, other buckets, costs, lateness.
 
-The device goes through its works; a bucket is ready when its last gradient is, its all-reduce starts when the last rank is ready
-and a server is free; what needs a bucket (the optimizer, the copies out of it) waits for its end. The host launches works when it
-did, unless it waited for the device. The parts of a replayed step are those of the ledger of a traced one.
+The device goes through its works; a bucket is ready when its last gradient is, its all-reduce
+starts when the last rank is ready and a server is free; what needs a bucket (the optimizer, the
+copies out of it) waits for its end. The host launches works when it did, unless it waited for the
+device. The parts of a replayed step are those of the ledger of a traced one.
 """
 
 from collections.abc import Sequence
@@ -43,9 +44,11 @@ def exposed_split(
     waits: Sequence[Span],
     others: Sequence[Span],
 ) -> tuple[float, float, float]:
-    """Exposed wait, transfer and other: a moment counts as transfer, else as wait, else as other, else as none of them.
+    """Exposed wait, transfer and other: a moment counts as transfer, else as wait, else as other,
+    else as none of them.
 
-    `exposed` are the stretches in which the device waits for communication, in order and without overlaps.
+    `exposed` are the stretches in which the device waits for communication, in order and without
+    overlaps.
 
     >>> exposed_split([(10.0, 50.0)], [(20.0, 30.0)], [(5.0, 25.0)], [(28.0, 40.0)])  # 10-20 waits, 20-30 moves, 30-40 is other
     (10.0, 10.0, 10.0)
@@ -54,7 +57,9 @@ def exposed_split(
     in_wait = merge(transferring, _spans(waits))
     in_flight = merge(in_wait, _spans(others))
     of_device = _spans(exposed)
-    moved, waited, every = (length(intersection(of_device, spans)) for spans in (transferring, in_wait, in_flight))
+    moved, waited, every = (
+        length(intersection(of_device, spans)) for spans in (transferring, in_wait, in_flight)
+    )
     return waited - moved, moved, every - waited
 
 
@@ -64,9 +69,9 @@ def _spans(spans: Sequence[Span]) -> Intervals:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a step is run under. Buckets by the index of their last gradient; per bucket latency, transfer, the lateness of the
-    last rank and the host's lag; the cost of every other collective. `passes` forward and backward passes make a step, the last
-    one reduces.
+    """What a step is run under. Buckets by the index of their last gradient; per bucket latency,
+    transfer, the lateness of the last rank and the host's lag; the cost of every other collective.
+    `passes` forward and backward passes make a step, the last one reduces.
 
     `gamma` is what compute loses per time that a collective runs next to it.
     """
@@ -83,7 +88,9 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is done to a step: to works that samples make longer, to all works, and to the host's own time; each a factor."""
+    """What is done to a step: to works that samples make longer, to all works, and to the host's
+    own time; each a factor.
+    """
 
     by_samples: float = 1.0
     busy: float = 1.0
@@ -106,7 +113,9 @@ class Point:
 
 
 class Stretch(NamedTuple):
-    """Works in a row: how long the device takes, of which it is busy, and when it ends at the earliest, from the host's start."""
+    """Works in a row: how long the device takes, of which it is busy, and when it ends at the
+    earliest, from the host's start.
+    """
 
     length_us: float
     busy_us: float
@@ -117,7 +126,9 @@ class Stretch(NamedTuple):
 
 
 class Prepared:
-    """A profile under one scale, its works joined between the points where anything else happens."""
+    """A profile under one scale, its works joined between the points where anything else
+    happens.
+    """
 
     def __init__(self, profile: StepProfile, scale: Scale = AS_IT_WAS) -> None:
         works, after = profile.works, profile.gradients.after
@@ -125,9 +136,12 @@ class Prepared:
         self.profile, self.scale = profile, scale
         self._busy_us = np.concatenate(([0.0], np.cumsum(busy_us)))
         self._length_us = np.concatenate(([0.0], np.cumsum(busy_us + works.gap_us)))
-        launched_us = np.where(works.launched_us > 0, works.launched_us * scale.host, works.launched_us)
+        launched_us = np.where(
+            works.launched_us > 0, works.launched_us * scale.host, works.launched_us
+        )
         self._launched_us = [*launched_us.tolist(), NEVER]
-        self._ahead_us = launched_us - (self._length_us[:-1] + works.gap_us)  # of the launch over the works before
+        # of the launch over the works before
+        self._ahead_us = launched_us - (self._length_us[:-1] + works.gap_us)
         more_needed = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
         self._needs = {int(place): float(works.needs[place]) for place in more_needed}
         self._waits = set((np.flatnonzero(works.host_waits) + 1).tolist())
@@ -161,7 +175,9 @@ class Prepared:
         )
 
     def points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
-        """The step under these buckets; kept, as scenarios differ in costs more often than in buckets."""
+        """The step under these buckets; kept, as scenarios differ in costs more often than in
+        buckets.
+        """
         if bucket_ends not in self._points:
             self._points[bucket_ends] = self._cut(bucket_ends)
         return self._points[bucket_ends]
@@ -256,7 +272,9 @@ class Replay:
             self._wait_until(self.other_free, launch_us)
 
     def _schedule(self) -> None:
-        """Ends of all buckets, once all are ready: nothing before the first wait depends on them."""
+        """Ends of all buckets, once all are ready: nothing before the first wait depends on
+        them.
+        """
         if len(self.ends) == len(self.ready):
             return
         conditions, count = self.conditions, len(self.ready)
@@ -269,7 +287,9 @@ class Replay:
         )
 
     def _wait_for(self, share: float, launch_us: float) -> None:
-        """The device waits for every bucket up to the one that holds this share of the gradients' bytes."""
+        """The device waits for every bucket up to the one that holds this share of the gradients'
+        bytes.
+        """
         self._schedule()
         reach, ends = self.prepared.reach, self.conditions.bucket_ends
         while self.waited < len(self.ends):
@@ -280,7 +300,9 @@ class Replay:
             self.waited += 1
 
     def _wait_until(self, end: float, launch_us: float) -> None:
-        """The next work starts at `end` or later; what it would have waited for its launch anyway is not exposed."""
+        """The next work starts at `end` or later; what it would have waited for its launch anyway
+        is not exposed.
+        """
         start = max(self.now, launch_us)
         if end > start:
             self.exposed.append((start, end))

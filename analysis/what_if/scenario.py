@@ -1,4 +1,6 @@
-"""What differs from a measured step, the base that it is predicted from, and a prediction: plain data. Microseconds, bytes."""
+"""What differs from a measured step, the base that it is predicted from, and a prediction: plain
+data. Microseconds, bytes.
+"""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,8 +24,9 @@ AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
 class Scenario:
     """What differs from the base; None keeps the base's.
 
-    `batch_size` is per device and step, which `accumulate` cuts into micro-batches; without it every micro-batch is as large as
-    the base's. `bucket_mb` in MiB, or "default". `on_time` is a rank that is no longer late.
+    `batch_size` is per device and step, which `accumulate` cuts into micro-batches; without it
+    every micro-batch is as large as the base's. `bucket_mb` in MiB, or "default". `on_time` is a
+    rank that is no longer late.
     """
 
     devices: int | None = None
@@ -38,7 +41,9 @@ class Scenario:
 
 
 class Contention(NamedTuple):
-    """What computing loses per time next to a collective, the band of it, and its basis in words; assumed without one."""
+    """What computing loses per time next to a collective, the band of it, and its basis in words;
+    assumed without one.
+    """
 
     gamma: float = 0.0
     low: float = 0.0
@@ -53,9 +58,10 @@ UNKNOWN_CONTENTION = Contention()
 class Base:
     """A measured cell, or a foreign trace: its replayed steps and what was measured of it.
 
-    `step_us` is the untraced step where known, `ledger` where it goes, `spread` half a 90% band of it in logarithms, by its
-    repeats. `single_us` is t_1 by batch per device. `method_error` is half a 90% band of the method on this run's other cells,
-    None if there is none. `profiles` are the typical ones of `every`.
+    `step_us` is the untraced step where known, `ledger` where it goes, `spread` half a 90% band of
+    it in logarithms, by its repeats. `single_us` is t_1 by batch per device. `method_error` is half
+    a 90% band of the method on this run's other cells, None if there is none. `profiles` are the
+    typical ones of `every`.
     """
 
     __repr__ = short_repr
@@ -80,14 +86,16 @@ class Base:
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
     traced: Scale = AS_IT_WAS
     lacks: tuple[str, ...] = ()
-    host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
+    # of a host whose processes compute on its cores; None where devices compute
+    host_cores: int | None = None
     every: tuple[StepProfile, ...] = ()
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def once(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
         """The result of `make`, computed once for each key: many scenarios share it.
 
-        A profile is named by its id in a key: the base holds its profiles, so that no other has the same one.
+        A profile is named by its id in a key: the base holds its profiles, so that no other has the
+        same one.
         """
         if key not in self._kept:
             self._kept[key] = make()
@@ -99,7 +107,9 @@ class Base:
         return self.once((id(profile), scale), lambda: Prepared(profile, scale))
 
     def replayed(self, profile: StepProfile, gamma: float) -> Replay:
-        """One of the profiles replayed as it was measured, untraced; its contention cancels that of a scenario."""
+        """One of the profiles replayed as it was measured, untraced; its contention cancels that of
+        a scenario.
+        """
 
         def replayed() -> Replay:
             return Replay(self.prepared(profile, self.traced), measured_conditions(profile, gamma))
@@ -114,11 +124,15 @@ class Base:
     def setting(self) -> "Setting":
         """As it was measured."""
         batch = None if self.batch_size is None else self.batch_size // self.accumulate
-        return Setting(self.place, batch, self.bucketing, self.hook, self.accumulate, AS_MEASURED, None)
+        return Setting(
+            self.place, batch, self.bucketing, self.hook, self.accumulate, AS_MEASURED, None
+        )
 
 
 class Setting(NamedTuple):
-    """What a step is replayed under: a scenario, with the base's value of whatever it does not state."""
+    """What a step is replayed under: a scenario, with the base's value of whatever it does not
+    state.
+    """
 
     place: Place
     micro_batch: int | None  # samples of a forward pass per device
@@ -136,10 +150,11 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and `reason` is the reason.
+    """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and
+    `reason` is the reason.
 
-    `efficiency` is t_1 / t_N at equal batch per device. `ledger` is where the step goes, `bound_by` its largest part: compute,
-    waiting, transfer, communication (any other) or idle.
+    `efficiency` is t_1 / t_N at equal batch per device. `ledger` is where the step goes, `bound_by`
+    its largest part: compute, waiting, transfer, communication (any other) or idle.
     """
 
     __repr__ = short_repr

@@ -1,4 +1,6 @@
-"""A traced step's all-reduces of gradients: when each was ready, started and ended, and what it would cost alone on its link."""
+"""A traced step's all-reduces of gradients: when each was ready, started and ended, and what it
+would cost alone on its link.
+"""
 
 import math
 from collections.abc import Sequence
@@ -20,18 +22,23 @@ _QUEUED_US = 50.0  # longer than this after it was ready, a collective waited fo
 
 
 def split_collectives(rows: Table, backward: tuple[float, float]) -> tuple[Table, Table]:
-    """Buckets of gradients (all-reduces that the backward pass launched, see `backward_span`) and other collectives.
+    """Buckets of gradients (all-reduces that the backward pass launched, see `backward_span`) and
+    other collectives.
 
-    `rows` are a rank's matched collectives in a step with `launch_us`, and `begin_us`, when a server took it up.
+    `rows` are a rank's matched collectives in a step with `launch_us`, and `begin_us`, when a
+    server took it up.
     """
     rows = rows.take(np.argsort(rows["launch_us"], kind="stable"))
     launch = rows["launch_us"]
-    reduced = rows.words("kind").isin("all_reduce") & (launch >= backward[0]) & (launch <= backward[1])
+    reduced = (
+        rows.words("kind").isin("all_reduce") & (launch >= backward[0]) & (launch <= backward[1])
+    )
     return rows.take(reduced), rows.take(~reduced)
 
 
 def backward_span(events: EventTable, step: tuple[float, float]) -> tuple[float, float]:
-    """From a step's first gradient, or the pass's own range, to that range's end or the optimizer's start, by the host's clock.
+    """From a step's first gradient, or the pass's own range, to that range's end or the optimizer's
+    start, by the host's clock.
 
     All time if the trace shows none of them.
     """
@@ -43,14 +50,19 @@ def backward_span(events: EventTable, step: tuple[float, float]) -> tuple[float,
 
     passes, nodes = rows(phases.BACKWARD), rows(NODE)
     begins = events.start_us[nodes if len(nodes) else passes]
-    ends = events.end_us[passes] if len(passes) else events.start_us[rows(phases.OPTIMIZER, "Optimizer.step#")]
+    ends = (
+        events.end_us[passes]
+        if len(passes)
+        else events.start_us[rows(phases.OPTIMIZER, "Optimizer.step#")]
+    )
     first = float(begins.min()) if len(begins) else -math.inf
     last = float(ends.max()) if len(ends) else math.inf
     return first, last
 
 
 def measured_buckets(rows: Table, began_us: float, gradients_us: Floats) -> list[MeasuredBucket]:
-    """Of the rows of `split_collectives`, times from the step's start; the cost is yet the whole transfer, see `as_replayed`.
+    """Of the rows of `split_collectives`, times from the step's start; the cost is yet the whole
+    transfer, see `as_replayed`.
 
     `gradients_us` is when the last gradient of each was computed.
     """
@@ -70,13 +82,19 @@ def measured_buckets(rows: Table, began_us: float, gradients_us: Floats) -> list
         bounded,
         lag,
     )
-    return [MeasuredBucket(*one) for one in zip(*(column.tolist() for column in columns), strict=True)]
+    return [
+        MeasuredBucket(*one) for one in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def _lateness(ready: Floats, begin: Floats, moving: Floats) -> Floats:
-    """How long after this rank the last one was ready. A collective that queued on both ranks gives only an upper bound."""
+    """How long after this rank the last one was ready. A collective that queued on both ranks gives
+    only an upper bound.
+    """
     late, before = [], 0.0
-    for queued, seen in zip((begin - ready).tolist(), np.maximum(0.0, moving - begin).tolist(), strict=True):
+    for queued, seen in zip(
+        (begin - ready).tolist(), np.maximum(0.0, moving - begin).tolist(), strict=True
+    ):
         waited = queued if queued > _QUEUED_US else 0.0
         before = min(before, waited) if waited and not seen else seen + waited
         late.append(before)
@@ -84,7 +102,9 @@ def _lateness(ready: Floats, begin: Floats, moving: Floats) -> Floats:
 
 
 def gaps(measured: Sequence[MeasuredBucket]) -> tuple[float, float]:
-    """Median microseconds from ready to start of what found its stream free, and from the end before to the start of the rest."""
+    """Median microseconds from ready to start of what found its stream free, and from the end
+    before to the start of the rest.
+    """
     free: list[float] = []
     queued: list[float] = []
     before = -math.inf
@@ -104,10 +124,16 @@ def _usual_gap(gaps_us: Sequence[float]) -> float:
 def as_replayed(
     measured: Sequence[MeasuredBucket], start_gap_us: float, turn_us: float, servers: int
 ) -> tuple[MeasuredBucket, ...]:
-    """The buckets with costs at which a replay ends each as nearly as it can where it was measured to end."""
+    """The buckets with costs at which a replay ends each as nearly as it can where it was measured
+    to end.
+    """
     ready = [one.ready_us + start_gap_us + one.late_us for one in measured]
     wanted = [one.end_us for one in measured]
-    costs = _in_parallel(measured, ready, wanted, servers) if servers > 1 else _in_a_row(ready, wanted, turn_us)
+    costs = (
+        _in_parallel(measured, ready, wanted, servers)
+        if servers > 1
+        else _in_a_row(ready, wanted, turn_us)
+    )
     return tuple(replace(one, cost_us=cost) for one, cost in zip(measured, costs, strict=True))
 
 
@@ -126,7 +152,9 @@ def _in_parallel(
     wanted: Sequence[float],
     servers: int,
 ) -> list[float]:
-    """The cost of one moves the ends of those in flight with it, so costs are corrected iteratively by what the replay misses."""
+    """The cost of one moves the ends of those in flight with it, so costs are corrected iteratively
+    by what the replay misses.
+    """
     costs = np.array([one.cost_us for one in measured])
     best, least = costs, math.inf
     for _ in range(_CORRECTIONS):

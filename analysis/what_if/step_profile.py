@@ -1,9 +1,11 @@
-"""One rank's traced step as what a replay needs: stretches of work, gradients, buckets, other collectives. Microseconds, bytes.
+"""One rank's traced step as what a replay needs: stretches of work, gradients, buckets, other
+collectives. Microseconds, bytes.
 
-DDP's rule for buckets after its first iteration: gradients in order of readiness fill a bucket, which closes once it holds its
-limit. Without a stated cap the first limit is 1 MiB and the others 25 MiB; a stated cap is the first limit too. Source:
-torch/nn/parallel/distributed.py and compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp; limits as
-measured on torch 2.15.
+DDP's rule for buckets after its first iteration: gradients in order of readiness fill a bucket,
+which closes once it holds its limit. Without a stated cap the first limit is 1 MiB and the others
+25 MiB; a stated cap is the first limit too. Source: torch/nn/parallel/distributed.py and
+compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp; limits as measured on
+torch 2.15.
 """
 
 import math
@@ -27,11 +29,13 @@ RECORDED, BY_ORDER, INTERPOLATED = "recorded", "parameter order", "interpolated"
 
 @dataclass(frozen=True)
 class Works:
-    """A step's work in order, an entry per kernel (on a CPU: per stretch between two gradients) in every column.
+    """A step's work in order, an entry per kernel (on a CPU: per stretch between two gradients) in
+    every column.
 
-    A work starts `gap_us` after the one before has ended and the gradients that it needs have been reduced, but not before its
-    host has launched it: `launched_us` after the step's start, or after the end of the last work that the host waited for.
-    `needs` is the share of the gradients' bytes (0: none).
+    A work starts `gap_us` after the one before has ended and the gradients that it needs have been
+    reduced, but not before its host has launched it: `launched_us` after the step's start, or after
+    the end of the last work that the host waited for. `needs` is the share of the gradients' bytes
+    (0: none).
     """
 
     busy_us: Floats
@@ -39,12 +43,15 @@ class Works:
     launched_us: Floats  # NEVER where nothing is launched
     host_waits: Bools  # for this work to end
     needs: Floats
-    by_samples: Bools  # whether a larger batch makes the work longer: not the optimizer, nor copies of gradients
+    # whether a larger batch makes the work longer: not the optimizer, nor copies of gradients
+    by_samples: Bools
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """In order of readiness: bytes each, and how many works precede it. `known` is how their sizes are known."""
+    """In order of readiness: bytes each, and how many works precede it. `known` is how their sizes
+    are known.
+    """
 
     bytes: Floats
     after: Ints
@@ -59,9 +66,10 @@ class Gradients:
 class MeasuredBucket:
     """An all-reduce of gradients; times count from the step's start.
 
-    `lag_us` is from the end of its last gradient's work to `ready_us`, where the host launched it later. `late_us` is by how much
-    the last rank was ready after this one. `cost_us` is the transfer as it would be alone on the link:
-    of one rank's trace its whole duration, an upper bound that holds waiting (`bounded`).
+    `lag_us` is from the end of its last gradient's work to `ready_us`, where the host launched it
+    later. `late_us` is by how much the last rank was ready after this one. `cost_us` is the
+    transfer as it would be alone on the link: of one rank's trace its whole duration, an upper
+    bound that holds waiting (`bounded`).
     """
 
     bytes: float
@@ -76,7 +84,9 @@ class MeasuredBucket:
 
 @dataclass(frozen=True)
 class OtherCollective:
-    """One that is no bucket, such as a broadcast of buffers: after so many works, and whether the next work waits for it."""
+    """One that is no bucket, such as a broadcast of buffers: after so many works, and whether the
+    next work waits for it.
+    """
 
     kind: str
     bytes: float | None  # None where the trace does not show them
@@ -90,8 +100,8 @@ class OtherCollective:
 class StepProfile:
     """One whole step of one rank.
 
-    `start_gap_us` is from a bucket's readiness to the start of its all-reduce, `turn_us` from the end of an all-reduce to the
-    start of one that waited for it.
+    `start_gap_us` is from a bucket's readiness to the start of its all-reduce, `turn_us` from the
+    end of an all-reduce to the start of one that waited for it.
     """
 
     rank: int | None
@@ -142,7 +152,8 @@ class Bucketing:
 
 
 def bucket_ends(sizes_bytes: Sequence[float], bucketing: Bucketing) -> list[int]:
-    """The index of each bucket's last gradient; gradients of one type and device, in order of readiness.
+    """The index of each bucket's last gradient; gradients of one type and device, in order of
+    readiness.
 
     >>> bucket_ends([2e6, 1e6, 30e6, 1e6], Bucketing())  # 2 >= 1; 1 + 30 >= 25; the rest
     [0, 2, 3]
@@ -166,15 +177,18 @@ def bucket_bytes(gradients: Gradients, ends: Sequence[int]) -> list[float]:
 
 
 def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1.0) -> str | None:
-    """Why the rule does not give the buckets that were measured (bytes x factor, by the hook); None where it does.
+    """Why the rule does not give the buckets that were measured (bytes x factor, by the hook); None
+    where it does.
 
-    Sizes that are interpolated between the measured buckets can only be held to their limits: every bucket but the last
-    reaches its own.
+    Sizes that are interpolated between the measured buckets can only be held to their limits: every
+    bucket but the last reaches its own.
     """
     measured = [round(one.bytes) for one in profile.buckets]
     if profile.gradients.known == INTERPOLATED:
         limits = [bucketing.limits_bytes[min(index, 1)] * factor for index in range(len(measured))]
-        short = [size for size, limit in zip(measured[:-1], limits, strict=False) if size < 0.99 * limit]
+        short = [
+            size for size, limit in zip(measured[:-1], limits, strict=False) if size < 0.99 * limit
+        ]
         if short:
             return f"a bucket of {short[0] / 1e6:.2f} MB closed before it held its limit: give the cap with --base-bucket-mb"
         return None

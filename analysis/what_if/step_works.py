@@ -1,4 +1,6 @@
-"""A traced step as a profile: on a device its kernels and what holds each up, on a CPU the stretches between gradients."""
+"""A traced step as a profile: on a device its kernels and what holds each up, on a CPU the
+stretches between gradients.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +30,8 @@ from dpscope.analysis.what_if.step_profile import (
     Works,
 )
 
-GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
+# ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
+GLOO_WORKERS = 2
 _WAITS = (
     "Synchronize",
     "Memcpy",
@@ -55,7 +58,8 @@ def step_profile(
 ) -> StepProfile:
     """The profile of one step (index into the trace's steps).
 
-    `rows` are its collectives with `launch_us` (on a CPU: when it was created) and `begin_us`, when a server took it up.
+    `rows` are its collectives with `launch_us` (on a CPU: when it was created) and `begin_us`, when
+    a server took it up.
     """
     steps, on_device = attribution.steps, attribution.on_device
     span = attribution.windows if on_device else steps
@@ -90,8 +94,12 @@ def step_profile(
     )
 
 
-def _on_cpu(span: tuple[float, float], reduced: Table, before: Table, ready_us: Floats) -> _Timeline:
-    """The CPU computes all the time, but for the collectives `before` the first gradient and after the last."""
+def _on_cpu(
+    span: tuple[float, float], reduced: Table, before: Table, ready_us: Floats
+) -> _Timeline:
+    """The CPU computes all the time, but for the collectives `before` the first gradient and after
+    the last.
+    """
     began, ended = span
     waits_us = goes_on_us = 0.0
     others = []
@@ -155,7 +163,9 @@ def _on_device(
     others: Table,
     ready_us: Floats,
 ) -> _Timeline:
-    """Kernels, held up by the one before, by their host and by the collectives they wait for: buckets and others."""
+    """Kernels, held up by the one before, by their host and by the collectives they wait for:
+    buckets and others.
+    """
     kernels = _kernels(attribution, step, began)
     ready_after = np.maximum.accumulate(kernels.before(ready_us))
     before_us = np.concatenate(([began], kernels.end_us))[:-1]
@@ -172,7 +182,9 @@ def _on_device(
     gap_us = kernels.start_us - np.maximum(held_us, kernels.launch_us)
     by_launch = kernels.launch_us >= held_us  # else the stream held it up
     usual_us = float(np.median(gap_us[by_launch])) if by_launch.any() else 0.0
-    to_start_us = np.where(by_launch, gap_us, np.minimum(usual_us, kernels.start_us - kernels.launch_us))
+    to_start_us = np.where(
+        by_launch, gap_us, np.minimum(usual_us, kernels.start_us - kernels.launch_us)
+    )
     busy_us = kernels.end_us - kernels.start_us
     hidden = busy_us <= 0  # behind another stream's
     waits = _host_waits(attribution, kernels)
@@ -192,10 +204,14 @@ def _on_device(
 
 
 def _host_waits(attribution: Attribution, kernels: _Kernels) -> Bools:
-    """For which kernels' ends the host waited, in a call that ends after them and before the next launch."""
+    """For which kernels' ends the host waited, in a call that ends after them and before the next
+    launch.
+    """
     events = attribution.events
     named = events.named(lambda name: any(word in name for word in _WAITS))
-    calls = np.flatnonzero(named & events.is_category(Category.RUNTIME) & (events.duration_us >= _SHORTEST_WAIT_US))
+    calls = np.flatnonzero(
+        named & events.is_category(Category.RUNTIME) & (events.duration_us >= _SHORTEST_WAIT_US)
+    )
     places = kernels.before(events.end_us[calls]) - 1
     calls, places = calls[places >= 0], places[places >= 0]
     ends_us = kernels.end_us[places]
@@ -226,14 +242,21 @@ def _kernels(attribution: Attribution, step: int, began: float) -> _Kernels:
 
 
 def _needs(kernels: _Kernels, reduced: Table, before_us: Floats) -> tuple[Floats, Floats]:
-    """The share of the gradients' bytes that each kernel waits for, and until when it or the kernel before holds it up."""
+    """The share of the gradients' bytes that each kernel waits for, and until when it or the kernel
+    before holds it up.
+    """
     needs, held_us = np.zeros(len(before_us)), before_us.copy()
     if not len(reduced):
         return needs, held_us
     sizes = reduced.real("bytes")
-    shares = np.cumsum(sizes) / sizes.sum() if np.isfinite(sizes).all() else np.arange(1, len(sizes) + 1) / len(sizes)
+    shares = (
+        np.cumsum(sizes) / sizes.sum()
+        if np.isfinite(sizes).all()
+        else np.arange(1, len(sizes) + 1) / len(sizes)
+    )
     ends_us = np.maximum.accumulate(reduced["start_us"] + reduced["duration_us"])
-    later = kernels.launch_us > float(reduced["launch_us"].max())  # only works after the last all-reduce wait
+    # only works after the last all-reduce wait
+    later = kernels.launch_us > float(reduced["launch_us"].max())
     ended = np.searchsorted(ends_us, kernels.start_us + _ROUNDING_US, side="right")
     needs[later] = np.concatenate(([0.0], shares))[ended[later]]
     needs = np.maximum.accumulate(needs)
@@ -264,5 +287,7 @@ def _others(rows: Table, kernels: _Kernels, began: float) -> list[OtherCollectiv
 
 
 def _holds_up(kernels: _Kernels, place: int, end_us: float) -> bool:
-    """Whether a kernel starts only once a collective that was launched right before it has ended."""
+    """Whether a kernel starts only once a collective that was launched right before it has
+    ended.
+    """
     return place < len(kernels.launch_us) and bool(kernels.start_us[place] >= end_us - _ROUNDING_US)

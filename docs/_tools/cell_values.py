@@ -1,4 +1,5 @@
-"""`examples/published/cell_values.csv`: the published times and derived values by cell, as `--published` reads them.
+"""`examples/published/cell_values.csv`: the published times and derived values by cell, as
+`--published` reads them.
 
 `python docs/_tools/cell_values.py`, in the repository's root, writes it from the tables beside it.
 """
@@ -19,33 +20,48 @@ EXAMPLES = Path("examples/published")
 _DATA = {"CIFAR-10": "cifar10"}
 _MODELS = {"resnet18_torchvision": "resnet18"}  # 1,000 outputs there and here
 _QUANTITIES = {"bandwidth": "effective_bandwidth", "best_test_accuracy": "test_accuracy"}
-_MEASURED = {name for part in get_args(PublishedQuantity) for name in get_args(part) or (part,)}  # a union of literals
+# a union of literals
+_MEASURED = {name for part in get_args(PublishedQuantity) for name in get_args(part) or (part,)}
 _STRATEGIES = ("single", "dp", "ddp")
 
 
-def cell_values(times: Sequence[EpochTime], claims: Sequence[Mapping[str, str]]) -> Iterator[PublishedValue]:
-    """What is of one cell and of a quantity that dpscope measures; an epoch that ran out of memory has no value."""
+def cell_values(
+    times: Sequence[EpochTime], claims: Sequence[Mapping[str, str]]
+) -> Iterator[PublishedValue]:
+    """What is of one cell and of a quantity that dpscope measures; an epoch that ran out of memory
+    has no value.
+    """
     for row in times:
         if row.epoch_seconds is not None:
-            yield from _of_row(row, row.run, "epoch_seconds", row.epoch_seconds, "s", f"timed: {row.provenance}")
+            yield from _of_row(
+                row, row.run, "epoch_seconds", row.epoch_seconds, "s", f"timed: {row.provenance}"
+            )
     for claim in claims:
         quantity = _QUANTITIES.get(claim["quantity"], claim["quantity"])
         if quantity in _MEASURED:
             rows = [row for row in times if _speaks_of(claim, row)]
-            for row in rows[:1]:  # of runs at the same setting, the first: they are of the same cell
+            # of runs at the same setting, the first: they are of the same cell
+            for row in rows[:1]:
                 value = float(claim["printed_value"])
-                yield from _of_row(row, claim["run"] or None, quantity, value, claim["unit"], claim["method"])
+                yield from _of_row(
+                    row, claim["run"] or None, quantity, value, claim["unit"], claim["method"]
+                )
 
 
 def _speaks_of(claim: Mapping[str, str], row: EpochTime) -> bool:
     setting = (claim["study"], claim["batch_size"], claim["devices"])
-    return setting == (row.study, str(row.batch_size), str(row.devices)) and claim["run"] in ("", row.run)
+    return setting == (row.study, str(row.batch_size), str(row.devices)) and claim["run"] in (
+        "",
+        row.run,
+    )
 
 
 def _of_row(
     row: EpochTime, run: str | None, quantity: str, value: float, unit: str, method: str
 ) -> Iterator[PublishedValue]:
-    """The value as of one cell; none where a global batch does not divide, or the strategy is none of dpscope's."""
+    """The value as of one cell; none where a global batch does not divide, or the strategy is none
+    of dpscope's.
+    """
     of_all = row.batch_size_is == "global"
     if row.strategy not in _STRATEGIES or (of_all and row.batch_size % row.devices):
         return
@@ -83,7 +99,10 @@ def as_csv(values: Iterator[PublishedValue]) -> str:
 
 def main() -> None:
     """Write the table."""
-    times, claims = read_epoch_times(EXAMPLES / "epoch_times.csv"), read_claims(EXAMPLES / "derived_values.csv")
+    times, claims = (
+        read_epoch_times(EXAMPLES / "epoch_times.csv"),
+        read_claims(EXAMPLES / "derived_values.csv"),
+    )
     write_text(EXAMPLES / "cell_values.csv", as_csv(cell_values(times.rows, claims)))
 
 

@@ -30,7 +30,9 @@ file, under the options' names with `_` or `-`: `batch_size = "32,128"`. `-h` is
 completion in your shell.
 """
 _WORTH_A_LINK = 3
-"""So many options that an earlier command explains are a line with a link to it; fewer are explained again."""
+"""So many options that an earlier command explains are a line with a link to it; fewer are
+explained again.
+"""
 _TYPES = {bool: "", int: "whole number", float: "number", str: "text", Path: "path"}
 
 
@@ -55,7 +57,9 @@ def parameters(command: str) -> Iterator[Parameter]:
     """What a command takes, in the order of its signature."""
     for name, parameter in inspect.signature(_command(command).callback).parameters.items():
         if get_origin(parameter.annotation) is not Annotated:
-            raise TypeError(f"{command}: {name} is not Annotated with an option or argument of typer")
+            raise TypeError(
+                f"{command}: {name} is not Annotated with an option or argument of typer"
+            )
         kind, info = get_args(parameter.annotation)[:2]
         yield _parameter(name, kind, info, parameter.default)
 
@@ -71,11 +75,19 @@ def _parameter(name: str, kind: Any, info: ArgumentInfo | OptionInfo, default: o
     if isinstance(info, ArgumentInfo):
         written = info.metavar or (f"{dashed.upper()}..." if several else dashed.upper())
         required = "required" if default is inspect.Parameter.empty else ""
-        return Parameter(written, _type_name(known), required, str(info.help or ""), is_argument=True)
+        return Parameter(
+            written, _type_name(known), required, str(info.help or ""), is_argument=True
+        )
     # Of a type that is Annotated, typer takes the first name that is given for the default.
     names = [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
     written = ", ".join(names) or (f"--{dashed}/--no-{dashed}" if known is bool else f"--{dashed}")
-    shown = "required" if default is inspect.Parameter.empty else "" if default in (None, False) else str(default)
+    shown = (
+        "required"
+        if default is inspect.Parameter.empty
+        else ""
+        if default in (None, False)
+        else str(default)
+    )
     return Parameter(written, _type_name(known), shown, str(info.help or ""), is_argument=False)
 
 
@@ -93,10 +105,14 @@ def _type_name(kind: Any) -> str:
 
 
 def _section(command: str, earlier: dict[str, str]) -> str:
-    """A command's usage and options; rows that `earlier` commands have are named with a link, and new ones added to it."""
+    """A command's usage and options; rows that `earlier` commands have are named with a link, and
+    new ones added to it.
+    """
     found = list(parameters(command))
     options = ["[OPTIONS]"] if any(not one.is_argument for one in found) else []
-    usage = " ".join(["dpscope", command, *(one.written for one in found if one.is_argument), *options])
+    usage = " ".join(
+        ["dpscope", command, *(one.written for one in found if one.is_argument), *options]
+    )
     chosen = _command(command).defaults()
     # By the name under which an option's default is known, without `--no-...` and short forms.
     names = {one: re.split(", |/", one.written)[0] for one in found}
@@ -104,11 +120,20 @@ def _section(command: str, earlier: dict[str, str]) -> str:
     shared: dict[str, list[str]] = {}
     for row, name in rows.items():
         shared.setdefault(earlier.setdefault(row, command), []).append(name)
-    linked = {other: its for other, its in shared.items() if other != command and len(its) >= _WORTH_A_LINK}
+    linked = {
+        other: its
+        for other, its in shared.items()
+        if other != command and len(its) >= _WORTH_A_LINK
+    }
     shown = [row for row in rows if earlier[row] not in linked]
     lines = [f"\n## {command}", _wrapped(f"`{usage}`: {COMMANDS[command]}")]
-    lines += ["", "| option | takes | default | |", "| --- | --- | --- | --- |", *shown] if shown else []
-    lines += [_wrapped(f"\nAs for [{other}](#{other}): {', '.join(its)}.") for other, its in linked.items()]
+    lines += (
+        ["", "| option | takes | default | |", "| --- | --- | --- | --- |", *shown] if shown else []
+    )
+    lines += [
+        _wrapped(f"\nAs for [{other}](#{other}): {', '.join(its)}.")
+        for other, its in linked.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""The pages docs/columns.md, findings.md, glossary.md and links.md, generated from what the package declares.
+"""The pages docs/columns.md, findings.md, glossary.md and links.md, generated from what the package
+declares.
 
 python docs/_tools/pages.py
 """
@@ -68,12 +69,16 @@ def columns_page() -> str:
 
 
 def _column_rows(columns: list[Column]) -> Iterator[tuple[str, str, str, str]]:
-    """A row per column; the two ends of an interval or a range, which follow each other, share one."""
+    """A row per column; the two ends of an interval or a range, which follow each other, share
+    one.
+    """
     rest = list(columns)
     while rest:
         one = rest.pop(0)
         name, heading, meaning = f"`{one.name}`", one.heading, one.meaning
-        if rest and rest[0].name == _LOWER_END.sub(lambda low: {"_low": "_high", "_min": "_max"}[low[0]], one.name):
+        if rest and rest[0].name == _LOWER_END.sub(
+            lambda low: {"_low": "_high", "_min": "_max"}[low[0]], one.name
+        ):
             high = rest.pop(0)
             name, heading = f"{name}, `{high.name}`", f"{heading}, {high.heading}"
             meaning += f"; {high.meaning[0].lower()}{high.meaning[1:]}"
@@ -105,7 +110,10 @@ below are general; a finding names the cell, the option or the file.
 def findings_page() -> str:
     page = _FINDINGS
     for codes, title in REGISTERED.items():
-        rows = [(f"`{code.code}`", code.severity or "varies", code.meaning, code.next_step) for code in codes]
+        rows = [
+            (f"`{code.code}`", code.severity or "varies", code.meaning, code.next_step)
+            for code in codes
+        ]
         table = "\n".join(markdown_table(("code", "severity", "meaning", "next step"), rows))
         page += f"\n## {title}\n\n{table}\n"
     return page
@@ -170,7 +178,10 @@ def _link_tables() -> Iterator[TextTable]:
         title="PCIe",
         headings=("generation", "one lane [GB/s]", "x4 [GB/s]", "x8 [GB/s]", "x16 [GB/s]"),
         rows=tuple(
-            (f"PCIe {generation}.0", *(f"{pcie_gb_per_s(generation, lanes):.3f}" for lanes in (1, 4, 8, 16)))
+            (
+                f"PCIe {generation}.0",
+                *(f"{pcie_gb_per_s(generation, lanes):.3f}" for lanes in (1, 4, 8, 16)),
+            )
             for generation in range(1, 7)
         ),
         notes=(f"source: {PCIE_SOURCE} 1.0 to 6.0; {transfers}",),
@@ -201,7 +212,12 @@ def _rate(gb_per_s: float) -> str:
     return f"{gb_per_s:.4g}"
 
 
-PAGES = {"columns": columns_page, "findings": findings_page, "glossary": glossary_page, "links": links_page}
+PAGES = {
+    "columns": columns_page,
+    "findings": findings_page,
+    "glossary": glossary_page,
+    "links": links_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -1,4 +1,6 @@
-"""What `make site` changes: README.md becomes the home page, and links to files outside docs/ become their text and name."""
+"""What `make site` changes: README.md becomes the home page, and links to files outside docs/
+become their text and name.
+"""
 
 import re
 from pathlib import Path
@@ -16,4 +18,6 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return _OUTSIDE.sub(lambda link: link[1] if link[1] in link[2] else f"{link[1]} (`{link[2]}`)", markdown)
+    return _OUTSIDE.sub(
+        lambda link: link[1] if link[1] in link[2] else f"{link[1]} (`{link[2]}`)", markdown
+    )

@@ -1,7 +1,8 @@
-"""What five studies claimed from epoch times: each value again by its own method, the sound value, and what is wrong.
+"""What five studies claimed from epoch times: each value again by its own method, the sound value,
+and what is wrong.
 
-`python examples/published/audit.py` writes results.md, study by study; `--csv` prints the audited values, `--mistakes` what is
-wrong with them.
+`python examples/published/audit.py` writes results.md, study by study; `--csv` prints the audited
+values, `--mistakes` what is wrong with them.
 """
 
 import csv
@@ -15,7 +16,14 @@ from typing import Any
 from claims import AuditedClaim, audit_claims, read_claims
 from mistakes import NEXT_STEPS, mistakes, shortened
 
-from dpscope.analysis import DpscopeError, EpochTable, EpochTime, estimate_markdown, estimate_report, read_epoch_times
+from dpscope.analysis import (
+    DpscopeError,
+    EpochTable,
+    EpochTime,
+    estimate_markdown,
+    estimate_report,
+    read_epoch_times,
+)
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results.md"
@@ -39,18 +47,29 @@ link.
 """
 
 
-def page(times: EpochTable, audited: Sequence[AuditedClaim], studies: Sequence[dict[str, Any]]) -> str:
+def page(
+    times: EpochTable, audited: Sequence[AuditedClaim], studies: Sequence[dict[str, Any]]
+) -> str:
     """The whole page; every study needs notes, as notes.toml has them."""
     missing = {row.study for row in times.rows if row.study} - {study["name"] for study in studies}
     if missing:
-        raise DpscopeError(f"no notes for {', '.join(sorted(missing))}: add a [[study]] to notes.toml")
+        raise DpscopeError(
+            f"no notes for {', '.join(sorted(missing))}: add a [[study]] to notes.toml"
+        )
     return "\n".join([_INTRODUCTION, *(_study_section(times, audited, study) for study in studies)])
 
 
-def _study_section(times: EpochTable, audited: Sequence[AuditedClaim], study: dict[str, Any]) -> str:
+def _study_section(
+    times: EpochTable, audited: Sequence[AuditedClaim], study: dict[str, Any]
+) -> str:
     table = times.of_study(study["name"])
     claims = [one for one in audited if one.claim.study == study["name"]]
-    lines = [f"## {study['title']}", "", f"`{study['name']}`: {study['source']}. {_facts(table.rows)}", ""]
+    lines = [
+        f"## {study['title']}",
+        "",
+        f"`{study['name']}`: {study['source']}. {_facts(table.rows)}",
+        "",
+    ]
     lines += ["### Claimed", ""]
     lines += claim_table(claims) if claims else ["No values were derived from these times."]
     if found := mistakes(claims):
@@ -67,7 +86,10 @@ def _study_section(times: EpochTable, audited: Sequence[AuditedClaim], study: di
 def claim_table(claims: Sequence[AuditedClaim]) -> list[str]:
     """Markdown: each claim, what its method gives, and the sound value."""
     headings = ("run", "claimed", "batch", "N", "printed", "method", "gives", "sound", "verdict")
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *map(_cells, claims))]
+    return [
+        "| " + " | ".join(cells) + " |"
+        for cells in (headings, ["---"] * len(headings), *map(_cells, claims))
+    ]
 
 
 def _cells(one: AuditedClaim) -> tuple[str, ...]:
@@ -79,7 +101,8 @@ def _cells(one: AuditedClaim) -> tuple[str, ...]:
         str(claim.devices or ""),
         shortened(claim.printed_value) + unit,
         f"`{claim.method}`",
-        _significant(one.reproduced, 6) + (f" ({one.agreement})" if one.agreement in ("truncated", "differs") else ""),
+        _significant(one.reproduced, 6)
+        + (f" ({one.agreement})" if one.agreement in ("truncated", "differs") else ""),
         one.reason if one.sound is None else _significant(one.sound, 4) + unit,
         one.verdict.replace("_", " "),
     )
@@ -119,7 +142,9 @@ def main() -> int:
     else:
         PAGE.write_text(text, encoding="utf-8")
         verdicts = Counter(one.verdict.replace("_", " ") for one in audited)
-        sys.stdout.write(f"{len(audited)} claims: {', '.join(f'{count} {name}' for name, count in verdicts.items())}\n")
+        sys.stdout.write(
+            f"{len(audited)} claims: {', '.join(f'{count} {name}' for name, count in verdicts.items())}\n"
+        )
     return 0
 
 

@@ -1,7 +1,9 @@
-"""Audits values that people derived from epoch times: each is computed by its stated method and compared with the sound value.
+"""Audits values that people derived from epoch times: each is computed by its stated method and
+compared with the sound value.
 
-A claim states its method as a short formula, such as `TN-T1/N` or `printed speedup/N`; METHODS holds the known ones, wrong ones
-included. K is the number of parameters, N the devices, T an epoch time, and `printed x` another claim of the same setting.
+A claim states its method as a short formula, such as `TN-T1/N` or `printed speedup/N`; METHODS
+holds the known ones, wrong ones included. K is the number of parameters, N the devices, T an epoch
+time, and `printed x` another claim of the same setting.
 """
 
 import csv
@@ -16,7 +18,9 @@ from dpscope.analysis import EpochEstimate, EpochTime, epoch_estimates
 
 BYTES_PER_PARAMETER = 4
 LINKS_GB_PER_S = {"4x NVIDIA L4": ("PCIe 4.0 x16", 16 * (128 / 130) / 8 * 16)}
-"""The link between the GPUs of a study's hardware: 16 lanes of 16 GT/s at 128b/130b (PCI Express Base Specification 4.0)."""
+"""The link between the GPUs of a study's hardware: 16 lanes of 16 GT/s at 128b/130b (PCI Express
+Base Specification 4.0).
+"""
 UNIT_SIZES = {
     "1": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "GiB": 2.0**30, "GiB/s": 2.0**30, "GB": 1e9, "GB/s": 1e9, "MB": 1e6,
     "MB/s": 1e6, "elements": 1.0, "1e9 elements/s": 1e9,
@@ -60,7 +64,9 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def _claim(row: dict[str, str]) -> Claim:
-    batch_size, devices = (int(row[name]) if row[name] else None for name in ("batch_size", "devices"))
+    batch_size, devices = (
+        int(row[name]) if row[name] else None for name in ("batch_size", "devices")
+    )
     named = (row["study"] or None, row["run"] or None, row["quantity"], row["method"])
     return Claim(*named, batch_size, devices, row["printed_value"], row["unit"])
 
@@ -68,14 +74,19 @@ def _claim(row: dict[str, str]) -> Claim:
 def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list["AuditedClaim"]:
     """Audit every claim against the epoch times that it was derived from.
 
-    A ratio uses the single-device times of its own run, so that both times come from one. A subtraction uses those of its sweep,
-    where there is one: it compares times across batch sizes, which the sweep measured together.
+    A ratio uses the single-device times of its own run, so that both times come from one. A
+    subtraction uses those of its sweep, where there is one: it compares times across batch sizes,
+    which the sweep measured together.
     """
     found: dict[tuple[object, ...], EpochEstimate] = {
         (*one.setting, one.quantity, one.method): one for one in epoch_estimates(rows)
     }
     of_sweeps = epoch_estimates(with_sweeps(rows))
-    found |= {(*one.setting, one.quantity, one.method): one for one in of_sweeps if one.method == "same_local_batch"}
+    found |= {
+        (*one.setting, one.quantity, one.method): one
+        for one in of_sweeps
+        if one.method == "same_local_batch"
+    }
     return [AuditedClaim(claim, rows, claims, found) for claim in claims]
 
 
@@ -87,7 +98,8 @@ def with_sweeps(rows: Sequence[EpochTime]) -> list[EpochTime]:
 
 
 def claim_holds(claim: Claim, sound: float) -> bool:
-    """Whether the sound value has the printed digits, rounded or truncated: 0.75 is 0.754 or 0.759, but not 0.7413.
+    """Whether the sound value has the printed digits, rounded or truncated: 0.75 is 0.754 or 0.759,
+    but not 0.7413.
 
     A difference of rounded times may be off by one in the last digit.
     """
@@ -97,7 +109,8 @@ def claim_holds(claim: Claim, sound: float) -> bool:
 
 
 def agreement(value: float, printed: str) -> str:
-    """Whether `value` rounds to the printed digits (digits), only truncates to them (truncated), or differs.
+    """Whether `value` rounds to the printed digits (digits), only truncates to them (truncated), or
+    differs.
 
     A value printed with all digits of a float may differ in its last bits.
     """
@@ -138,7 +151,9 @@ def _sound_value(one: "AuditedClaim") -> tuple[float, str]:
     quantity, unit = one.claim.quantity, one.claim.unit
     if quantity in ("speedup", "efficiency", "amdahl_speedup"):
         # The method whose single-device time has the same number in `batch_size`.
-        method = {"global": "strong", "per_device": "weak", None: "same_batch_size"}[one.row.batch_size_is]
+        method = {"global": "strong", "per_device": "weak", None: "same_batch_size"}[
+            one.row.batch_size_is
+        ]
         return one.estimated("efficiency" if quantity == "efficiency" else "speedup", method)
     if quantity in ("communication_seconds", "compute_seconds"):
         return one.estimated(quantity, "same_local_batch")
@@ -156,12 +171,16 @@ def _sound_value(one: "AuditedClaim") -> tuple[float, str]:
     if quantity == "model_size" and one.reproduced is not None:
         return one.reproduced * UNIT_SIZES[unit], "4 bytes per parameter"
     if quantity in ("max_speedup", "fraction_of_max"):
-        raise NotComputable("added communication is a cost of each step, not a serial fraction: no limit follows")
+        raise NotComputable(
+            "added communication is a cost of each step, not a serial fraction: no limit follows"
+        )
     raise NotComputable(one.not_reproduced or f"no sound form of {quantity} is known")
 
 
 def _traffic(one: "AuditedClaim") -> tuple[float, str]:
-    """What the strategy moves: bytes of a step, elements of an epoch, or seconds of a step at the link's peak."""
+    """What the strategy moves: bytes of a step, elements of an epoch, or seconds of a step at the
+    link's peak.
+    """
     quantity = one.claim.quantity
     row = one.row if one.claim.batch_size is not None else one.any_row
     is_dp = row.strategy == "dp"
@@ -171,13 +190,18 @@ def _traffic(one: "AuditedClaim") -> tuple[float, str]:
     if quantity == "allreduce_volume":
         return step_bytes, f"{what}, bytes of a step"
     if quantity == "elements_per_epoch":
-        return one.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {one.steps:,} steps"
+        return (
+            one.steps * step_bytes / BYTES_PER_PARAMETER,
+            f"{what}, in each of {one.steps:,} steps",
+        )
     link, peak = link_peak(row.hardware)
     return step_bytes / (peak * 1e9), f"{what}; one step at {peak:.1f} GB/s ({link})"
 
 
 def link_peak(hardware: str | None) -> tuple[str, float]:
-    """The link between the GPUs, and its rate in one direction in GB/s; raises NotComputable for unknown hardware."""
+    """The link between the GPUs, and its rate in one direction in GB/s; raises NotComputable for
+    unknown hardware.
+    """
     if hardware not in LINKS_GB_PER_S:
         raise NotComputable("the link of this hardware is not known")
     return LINKS_GB_PER_S[hardware]
@@ -190,9 +214,10 @@ def amdahl_speedup(serial_fraction: float, devices: int) -> float:
 class AuditedClaim:
     """A claim with its audit, the rows that it is about, and the other claims of its study.
 
-    `reproduced` and `sound` are values in the claim's unit, None if there is none: `not_reproduced` and `reason` state why.
-    `agreement` compares the printed digits with the stated method: digits, truncated, differs, unknown.
-    `verdict` compares them with the sound value: holds, does_not_hold, no_sound_value.
+    `reproduced` and `sound` are values in the claim's unit, None if there is none: `not_reproduced`
+    and `reason` state why. `agreement` compares the printed digits with the stated method: digits,
+    truncated, differs, unknown. `verdict` compares them with the sound value: holds, does_not_hold,
+    no_sound_value.
     """
 
     def __init__(
@@ -205,7 +230,9 @@ class AuditedClaim:
         """`found` are the estimates of all rows by setting, quantity and method."""
         self.claim = claim
         self._rows = [row for row in rows if row.study == claim.study]
-        self._claims = [other for other in claims if other.study == claim.study and other is not claim]
+        self._claims = [
+            other for other in claims if other.study == claim.study and other is not claim
+        ]
         self._estimates = found
         self.reproduced, self.not_reproduced = _reproduce(self)
         self.sound: float | None = None
@@ -217,12 +244,20 @@ class AuditedClaim:
         self.verdict = "no_sound_value"
         if self.sound is not None:
             self.verdict = "holds" if claim_holds(claim, self.sound) else "does_not_hold"
-        self.agreement = "unknown" if self.reproduced is None else agreement(self.reproduced, claim.printed_value)
+        self.agreement = (
+            "unknown"
+            if self.reproduced is None
+            else agreement(self.reproduced, claim.printed_value)
+        )
 
     def record(self) -> dict[str, object]:
         """The claim with its audit, by column."""
         stated = self.claim._asdict()
-        audit = {"reproduced": self.reproduced, "agreement": self.agreement, "sound_value": self.sound}
+        audit = {
+            "reproduced": self.reproduced,
+            "agreement": self.agreement,
+            "sound_value": self.sound,
+        }
         return {**stated, **audit, "verdict": self.verdict, "reason": self.reason}
 
     @property
@@ -244,12 +279,17 @@ class AuditedClaim:
         """A row that represents all batches: all rows with these devices must have one strategy."""
         found = self._rows_at_devices
         if len({row.strategy for row in found}) != 1:
-            raise NotComputable("the table has no rows, or several strategies, at this number of devices")
+            raise NotComputable(
+                "the table has no rows, or several strategies, at this number of devices"
+            )
         return found[0]
 
     @property
     def _rows_at_devices(self) -> list[EpochTime]:
-        claim, several = self.claim, [row for row in self._rows if 1 < row.devices == self.claim.devices]
+        claim, several = (
+            self.claim,
+            [row for row in self._rows if 1 < row.devices == self.claim.devices],
+        )
         return [row for row in several if claim.run in (None, row.run)]
 
     @property
@@ -284,7 +324,11 @@ class AuditedClaim:
     def t_1(self, run: str | None = None) -> float:
         """T_1 at the same number in `batch_size`, of the claim's run or the named one."""
         run = run or self.row.run
-        found = [row for row in self._rows if (row.run, row.batch_size, row.devices) == (run, self.row.batch_size, 1)]
+        found = [
+            row
+            for row in self._rows
+            if (row.run, row.batch_size, row.devices) == (run, self.row.batch_size, 1)
+        ]
         if len(found) != 1 or found[0].epoch_seconds is None:
             raise NotComputable(f"no single-device time at batch {self.row.batch_size}")
         return found[0].epoch_seconds
@@ -301,7 +345,9 @@ class AuditedClaim:
         return estimate.value, f"{method}: {estimate.reason}"
 
     def sibling(self, quantity: str) -> Claim | None:
-        """Another claim with the same batch and devices, or else one for these devices at any batch."""
+        """Another claim with the same batch and devices, or else one for these devices at any
+        batch.
+        """
         mine = (quantity, self.claim.run, self.claim.devices)
         alike = [one for one in self._claims if (one.quantity, one.run, one.devices) == mine]
         batches = (self.claim.batch_size, None)
@@ -329,7 +375,9 @@ _A_NUMBER = r"\d+(?:\.\d+)?"
 
 
 def _quotient(_: AuditedClaim, match: re.Match[str]) -> float:
-    top, bottom = (float(match[end]) * UNIT_SIZES[match[f"{end}_unit"] or "1"] for end in ("top", "bottom"))
+    top, bottom = (
+        float(match[end]) * UNIT_SIZES[match[f"{end}_unit"] or "1"] for end in ("top", "bottom")
+    )
     return top / bottom
 
 
@@ -341,7 +389,10 @@ METHODS: tuple[tuple[str, _Formula], ...] = (
     (r"T1/N", lambda s, _: s.t_1() / s.devices),
     (r"TN-printed compute_seconds", lambda s, _: s.t_n - s.printed("compute_seconds")),
     (r"printed speedup/N", lambda s, _: s.printed("speedup") / s.devices),
-    (r"printed (?P<top>\w+)/printed (?P<bottom>\w+)", lambda s, m: s.printed(m["top"]) / s.printed(m["bottom"])),
+    (
+        r"printed (?P<top>\w+)/printed (?P<bottom>\w+)",
+        lambda s, m: s.printed(m["top"]) / s.printed(m["bottom"]),
+    ),
     (r"4\*parameters", lambda s, _: float(BYTES_PER_PARAMETER * s.parameters)),
     (r"2K\(N-1\)/N\*4", lambda s, _: s.ring_bytes),
     (r"steps\*2K\(N-1\)/N", lambda s, _: s.steps * s.ring_elements),
@@ -349,13 +400,18 @@ METHODS: tuple[tuple[str, _Formula], ...] = (
     (r"elements_not_bytes", lambda s, _: s.steps * s.ring_elements / s.communication_seconds()),
     (
         rf"effective_bandwidth/(?P<peak>{_A_NUMBER})",
-        lambda s, m: s.printed("effective_bandwidth") / (float(m["peak"]) * s.bandwidth_unit_bytes()),
+        lambda s, m: (
+            s.printed("effective_bandwidth") / (float(m["peak"]) * s.bandwidth_unit_bytes())
+        ),
     ),
     (
         rf"ring at (?P<peak>{_A_NUMBER}) (?P<unit>GiB|GB)/s",
         lambda s, m: s.ring_bytes / (float(m["peak"]) * UNIT_SIZES[m["unit"]]),
     ),
-    (rf"(?P<top>{_A_NUMBER})(?: (?P<top_unit>MB|GB))?/(?P<bottom>{_A_NUMBER})(?: (?P<bottom_unit>ms|s))?", _quotient),
+    (
+        rf"(?P<top>{_A_NUMBER})(?: (?P<top_unit>MB|GB))?/(?P<bottom>{_A_NUMBER})(?: (?P<bottom_unit>ms|s))?",
+        _quotient,
+    ),
     (
         rf"1/\(s\+\(1-s\)/N\), s=(?P<top>{_A_NUMBER})/(?P<bottom>{_A_NUMBER})(?: \(.*\))?",
         lambda s, m: amdahl_speedup(float(m["top"]) / float(m["bottom"]), s.devices),

@@ -1,4 +1,6 @@
-"""Errors in claims, found from their numbers: from what a value must have been computed, whatever its label says."""
+"""Errors in claims, found from their numbers: from what a value must have been computed, whatever
+its label says.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +54,12 @@ def mistakes(claims: Claims) -> list[Mistake]:
     for one in claims:
         name = one.claim.study or "table"
         groups[f"{name} ({one.claim.run})" if one.claim.run else name].append(one)
-    return [found for check in _CHECKS for where, group in groups.items() for found in check(where, group)]
+    return [
+        found
+        for check in _CHECKS
+        for where, group in groups.items()
+        for found in check(where, group)
+    ]
 
 
 def karp_flatt(speedup: float, devices: int) -> float:
@@ -78,16 +85,25 @@ def _counted_twice(where: str, group: Claims) -> Iterator[Mistake]:
 
 def _negative(where: str, group: Claims) -> Iterator[Mistake]:
     for quantity in ("communication_seconds", "effective_bandwidth", "utilisation"):
-        if found := [one for one in group if one.claim.quantity == quantity and one.claim.value < 0]:
-            yield Mistake("negative_claim", f"{where}: {quantity} is claimed negative: {_cells(found)}")
+        if found := [
+            one for one in group if one.claim.quantity == quantity and one.claim.value < 0
+        ]:
+            yield Mistake(
+                "negative_claim", f"{where}: {quantity} is claimed negative: {_cells(found)}"
+            )
 
 
 def _unsound_subtraction(where: str, group: Claims) -> Iterator[Mistake]:
     """Claimed communication that is a subtraction at a fixed global batch."""
-    of_global = _matching(group, ("communication_seconds",), lambda one: one.row.batch_size_is == "global")
+    of_global = _matching(
+        group, ("communication_seconds",), lambda one: one.row.batch_size_is == "global"
+    )
     if found := [one for one in of_global if one.reproduced is not None]:
         sound = ["unknown" if one.sound is None else f"{one.sound:.4g} s" for one in found]
-        parts = [f"{_printed(one)} {_at(one)}, sound: {value}" for one, value in zip(found, sound, strict=True)]
+        parts = [
+            f"{_printed(one)} {_at(one)}, sound: {value}"
+            for one, value in zip(found, sound, strict=True)
+        ]
         methods = ", ".join(dict.fromkeys(one.claim.method for one in found))
         yield Mistake(
             "unsound_subtraction",
@@ -96,9 +112,13 @@ def _unsound_subtraction(where: str, group: Claims) -> Iterator[Mistake]:
 
 
 def _one_volume_per_epoch(where: str, group: Claims) -> Iterator[Mistake]:
-    """A rate whose volume, rate x communication time, is that of one all-reduce, while an epoch has many."""
+    """A rate whose volume, rate x communication time, is that of one all-reduce, while an epoch has
+    many.
+    """
     rates = ("effective_bandwidth",)
-    if found := _matching(group, rates, lambda one: one.steps > 1 and _volume_is(one, one.ring_bytes)):
+    if found := _matching(
+        group, rates, lambda one: one.steps > 1 and _volume_is(one, one.ring_bytes)
+    ):
         steps = [one.steps for one in found]
         yield Mistake(
             "one_volume_per_epoch",
@@ -137,7 +157,12 @@ def _impossible_peak(where: str, group: Claims) -> Iterator[Mistake]:
 
 def _ring_for_dp(where: str, group: Claims) -> Iterator[Mistake]:
     """Volumes and times of a ring all-reduce claimed for DataParallel, which runs none."""
-    quantities = ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds", "effective_bandwidth")
+    quantities = (
+        "allreduce_volume",
+        "elements_per_epoch",
+        "theoretical_allreduce_seconds",
+        "effective_bandwidth",
+    )
 
     def from_ring(one: AuditedClaim) -> bool:
         if one.reproduced is None or one.any_row.strategy != "dp":
@@ -167,10 +192,16 @@ def _volume_mismatch(where: str, group: Claims) -> Iterator[Mistake]:
         return float(amount) * {"MB": 1e6, "GB": 1e9}[unit]
 
     for one in _matching(
-        group, ("bandwidth", "effective_bandwidth"), lambda one: not _near(stated(one), one.ring_bytes)
+        group,
+        ("bandwidth", "effective_bandwidth"),
+        lambda one: not _near(stated(one), one.ring_bytes),
     ):
         model_bytes = BYTES_PER_PARAMETER * one.parameters
-        source = "; it is twice the model, without the ring's (N-1)/N" if _near(stated(one), 2 * model_bytes) else ""
+        source = (
+            "; it is twice the model, without the ring's (N-1)/N"
+            if _near(stated(one), 2 * model_bytes)
+            else ""
+        )
         yield Mistake(
             "volume_mismatch",
             f"{where}: {stated(one) / 1e6:.0f} MB are stated {_at(one)}, the ring all-reduce of this model moves "
@@ -188,11 +219,15 @@ def _batch_contradicted(where: str, group: Claims) -> Iterator[Mistake]:
         return abs(steps - -(-row.samples_per_epoch // row.batch_size)) < 0.5
 
     volumes = _matching(group, ("elements_per_epoch",), counts_global_steps)
-    shares = _matching(group, ("compute_seconds",), lambda one: _agrees(one.t_1() / one.devices, one))
+    shares = _matching(
+        group, ("compute_seconds",), lambda one: _agrees(one.t_1() / one.devices, one)
+    )
     shares = [one for one in shares if one.row.batch_size_is == "global"]
     if volumes and shares:
         first = volumes[0]
-        devices = [str(one.devices) for one in volumes if one.claim.batch_size == first.claim.batch_size]
+        devices = [
+            str(one.devices) for one in volumes if one.claim.batch_size == first.claim.batch_size
+        ]
         yield Mistake(
             "batch_meaning_contradicted",
             f"{where}: its volumes count {first.steps} steps an epoch at batch {first.claim.batch_size} on "
@@ -205,7 +240,9 @@ def _subtraction_called_measured(where: str, group: Claims) -> Iterator[Mistake]
     """A share a/b whose a and b are the subtraction and the epoch, divided by the steps."""
 
     def parts(one: AuditedClaim) -> tuple[float, float, float, float]:
-        """Added and total time of a step by subtraction, and the share's two numbers; milliseconds."""
+        """Added and total time of a step by subtraction, and the share's two numbers;
+        milliseconds.
+        """
         top, slash, bottom = one.claim.method.partition("/")
         if not slash or not top.isdecimal() or not bottom.isdecimal():
             raise NotComputable("the share is not a quotient of two numbers")
@@ -227,7 +264,9 @@ def _subtraction_called_measured(where: str, group: Claims) -> Iterator[Mistake]
 
 def _overhead_as_serial(where: str, group: Claims) -> Iterator[Mistake]:
     """Amdahl predictions from a communication share, versus the speedups of the same table."""
-    predictions = [(one, one.claim.value, one.sound) for one in group if one.claim.quantity == "amdahl_speedup"]
+    predictions = [
+        (one, one.claim.value, one.sound) for one in group if one.claim.quantity == "amdahl_speedup"
+    ]
     if parts := [
         f"{claimed:g}x for {measured:.2f}x on {one.devices} (Karp-Flatt {karp_flatt(measured, one.devices):.3f})"
         for one, claimed, measured in predictions
@@ -242,8 +281,12 @@ def _overhead_as_serial(where: str, group: Claims) -> Iterator[Mistake]:
 
 def _limit_compared(where: str, group: Claims) -> Iterator[Mistake]:
     """A measured speedup over the limit for infinitely many devices."""
-    limits = [one.claim for one in group if one.claim.quantity == "max_speedup" and one.claim.value > 1]
-    for one in _matching(group, ("fraction_of_max",), lambda one: bool(limits) and one.printed("speedup") > 0):
+    limits = [
+        one.claim for one in group if one.claim.quantity == "max_speedup" and one.claim.value > 1
+    ]
+    for one in _matching(
+        group, ("fraction_of_max",), lambda one: bool(limits) and one.printed("speedup") > 0
+    ):
         limit, measured, devices = limits[0], one.printed("speedup"), one.devices
         yield Mistake(
             "limit_compared_with_measurement",
@@ -263,7 +306,9 @@ def _digits(where: str, group: Claims) -> Iterator[Mistake]:
             yield Mistake(code, f"{where}: {problem}: {listed(parts)}")
     if found := [one for one in group if one.agreement == "unknown"]:
         parts = [f"{one.claim.quantity} {_printed(one)} ({one.not_reproduced})" for one in found]
-        yield Mistake("claim_not_computable", f"{where}: cannot be computed from the tables: {listed(parts)}")
+        yield Mistake(
+            "claim_not_computable", f"{where}: cannot be computed from the tables: {listed(parts)}"
+        )
 
 
 _CHECKS: tuple[Callable[[str, Claims], Iterator[Mistake]], ...] = (
@@ -288,7 +333,9 @@ def _matching(
 
 
 def _volume_is(one: AuditedClaim, volume: float) -> bool:
-    """Whether a claimed rate times its communication time is `volume`, within the printed digits."""
+    """Whether a claimed rate times its communication time is `volume`, within the printed
+    digits.
+    """
     slack = 0.02 + last_printed_digit(one.claim.printed_value) / abs(one.claim.value)
     return abs(one.claim.base_value * one.communication_seconds() / volume - 1) <= slack
 
@@ -311,7 +358,9 @@ def _at(one: AuditedClaim) -> str:
 
 
 def _printed(one: AuditedClaim) -> str:
-    return shortened(one.claim.printed_value) + ("" if one.claim.unit == "1" else f" {one.claim.unit}")
+    return shortened(one.claim.printed_value) + (
+        "" if one.claim.unit == "1" else f" {one.claim.unit}"
+    )
 
 
 def shortened(printed_value: str) -> str:

@@ -9,7 +9,8 @@ import sys
 
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, die_with_job
 
-if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:  # a process started by hand may outlive its shell
+# a process started by hand may outlive its shell
+if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:
     die_with_job()
 
 from dpscope.launch.attach.arguments import attachment

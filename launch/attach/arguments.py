@@ -1,4 +1,6 @@
-"""The arguments of `python -m dpscope.launch.attach`: run folder, windows and script, all checked. Imports no torch."""
+"""The arguments of `python -m dpscope.launch.attach`: run folder, windows and script, all checked.
+Imports no torch.
+"""
 
 import argparse
 import os
@@ -42,7 +44,9 @@ def attachment(arguments: Sequence[str]) -> Attachment:
     given = vars(_parser().parse_args(options))
     out, work_folder = given.pop("out"), given.pop("work_folder")
     if out is None:
-        raise DpscopeError("--out is missing: name the run folder before the script, such as --out runs/mine train.py")
+        raise DpscopeError(
+            "--out is missing: name the run folder before the script, such as --out runs/mine train.py"
+        )
     script, folder = command_without_secrets(shlex.join(command)), work_folder is not None
     code = Path.cwd() if command[:1] == ("-m",) else Path(*command[:1]).absolute().parent
     settings = AttachSettings(out.absolute(), script, code, has_work_folder=folder, **given)
@@ -84,10 +88,19 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--out", type=Path, help="the run folder; several device counts of one script may share one")
+    add(
+        "--out", type=Path, help="the run folder; several device counts of one script may share one"
+    )
     for name, one in WINDOWS.items():
         kind = str if one.choices else one.kind
-        add(_flag(one), dest=name, type=kind, choices=one.choices or None, default=one.default, help=one.help)
+        add(
+            _flag(one),
+            dest=name,
+            type=kind,
+            choices=one.choices or None,
+            default=one.default,
+            help=one.help,
+        )
     add("--work-folder", type=Path, help="the script's working folder, created if missing")
     add("--stop-after", action="store_true", help="end the script after the measurement")
     return parser
@@ -100,7 +113,9 @@ _SCRIPT_FIRST = (
 
 
 def check_script(command: Sequence[str]) -> None:
-    """Raise DpscopeError unless the command begins with an existing Python script, or with -m and an existing module."""
+    """Raise DpscopeError unless the command begins with an existing Python script, or with -m and
+    an existing module.
+    """
     if not command:
         raise DpscopeError(
             "no script to attach to: name one, such as dpscope attach --out runs/mine -- train.py --epochs 1"
@@ -116,7 +131,9 @@ def check_script(command: Sequence[str]) -> None:
         raise DpscopeError(f"{path}: no such script; {meant}{_SCRIPT_FIRST}")
     with open(path, "rb") as file:
         first = file.readline(200)
-    other_program = first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
+    other_program = first.startswith(b"\x7fELF") or (
+        first.startswith(b"#!") and b"python" not in first
+    )
     if other_program or path.suffix in (".sh", ".ipynb"):
         raise DpscopeError(f"{path}: is not a Python script; {_SCRIPT_FIRST}")
 
@@ -127,14 +144,20 @@ def _check_module(command: Sequence[str]) -> None:
     name = command[1]
     if name.endswith(".py") or "/" in name:
         module = name.removesuffix(".py").strip("./").replace("/", ".")
-        raise DpscopeError(f"-m {name}: takes a module's name, such as -m {module}; or give the file without -m")
+        raise DpscopeError(
+            f"-m {name}: takes a module's name, such as -m {module}; or give the file without -m"
+        )
     if name in ("torch.distributed.run", "torch.distributed.launch"):
         raise DpscopeError(f"-m {name}: is no training; {_SCRIPT_FIRST}")
     spec = _module_spec(name)
     if spec is None:
-        raise DpscopeError(f"-m {name}: no such module in {os.getcwd()} or on Python's path; give its full name")
+        raise DpscopeError(
+            f"-m {name}: no such module in {os.getcwd()} or on Python's path; give its full name"
+        )
     if spec.submodule_search_locations is not None and _module_spec(f"{name}.__main__") is None:
-        raise DpscopeError(f"-m {name}: is a package without a __main__; name the module in it that trains")
+        raise DpscopeError(
+            f"-m {name}: is a package without a __main__; name the module in it that trains"
+        )
 
 
 def _module_spec(name: str) -> ModuleSpec | None:
@@ -151,6 +174,11 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 
 def _find_spec(name: str, path: Iterable[str]) -> ModuleSpec | None:
-    """As found by any of Python's finders: packages that are installed for editing have their own."""
+    """As found by any of Python's finders: packages that are installed for editing have their
+    own.
+    """
     finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    return next((spec for find in finders if find is not None and (spec := find(name, path)) is not None), None)
+    return next(
+        (spec for find in finders if find is not None and (spec := find(name, path)) is not None),
+        None,
+    )

@@ -1,4 +1,6 @@
-"""The jobs of `dpscope attach`: a script on several device counts, one torchrun job after another. Imports no torch."""
+"""The jobs of `dpscope attach`: a script on several device counts, one torchrun job after another.
+Imports no torch.
+"""
 
 import itertools
 import os
@@ -49,14 +51,19 @@ def default_counts(devices: Devices) -> tuple[int, ...]:
 def repeats_there(out: Path) -> int:
     """Number of measured repeats in a run folder, over all cells."""
     run = RunFolder(out)
-    return sum(len(run.done_repeats(one.cell)) for one in run.manifest().plan) if is_run_folder(out) else 0
+    return (
+        sum(len(run.done_repeats(one.cell)) for one in run.manifest().plan)
+        if is_run_folder(out)
+        else 0
+    )
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command with this process's input and output; returns its exit status, above 128 for a signal that ended it.
+    """Run a command with this process's input and output; returns its exit status, above 128 for a
+    signal that ended it.
 
-    Passes signals that end this process on to the job, and raises StoppedError when the job has ended. A job that is ended by
-    a signal leaves no process behind.
+    Passes signals that end this process on to the job, and raises StoppedError when the job has
+    ended. A job that is ended by a signal leaves no process behind.
     """
     token = uuid.uuid4().hex
     received: list[int] = []
@@ -70,9 +77,13 @@ def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
         elif number != signal.SIGINT or not _in_foreground():
             job.send_signal(number)
 
-    before = {one: signal.signal(one, arrived) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    before = {
+        one: signal.signal(one, arrived) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    }
     try:
-        job = subprocess.Popen(dying_with_process(os.getpid(), command), env={**environment, JOB_TOKEN_VARIABLE: token})
+        job = subprocess.Popen(
+            dying_with_process(os.getpid(), command), env={**environment, JOB_TOKEN_VARIABLE: token}
+        )
         for number in early:  # also one from a terminal, which the job was not yet there to receive
             job.send_signal(number)
         status = job.wait()
@@ -83,7 +94,9 @@ def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
         end_processes(f"{JOB_TOKEN_VARIABLE}={token}")
     if received:
         name = signal.Signals(received[0]).name
-        raise StoppedError(f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + received[0])
+        raise StoppedError(
+            f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + received[0]
+        )
     return status if status >= 0 else 128 - status
 
 
@@ -101,7 +114,9 @@ def unexplained(out: Path) -> str | None:
     if not out.is_dir():
         return f"{out} was removed while the script ran"
     if any((out / CELLS_NAME).glob(f"{ATTACHED_PREFIX}*")):
-        return "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
+        return (
+            "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
+        )
     return None
 
 
@@ -131,11 +146,13 @@ def plan_jobs(
     work_folders: Path | None = None,
     threads: int | None = None,
 ) -> list[AttachedJob]:
-    """The jobs in order: each count once, then the next repeat. With `work_folders` each job has an empty folder there.
+    """The jobs in order: each count once, then the next repeat. With `work_folders` each job has an
+    empty folder there.
 
     `threads` of each process, unless the environment sets them; None: as torchrun chooses.
     """
-    # torchrun limits threads for several processes only, and cells with different threads could not be compared.
+    # torchrun limits threads for several processes only, and cells with different threads could not
+    # be compared.
     if threads is None and any((count or 1) > 1 for count in counts):
         threads = 1
     several = {**({"OMP_NUM_THREADS": f"{threads}"} if threads is not None else {}), **os.environ}
@@ -145,10 +162,21 @@ def plan_jobs(
     jobs = []
     for count in [*counts] * repeats:
         name = SINGLE if count is None else f"d{count}"
-        folder = [] if work_folders is None else ["--work-folder", str(_free_folder(work_folders, name))]
+        folder = (
+            [] if work_folders is None else ["--work-folder", str(_free_folder(work_folders, name))]
+        )
         torchrun = ("-m", TORCHRUN_MODULE, "--nnodes=1", f"--nproc-per-node={count}")
         python = (sys.executable, *(torchrun if count is not None else ()))
-        command = (*python, "-m", "dpscope.launch.attach", "--out", str(out), *options, *folder, *script)
+        command = (
+            *python,
+            "-m",
+            "dpscope.launch.attach",
+            "--out",
+            str(out),
+            *options,
+            *folder,
+            *script,
+        )
         jobs.append(AttachedJob(count, command, single if count is None else several))
     return jobs
 
@@ -160,13 +188,16 @@ def _free_folder(folders: Path, name: str) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise DpscopeError(f"--work-folders {folders}: cannot make {folder.name} there: {error.strerror}") from error
+        raise DpscopeError(
+            f"--work-folders {folders}: cannot make {folder.name} there: {error.strerror}"
+        ) from error
     return folder
 
 
 @dataclass
 class JobEnds:
-    """Jobs that have run: those that were measured, and the exit status of each that failed or was not measured.
+    """Jobs that have run: those that were measured, and the exit status of each that failed or was
+    not measured.
 
     `reasons` why not, where one of a job's processes knew it.
     """
@@ -194,7 +225,9 @@ class JobEnds:
 
 
 def _reason(folder: Path) -> str | None:
-    """Why a job measured nothing, by its first process that knew it; printed here unless that process did, which is rank 0."""
+    """Why a job measured nothing, by its first process that knew it; printed here unless that
+    process did, which is rank 0.
+    """
     texts = {int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()}
     if not texts:
         return None
@@ -208,28 +241,38 @@ def _reason(folder: Path) -> str | None:
 
 
 def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
-    """Whether one device was to be compared with several, and only one under a wrapper was measured, as under torchrun."""
+    """Whether one device was to be compared with several, and only one under a wrapper was
+    measured, as under torchrun.
+    """
     if not is_run_folder(out) or 1 not in counts or max(count or 1 for count in counts) < 2:
         return False
     run = RunFolder(out)
     measured = [one.cell for one in run.manifest().plan if run.done_repeats(one.cell)]
-    return any(cell.devices > 1 for cell in measured) and not any(cell.traits.baseline for cell in measured)
+    return any(cell.devices > 1 for cell in measured) and not any(
+        cell.traits.baseline for cell in measured
+    )
 
 
 def record_jobs(out: Path, ended: JobEnds) -> None:
-    """Update the run's manifest: add jobs that were not measured, with their exit statuses; remove those now measured."""
+    """Update the run's manifest: add jobs that were not measured, with their exit statuses; remove
+    those now measured.
+    """
     run, measured = RunFolder(out), ended.measured
     failed = {job: status for job, status in ended.failed.items() if job not in measured}
     if not is_run_folder(out) or not (measured or failed):
         return
     manifest, code = run.manifest(), AttachCode.JOB_NOT_MEASURED
     now = tuple(f"{job.label}: " for job in (*measured, *failed))
-    findings = [one for one in manifest.findings if one.code != code.code or not one.message.startswith(now)]
+    findings = [
+        one for one in manifest.findings if one.code != code.code or not one.message.startswith(now)
+    ]
     for job, status in failed.items():
         how = f"the script ended with status {status}" if status else "the script ended"
         devices = SINGLE if job.devices is None else job.devices
         command = f"dpscope attach --devices {devices} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
-        reason = ended.reasons.get(job, f"{how} before it was measured; see its output for the reason")
+        reason = ended.reasons.get(
+            job, f"{how} before it was measured; see its output for the reason"
+        )
         cause = "fix the cause"
         if job.devices is None:
             cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"

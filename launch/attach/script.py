@@ -13,18 +13,23 @@ from typing import NoReturn
 from dpscope.profiling.attached.settings import RAISED, REPLACED
 
 
-def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Path | None = None) -> None:
-    """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` gets the way it ends, before it does.
+def run_script(
+    command: Sequence[str], ended: Callable[[str], None], folder: Path | None = None
+) -> None:
+    """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` gets the way
+    it ends, before it does.
 
-    `folder` is its working folder, by default the current one; paths in the command are relative to the current one. Output and
-    exit status are the script's: an exception is printed from the script's first frame on, and ends this process with status 1.
+    `folder` is its working folder, by default the current one; paths in the command are relative to
+    the current one. Output and exit status are the script's: an exception is printed from the
+    script's first frame on, and ends this process with status 1.
     """
     exit_at_once, execv, execve = os._exit, os.execv, os.execve
     process_id = os.getpid()
 
     def replacing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         def replace_after_saving(path: str, *arguments: object) -> NoReturn:
-            if os.getpid() == process_id and os.access(path, os.X_OK):  # os.execvp tries several folders
+            # os.execvp tries several folders
+            if os.getpid() == process_id and os.access(path, os.X_OK):
                 ended(REPLACED)
             execute(path, *arguments)
 
@@ -39,7 +44,9 @@ def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Pat
     try:
         _execute(command, folder)
     except SystemExit as error:
-        ended(f"the script exited with {'status ' if isinstance(error.code, int) else ''}{error.code}")
+        ended(
+            f"the script exited with {'status ' if isinstance(error.code, int) else ''}{error.code}"
+        )
         raise
     except KeyboardInterrupt:
         ended("the script was interrupted")
@@ -69,9 +76,12 @@ def _execute(command: Sequence[str], folder: Path | None) -> None:
     if module:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
-    # As in Python, the script's definitions stay until the end, for exit handlers and spawned processes.
+    # As in Python, the script's definitions stay until the end, for exit handlers and spawned
+    # processes.
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    vars(main).update({"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None})
+    vars(main).update(
+        {"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None}
+    )
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     exec(code, vars(main))

@@ -1,4 +1,6 @@
-"""Times collectives in one process of a calibration job: alone, two at once, and while computing."""
+"""Times collectives in one process of a calibration job: alone, two at once, and while
+computing.
+"""
 
 import math
 import os
@@ -34,20 +36,24 @@ from dpscope.profiling.records.finding import counted
 ROUNDS = 4
 _PROBE_BYTES = 64  # per device, for the call that shows whether a backend has a collective
 _WHOLE = ("all_reduce", "broadcast", "reduce")  # one buffer, no shares
-_SLEEP_CYCLES = 1_000_000  # GPU sleep per call, under a millisecond, in which the host enqueues ahead
+# GPU sleep per call, under a millisecond, in which the host enqueues ahead
+_SLEEP_CYCLES = 1_000_000
 _LONGER_SLEEP, _MOST_SLEEPS = 4, 5  # times as long, where the host needed more; attempts
 _HOST_TOO_SLOW = (
     f"the host took longer to queue the calls than the GPU slept, even {_LONGER_SLEEP ** (_MOST_SLEEPS - 1)} times the usual "
     "time: its delays would count as the collective's; stop other programs"
 )
-_CPU_SIDE, _GPU_SIDE = 128, 1024  # of the square matrices in a piece of computation: at most 0.1 ms at 20 TFLOP/s
+# of the square matrices in a piece of computation: at most 0.1 ms at 20 TFLOP/s
+_CPU_SIDE, _GPU_SIDE = 128, 1024
 _PIECES = 20  # at least, to time one
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """The first ranks of a job, or of each of its first nodes, with this rank's device and the memory for buffers."""
+    """The first ranks of a job, or of each of its first nodes, with this rank's device and the
+    memory for buffers.
+    """
 
     group: distributed.ProcessGroup
     nodes: int
@@ -66,9 +72,11 @@ def measure(
     place: TorchrunPlace,
     keep: Callable[[TimedCollectives], None] = lambda _: None,
 ) -> TimedCollectives:
-    """Time everything in `settings` in this process of a job; rank 0's result has every point. `nccl_log` times nothing.
+    """Time everything in `settings` in this process of a job; rank 0's result has every point.
+    `nccl_log` times nothing.
 
-    `keep` gets the collectives before contention is timed, so that a failure then does not lose them.
+    `keep` gets the collectives before contention is timed, so that a failure then does not lose
+    them.
     """
     device = _join(settings, place)
     subgroups = _subgroups(settings, device, place.local_world_size)
@@ -88,7 +96,8 @@ def measure(
     properties = [torch.cuda.get_device_properties(index) for index in range(gpus)]
     found = TimedCollectives(
         backend=distributed.get_backend(),
-        device_names=tuple(one.name for one in properties) * place.nodes or ("cpu",) * place.world_size,
+        device_names=tuple(one.name for one in properties) * place.nodes
+        or ("cpu",) * place.world_size,
         device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
         points=tuple(points),
         left_out=tuple(left_out),
@@ -108,7 +117,8 @@ def measure(
 def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
     """Join the job's process group; returns this process's device.
 
-    The limit of its collectives is almost the job's: ranks outside of a subgroup wait in a barrier until it is timed.
+    The limit of its collectives is almost the job's: ranks outside of a subgroup wait in a barrier
+    until it is timed.
     """
     (device,) = devices_of(settings.device, place)
     if device.type == "cpu":
@@ -118,8 +128,11 @@ def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
     return device
 
 
-def _subgroups(settings: CalibrationSettings, device: torch.device, on_each_node: int) -> list[Subgroup | None]:
-    """The subgroup of every device count, None for those without this rank; all ranks create them in the same order.
+def _subgroups(
+    settings: CalibrationSettings, device: torch.device, on_each_node: int
+) -> list[Subgroup | None]:
+    """The subgroup of every device count, None for those without this rank; all ranks create them
+    in the same order.
 
     The job has `on_each_node` consecutive ranks on each node.
     """
@@ -132,7 +145,11 @@ def _subgroups(settings: CalibrationSettings, device: torch.device, on_each_node
     distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
     subgroups: list[Subgroup | None] = []
     for layout in settings.groups:
-        ranks = [node * on_each_node + local for node in range(layout.nodes) for local in range(layout.per_node)]
+        ranks = [
+            node * on_each_node + local
+            for node in range(layout.nodes)
+            for local in range(layout.per_node)
+        ]
         group = distributed.new_group(ranks, timeout=timeout)
         if isinstance(group, distributed.ProcessGroup) and distributed.get_rank() in ranks:
             subgroups.append(Subgroup(group, layout.nodes, layout.devices, device, int(least)))
@@ -150,12 +167,21 @@ def _in_turn(subgroups: Sequence[Subgroup | None]) -> Iterable[Subgroup]:
 
 
 def time_collective(
-    collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
+    collective: Collective,
+    settings: CalibrationSettings,
+    subgroup: Subgroup,
+    report: Callable[[str], None],
 ) -> tuple[list[CalibrationPoint], list[NotTimed]]:
-    """Time every size of one collective on one subgroup; all its ranks must call this and get the same result."""
+    """Time every size of one collective on one subgroup; all its ranks must call this and get the
+    same result.
+    """
     refusal = _refusal(collective, settings, subgroup)
     if refusal is not None:
-        return [], [NotTimed(collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal)]
+        return [], [
+            NotTimed(
+                collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal
+            )
+        ]
     fitting, left_out = sizes_that_fit(collective, settings, subgroup.devices, subgroup.free_bytes)
     times_us: dict[int, list[float]] = {size: [] for size in fitting}
     shortest_us: dict[int, list[float]] = {size: [] for size in fitting}
@@ -189,8 +215,12 @@ def time_collective(
     ], left_out
 
 
-def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]) -> None:
-    """Call each collective once with each size, untimed; all ranks of the subgroup must call this."""
+def call_each_size(
+    settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
+) -> None:
+    """Call each collective once with each size, untimed; all ranks of the subgroup must call
+    this.
+    """
     for collective in settings.collectives:
         if _refusal(collective, settings, subgroup) is not None:
             continue
@@ -202,14 +232,16 @@ def call_each_size(settings: CalibrationSettings, subgroup: Subgroup, report: Ca
 
 
 def shares_of_iterations(iterations: int) -> list[int]:
-    """The iterations in up to ROUNDS shares. Each share goes through all sizes, so that a disturbance of a second affects a
-    part of several sizes and not all of one.
+    """The iterations in up to ROUNDS shares. Each share goes through all sizes, so that a
+    disturbance of a second affects a part of several sizes and not all of one.
     """
     rounds = min(ROUNDS, iterations)
     return [len(range(start, iterations, rounds)) for start in range(rounds)]
 
 
-def _refusal(collective: Collective, settings: CalibrationSettings, subgroup: Subgroup) -> str | None:
+def _refusal(
+    collective: Collective, settings: CalibrationSettings, subgroup: Subgroup
+) -> str | None:
     """Why the backend does not support this collective, the same on every rank; None if it does."""
     try:
         make_call(collective, _PROBE_BYTES * subgroup.devices, settings.dtype, subgroup)()
@@ -238,8 +270,11 @@ def sizes_that_fit(
     return [size for size in settings.sizes if needed[size] <= free_bytes], left_out
 
 
-def make_call(collective: Collective, size_bytes: int, dtype: str, subgroup: Subgroup) -> Callable[[], object]:
-    """A call of the collective on new buffers of at most this size; rank 0 is the root. In place where torch's call is.
+def make_call(
+    collective: Collective, size_bytes: int, dtype: str, subgroup: Subgroup
+) -> Callable[[], object]:
+    """A call of the collective on new buffers of at most this size; rank 0 is the root. In place
+    where torch's call is.
 
     all_gather and reduce_scatter have shares of equal length: the size is their total.
     """
@@ -261,7 +296,9 @@ def make_call(collective: Collective, size_bytes: int, dtype: str, subgroup: Sub
     else:
         part, together = filled(share), filled(share * subgroup.devices)
         calls = {
-            "reduce_scatter": lambda: distributed.reduce_scatter_tensor(part, together, group=group),
+            "reduce_scatter": lambda: distributed.reduce_scatter_tensor(
+                part, together, group=group
+            ),
             "all_gather": lambda: distributed.all_gather_into_tensor(together, part, group=group),
         }
     return calls[collective]
@@ -280,10 +317,11 @@ def _time_cpu(call: Callable[[], object], runs: int, subgroup: Subgroup) -> list
 def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> list[float]:
     """Time by device events around the call, after a barrier on the device.
 
-    The barrier is an all-reduce of one element on the stream. `distributed.barrier` would make the host wait, and the device
-    would be idle until the host has launched the call: that launch would count as transfer. For the same reason the device
-    sleeps first, while the host enqueues ahead. If any rank's host does not get ahead, all repeat with a longer sleep; without
-    times if none was long enough.
+    The barrier is an all-reduce of one element on the stream. `distributed.barrier` would make the
+    host wait, and the device would be idle until the host has launched the call: that launch would
+    count as transfer. For the same reason the device sleeps first, while the host enqueues ahead.
+    If any rank's host does not get ahead, all repeat with a longer sleep; without times if none was
+    long enough.
     """
     token = torch.zeros(1, device=subgroup.device)
     for attempt in range(_MOST_SLEEPS):
@@ -308,7 +346,8 @@ def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> lis
 def _sleep(calls: int) -> torch.cuda.Event:
     """Let the GPU sleep while the host enqueues so many calls; returns the event of its end.
 
-    If that has come to pass when the host is done, the queue may have run dry, and the times hold the host's delays.
+    If that has come to pass when the host is done, the queue may have run dry, and the times hold
+    the host's delays.
     """
     torch.cuda._sleep(_SLEEP_CYCLES * calls)  # type: ignore[no-untyped-call]
     slept = _event()
@@ -334,14 +373,21 @@ def on_any_rank(happened: bool, subgroup: Subgroup) -> bool:
 
 
 _Sample = tuple[float, float, float, float, float]
-_SAMPLED = ("alone_us", "two_in_flight_us", "beside_compute_us", "compute_alone_us", "compute_beside_us")
+_SAMPLED = (
+    "alone_us",
+    "two_in_flight_us",
+    "beside_compute_us",
+    "compute_alone_us",
+    "compute_beside_us",
+)
 """One iteration on one rank, by its fields in `Contention`; computation by the piece."""
 
 
 class _Work:
     """Two buffers to reduce and a matrix product to compute, on one rank.
 
-    `sleeps` counts how often a GPU's sleep had to become longer, `ran_dry` is set where it woke before the host was done.
+    `sleeps` counts how often a GPU's sleep had to become longer, `ran_dry` is set where it woke
+    before the host was done.
     """
 
     sleeps = 0
@@ -351,7 +397,10 @@ class _Work:
         kind = getattr(torch, dtype)
         side = _GPU_SIDE if subgroup.device.type == "cuda" else _CPU_SIDE
         self.group, self.device = subgroup.group, subgroup.device
-        self.buffers = [torch.zeros(size_bytes // kind.itemsize, dtype=kind, device=self.device) for _ in range(2)]
+        self.buffers = [
+            torch.zeros(size_bytes // kind.itemsize, dtype=kind, device=self.device)
+            for _ in range(2)
+        ]
         self._matrix = torch.ones(side, side, device=self.device)
         self._product = torch.empty_like(self._matrix)
 
@@ -374,16 +423,21 @@ class _Work:
 def time_contention(
     settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
 ) -> tuple[list[Contention], list[NotTimed]]:
-    """Time two all-reduces at once, and one during computation; all ranks must call this and get the same result.
+    """Time two all-reduces at once, and one during computation; all ranks must call this and get
+    the same result.
 
     Computation uses the threads of a training process (OMP_NUM_THREADS).
     """
     size = contended_bytes(settings.sizes)
-    report(f"two all_reduces at once, one during computation, on {counted(subgroup.devices, 'device')} at {size} B")
+    report(
+        f"two all_reduces at once, one during computation, on {counted(subgroup.devices, 'device')} at {size} B"
+    )
     work = _Work(size, settings.dtype, subgroup)
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    samples = [_sample(work, subgroup) for _ in range(settings.warmup_iterations + settings.iterations)]
+    samples = [
+        _sample(work, subgroup) for _ in range(settings.warmup_iterations + settings.iterations)
+    ]
     torch.set_num_threads(threads)
     if None in samples:
         return [], [NotTimed("all_reduce", subgroup.devices, size, f"contention: {_HOST_TOO_SLOW}")]
@@ -393,13 +447,18 @@ def time_contention(
         devices=subgroup.devices,
         size_bytes=size,
         nodes=subgroup.several_nodes,
-        **{name: tuple(slowest_us([*one], subgroup)) for name, one in zip(_SAMPLED, times_us, strict=True)},
+        **{
+            name: tuple(slowest_us([*one], subgroup))
+            for name, one in zip(_SAMPLED, times_us, strict=True)
+        },
     )
     return [contention], []
 
 
 def _sample(work: _Work, subgroup: Subgroup) -> _Sample | None:
-    """One iteration, again after longer sleeps where a queue ran dry; None if none was long enough, then and ever after."""
+    """One iteration, again after longer sleeps where a queue ran dry; None if none was long enough,
+    then and ever after.
+    """
     if subgroup.device.type == "cpu":
         return _once_cpu(work)
     while work.sleeps < _MOST_SLEEPS:
@@ -445,7 +504,9 @@ def _since(began_ns: int) -> float:
 
 
 def _once_cuda(work: _Work) -> _Sample:
-    """Time by device events, after a small all-reduce that synchronises the devices while the host enqueues ahead."""
+    """Time by device events, after a small all-reduce that synchronises the devices while the host
+    enqueues ahead.
+    """
 
     def timed(run: Callable[[int], object], count: int) -> float:
         (slept, before), after = _begin(work), _event()
@@ -457,7 +518,8 @@ def _once_cuda(work: _Work) -> _Sample:
 
     alone_us, two_us = timed(work.reduce, 1), timed(work.reduce, 2)
     piece_us = timed(work.compute, _PIECES) / _PIECES
-    pieces = max(_PIECES, math.ceil(2 * alone_us / piece_us))  # computing lasts longer than the collective
+    # computing lasts longer than the collective
+    pieces = max(_PIECES, math.ceil(2 * alone_us / piece_us))
     aside = torch.cuda.Stream(work.device)  # type: ignore[no-untyped-call]
     (slept, before), reduced, computed = _begin(work), _event(), _event()
     reducing = work.begin(0)
@@ -469,7 +531,8 @@ def _once_cuda(work: _Work) -> _Sample:
     work.ran_dry |= _is_over(slept)
     torch.cuda.synchronize(work.device)
     beside_us, whole_us = (float(before.elapsed_time(one)) * 1e3 for one in (reduced, computed))
-    overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran during the collective
+    # pieces that ran during the collective
+    overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us
     # A collective that ends before one piece does gives no information.
     piece_beside_us = min(beside_us, whole_us) / overlapped if overlapped >= 1 else piece_us
     return alone_us, two_us, beside_us, piece_us, piece_beside_us

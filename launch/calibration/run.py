@@ -1,4 +1,5 @@
-"""A calibration: a torchrun job that times collectives, and a description of the machine. The analysis fits it.
+"""A calibration: a torchrun job that times collectives, and a description of the machine. The
+analysis fits it.
 
 Imports torch only for the environment, after the job.
 """
@@ -56,9 +57,10 @@ def run_calibration(
 ) -> Calibration:
     """Time the collectives in `settings`; the calibration holds every sample and no fit.
 
-    `scratch` is a folder that all nodes of the `starter` share; `link`, if the user states it, replaces the specification of the
-    links. The job's processes end with this call in any case, and signals end it early. If the job fails, exceeds its time limit
-    or is stopped, or nothing could be timed, prints the last lines of the failed ranks and raises DpscopeError.
+    `scratch` is a folder that all nodes of the `starter` share; `link`, if the user states it,
+    replaces the specification of the links. The job's processes end with this call in any case, and
+    signals end it early. If the job fails, exceeds its time limit or is stopped, or nothing could
+    be timed, prints the last lines of the failed ranks and raises DpscopeError.
     """
     findings = []
     with _ended_job(settings, console, starter, scratch, "Calibrating") as (folder, outcome, stop):
@@ -70,10 +72,16 @@ def run_calibration(
             reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
             findings.append(PlanCode.CONTENTION_NOT_TIMED.finding(reason))
     if not timed.points:
-        raise DpscopeError(f"nothing could be timed: {timed.left_out[0].reason}; see --collectives and --max-bytes")
+        raise DpscopeError(
+            f"nothing could be timed: {timed.left_out[0].reason}; see --collectives and --max-bytes"
+        )
 
     def read_log(one: CalibrationSettings, layout: Layout) -> NcclLog:
-        with _ended_job(one, console, starter, scratch, "Reading what NCCL chooses") as (folder, outcome, stop):
+        with _ended_job(one, console, starter, scratch, "Reading what NCCL chooses") as (
+            folder,
+            outcome,
+            stop,
+        ):
             check_done(outcome, "its job failed", stop, console)
             return _read_job_log(folder.path, one, layout)
 
@@ -84,7 +92,8 @@ def run_calibration(
     rates = {
         one.devices: rate
         for one in settings.groups
-        if (rate := link or (group_rate(links, range(one.devices)) if one.nodes == 1 else None)) is not None
+        if (rate := link or (group_rate(links, range(one.devices)) if one.nodes == 1 else None))
+        is not None
     }
     if not cuda and processes > cores:
         crowded = f"{processes} processes share {counted(cores, 'core')}: they wait for cores, not only for data"
@@ -114,22 +123,29 @@ def run_calibration(
 def _recorded_choices(
     settings: CalibrationSettings, run_job: Callable[[CalibrationSettings, Layout], NcclLog]
 ) -> tuple[tuple[CalibratedChoices, ...], tuple[Finding, ...]]:
-    """NCCL's choices on every device count, from one untimed job each, whose log `run_job` reads; a finding if that failed.
+    """NCCL's choices on every device count, from one untimed job each, whose log `run_job` reads; a
+    finding if that failed.
 
-    If the user has set one of the variables, no job is started. Raises StoppedError if a signal ends a job. Tested with logs that
-    a job writes to the configured place, not on a GPU.
+    If the user has set one of the variables, no job is started. Raises StoppedError if a signal
+    ends a job. Tested with logs that a job writes to the configured place, not on a GPU.
     """
     if users := [name for name in log_variables(Path()) if name in os.environ]:
         verb = "is" if len(users) == 1 else "are"
-        reason = f"what NCCL chose was not recorded: {', '.join(users)} {verb} set in the environment"
+        reason = (
+            f"what NCCL chose was not recorded: {', '.join(users)} {verb} set in the environment"
+        )
         return (), (NcclCode.NCCL_CHOICES_NOT_READ.finding(reason),)
     choices: list[CalibratedChoices] = []
     findings: list[Finding] = []
-    limited = msgspec.structs.replace(settings, nccl_log=True, timeout_s=min(_LONGEST_LOG_S, settings.timeout_s))
+    limited = msgspec.structs.replace(
+        settings, nccl_log=True, timeout_s=min(_LONGEST_LOG_S, settings.timeout_s)
+    )
     for layout in settings.groups:
         groups = ((), (str(layout),)) if layout.nodes > 1 else ((layout.devices,), ())
         try:
-            log = run_job(msgspec.structs.replace(limited, devices=groups[0], layouts=groups[1]), layout)
+            log = run_job(
+                msgspec.structs.replace(limited, devices=groups[0], layouts=groups[1]), layout
+            )
         except StoppedError:
             raise
         except DpscopeError as error:
@@ -141,7 +157,8 @@ def _recorded_choices(
 
 
 def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -> NcclLog:
-    """The log of a job, with the choices at the calibration's sizes only, also rounded down to shares of equal length.
+    """The log of a job, with the choices at the calibration's sizes only, also rounded down to
+    shares of equal length.
 
     Raises DpscopeError if NCCL wrote none, or one with another number of ranks.
     """
@@ -150,23 +167,39 @@ def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -
     log = read_nccl_logs(files)
     if log.ranks != (devices := layout.devices):
         raise DpscopeError(f"NCCL's log has no communicator of {layout.devices} ranks")
-    sizes = {size // item // devices * devices * item for size in settings.sizes for item in _ITEM_BYTES}
+    sizes = {
+        size // item // devices * devices * item for size in settings.sizes for item in _ITEM_BYTES
+    }
     sizes.update(settings.sizes)
-    return msgspec.structs.replace(log, choices=tuple(one for one in log.choices if one.size_bytes in sizes), hosts=())
+    return msgspec.structs.replace(
+        log, choices=tuple(one for one in log.choices if one.size_bytes in sizes), hosts=()
+    )
 
 
 @contextmanager
 def _ended_job(
-    settings: CalibrationSettings, console: Console, starter: JobStarter, scratch: Path | None, title: str
+    settings: CalibrationSettings,
+    console: Console,
+    starter: JobStarter,
+    scratch: Path | None,
+    title: str,
 ) -> Iterator[tuple[JobFolder, JobOutcome, StopRequest]]:
-    """Run a job to its end in a temporary folder; in `scratch` if several nodes read it, else a local one, which is faster."""
+    """Run a job to its end in a temporary folder; in `scratch` if several nodes read it, else a
+    local one, which is faster.
+    """
     shared = None if starter.count == 1 else scratch
-    folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
+    folder = JobFolder(
+        Path(
+            tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)
+        )
+    )
     try:
         write_json(folder.settings_path, settings)
         stop = StopRequest()
         with stop.listening():
-            outcome = attend_job(_job(settings, folder), settings.timeout_s, title, stop, console, starter)
+            outcome = attend_job(
+                _job(settings, folder), settings.timeout_s, title, stop, console, starter
+            )
         yield folder, outcome, stop
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -187,12 +220,19 @@ def _job(settings: CalibrationSettings, folder: JobFolder) -> Job:
 def planned_calibrations(scratch: Path) -> Sequence[Job]:
     """The jobs whose settings are in a folder that the nodes share."""
     folders = [JobFolder(path) for path in sorted(scratch.glob(f"{_SHARED_PREFIX}*"))]
-    stored = [(read_json_if_there(folder.settings_path, CalibrationSettings), folder) for folder in folders]
+    stored = [
+        (read_json_if_there(folder.settings_path, CalibrationSettings), folder)
+        for folder in folders
+    ]
     return [_job(settings, folder) for settings, folder in stored if settings is not None]
 
 
-def collectives_without_contention(outcome: JobOutcome, folder: JobFolder) -> TimedCollectives | None:
-    """What a failed job had timed before contention; None if it was stopped, did not fail or had timed nothing."""
+def collectives_without_contention(
+    outcome: JobOutcome, folder: JobFolder
+) -> TimedCollectives | None:
+    """What a failed job had timed before contention; None if it was stopped, did not fail or had
+    timed nothing.
+    """
     if outcome.status in ("ok", "interrupted"):
         return None
     timed = read_json_if_there(collectives_path(folder), TimedCollectives)

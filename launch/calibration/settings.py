@@ -8,7 +8,11 @@ from typing import Any, cast
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, doubling, resolve_devices
-from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
+from dpscope.profiling.records.calibration import (
+    MEASURED_COLLECTIVES,
+    CalibrationSettings,
+    Collective,
+)
 from dpscope.profiling.records.config import TIMEOUT_CHECK
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
@@ -19,8 +23,10 @@ from dpscope.profiling.store.errors import DpscopeError, read_option
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Types that every backend can reduce, and the bytes of one element."""
 
-TYPICAL_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, at which contention is measured
-# duration of one contention iteration in calls: one alone, two at once, about two during computation
+# DistributedDataParallel's default, at which contention is measured
+TYPICAL_BUCKET_BYTES = 25 << 20
+# duration of one contention iteration in calls: one alone, two at once, about two during
+# computation
 CONTENDED_CALLS = 5
 
 
@@ -34,13 +40,23 @@ SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items()
 
 DEFAULTS: dict[str, Any] = {
     **{name: one.default for name, one in SETTINGS.items() if one.default is not msgspec.NODEFAULT},
-    **{"device": "auto", "devices": None, "collectives": None, "min_bytes": "4KiB", "max_bytes": "256MiB"},
+    **{
+        "device": "auto",
+        "devices": None,
+        "collectives": None,
+        "min_bytes": "4KiB",
+        "max_bytes": "256MiB",
+    },
 }
-"""As they are written. `devices`: 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of them on 2, 4, ... nodes."""
+"""As they are written. `devices`: 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of
+them on 2, 4, ... nodes.
+"""
 
 
 def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings:
-    """The settings from flags as they are written, on so many nodes; raises DpscopeError that names the mistake and a fix."""
+    """The settings from flags as they are written, on so many nodes; raises DpscopeError that names
+    the mistake and a fix.
+    """
     values, kinds = {**DEFAULTS, **flags}, ("auto", "cuda", "cpu")
     known = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
     named, device, dtype = values["collectives"], values["device"], values["dtype"]
@@ -55,13 +71,26 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
         _check(f"--{SETTINGS[name].option}", values[name], values[name] > 0, fix)
     _check("--timeout", values["timeout_s"], not (fix := TIMEOUT_CHECK(values["timeout_s"])), fix)
     _check("--collectives", named, bool(chosen) and not unknown, choose_from(unknown, known))
-    sizes = (read_option(f"--{name}-bytes", values[f"{name}_bytes"], parse_size) for name in ("min", "max"))
+    sizes = (
+        read_option(f"--{name}-bytes", values[f"{name}_bytes"], parse_size)
+        for name in ("min", "max")
+    )
     smallest, largest = (max(1, round(size)) for size in sizes)
-    _check("--max-bytes", values["max_bytes"], largest >= smallest, f"give at least --min-bytes {values['min_bytes']}")
+    _check(
+        "--max-bytes",
+        values["max_bytes"],
+        largest >= smallest,
+        f"give at least --min-bytes {values['min_bytes']}",
+    )
     present = resolve_devices(device)
     counts, layouts = _device_counts(values["devices"], present, nodes)
     least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
-    _check("--min-bytes", values["min_bytes"], smallest >= least, f"give {least} or more: one element for each device")
+    _check(
+        "--min-bytes",
+        values["min_bytes"],
+        smallest >= least,
+        f"give {least} or more: one element for each device",
+    )
     resolved = {
         "device": present.kind,
         "devices": counts,
@@ -78,7 +107,9 @@ def _check(flag: str, value: object, holds: bool, advice: str) -> None:
         raise DpscopeError(f"{flag} {value}: {advice}")
 
 
-def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tuple[int, ...], tuple[Layout, ...]]:
+def _device_counts(
+    text: str | None, present: Devices, nodes: int
+) -> tuple[tuple[int, ...], tuple[Layout, ...]]:
     """Device counts on one node, and layouts over several."""
     if present.count == 1 and nodes == 1:
         raise DpscopeError(
@@ -87,12 +118,21 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
         )
     most = present.count or 2
     if text is None:
-        return tuple(one for one in doubling(most) if one > 1), tuple(Layout(one, most) for one in doubling(nodes)[1:])
+        return tuple(one for one in doubling(most) if one > 1), tuple(
+            Layout(one, most) for one in doubling(nodes)[1:]
+        )
     on_one_node = [part.strip() for part in text.split(",") if "x" not in part]
     spanning = [part for part in text.split(",") if "x" in part]
-    layouts = tuple(sorted({read_option(f"--devices {text}:", part, parse_layout) for part in spanning}))
+    layouts = tuple(
+        sorted({read_option(f"--devices {text}:", part, parse_layout) for part in spanning})
+    )
     whole = all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) >= 2 for part in on_one_node)
-    _check("--devices", text, whole, "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4")
+    _check(
+        "--devices",
+        text,
+        whole,
+        "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4",
+    )
     counts = tuple(sorted(set(map(int, on_one_node))))
     present.check_present(max((*counts, *(one.per_node for one in layouts))), f"--devices {text}")
     spanned = max((one.nodes for one in layouts), default=1)

@@ -1,4 +1,6 @@
-"""One process of a calibration job under torchrun, in the folder of its only argument; rank 0 writes the results."""
+"""One process of a calibration job under torchrun, in the folder of its only argument; rank 0
+writes the results.
+"""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Ta
     return folder, partial(_calibrate, folder, read_json(folder.settings_path, CalibrationSettings))
 
 
-def _calibrate(folder: JobFolder, settings: CalibrationSettings, place: TorchrunPlace) -> TimedCollectives:
+def _calibrate(
+    folder: JobFolder, settings: CalibrationSettings, place: TorchrunPlace
+) -> TimedCollectives:
     def keep(collectives: TimedCollectives) -> None:
         if place.rank == 0:
             write_json(collectives_path(folder), collectives)

@@ -8,7 +8,15 @@ import typer
 from dpscope.analysis.report.files import DEFAULT_FORMATS
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, Idle, OptionValues, Request, argument, open_console, option
+from dpscope.launch.commands.command import (
+    Help,
+    Idle,
+    OptionValues,
+    Request,
+    argument,
+    open_console,
+    option,
+)
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -26,13 +34,19 @@ def _traces(values: OptionValues) -> bool:
 
 
 def _no_report(values: OptionValues) -> bool:
-    """Whether `analyze` prints something else than a run's report, of which the terminal shows more or less."""
+    """Whether `analyze` prints something else than a run's report, of which the terminal shows more
+    or less.
+    """
     return _traces(values) or values["classic"] or values["output_format"] != "table"
 
 
 IDLE = (
     Idle("classic", _traces, "trace files alone hold no epochs; give a run folder"),
-    Idle("verbose quiet", _no_report, "it only applies to a run's report without --format and --tables"),
+    Idle(
+        "verbose quiet",
+        _no_report,
+        "it only applies to a run's report without --format and --tables",
+    ),
     Idle(
         "figures open_page",
         lambda values: _no_report(values) and values["report"] is None,
@@ -61,13 +75,23 @@ IDLE = (
         lambda values: not _traces(values) and _no_report(values),
         "a run's tables are printed and nothing is written; omit --format and --tables",
     ),
-    Idle("max_bytes max_events", options.any_run, "a run's traces are read whole; give trace files"),
     Idle(
-        "topology hide_hosts", options.any_run, "it applies to traces and partials; dpscope bundle hides a run's hosts"
+        "max_bytes max_events", options.any_run, "a run's traces are read whole; give trace files"
     ),
-    Idle("topology hide_hosts", lambda values: values["output_format"] == "csv", "the CSV of traces names no host"),
     Idle(
-        "max_bytes max_events", options.any_partial, "partials are not read again as traces; give it to dpscope reduce"
+        "topology hide_hosts",
+        options.any_run,
+        "it applies to traces and partials; dpscope bundle hides a run's hosts",
+    ),
+    Idle(
+        "topology hide_hosts",
+        lambda values: values["output_format"] == "csv",
+        "the CSV of traces names no host",
+    ),
+    Idle(
+        "max_bytes max_events",
+        options.any_partial,
+        "partials are not read again as traces; give it to dpscope reduce",
     ),
     Idle(
         "link calibration nccl_log flops report target_efficiency",
@@ -89,7 +113,11 @@ IDLE = (
         lambda values: values["output_format"] in ("csv", "markdown", "latex") or values["classic"],
         "it is judged in the findings, which these tables do not hold; use --format table or json",
     ),
-    Idle("classic", lambda values: values["output_format"] == "json", "JSON holds every table; give one of them"),
+    Idle(
+        "classic",
+        lambda values: values["output_format"] == "json",
+        "JSON holds every table; give one of them",
+    ),
 )
 
 
@@ -105,12 +133,15 @@ class AnalyzeRequest(Request):
     )
     nccl_log: options.NcclLogs = None
     flops: str | None = option(
-        "FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16", metavar="COUNT"
+        "FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16",
+        metavar="COUNT",
     )
     report: Path | None = option("where the report goes; a run's into its folder", "--report")
     target_efficiency: options.TargetEfficiency = None
     target_accuracy: options.TargetAccuracy = None
-    figures: str | None = option("files of figures next to the page: png, svg, pdf or some of them, or none")
+    figures: str | None = option(
+        "files of figures next to the page: png, svg, pdf or some of them, or none"
+    )
     max_bytes: options.MaxBytes = None
     max_events: options.MaxEvents = None
     verbose: options.Verbose = False
@@ -126,7 +157,10 @@ def analyze(request: AnalyzeRequest) -> None:
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
     from dpscope.profiling.machine.gpu_speed import parse_flops
 
-    link, flops = options.read_link(request.link), options.read("--flops", request.flops, parse_flops)
+    link, flops = (
+        options.read_link(request.link),
+        options.read("--flops", request.flops, parse_flops),
+    )
     options.check_targets(request.target_efficiency, request.target_accuracy)
     limits = options.read_limits(request.max_bytes, request.max_events)
     targets = Targets(
@@ -146,7 +180,9 @@ def analyze(request: AnalyzeRequest) -> None:
     if not runs:
         from dpscope.analysis.output.traced_report import print_traces
 
-        raise typer.Exit(print_traces(request.paths, request.output_format, limits, console, targets))
+        raise typer.Exit(
+            print_traces(request.paths, request.output_format, limits, console, targets)
+        )
     if request.output_format == "table" and not request.classic:
         sound = show_run(runs[0], targets, console, options.detail(request.verbose, request.quiet))
     else:
@@ -163,7 +199,9 @@ def _figure_formats(text: str | None) -> tuple[str, ...]:
     formats = tuple(dict.fromkeys(text.split(",")))
     known = ("png", "svg", "pdf", "none")
     if unknown := [one for one in formats if one not in known[:3]]:
-        raise DpscopeError(f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}")
+        raise DpscopeError(
+            f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}"
+        )
     return formats
 
 
@@ -176,7 +214,9 @@ def runs_among(paths: list[Path]) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a path is read as a run; raises DpscopeError for a folder of dpscope's that cannot be."""
+    """Whether a path is read as a run; raises DpscopeError for a folder of dpscope's that cannot
+    be.
+    """
     from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
     from dpscope.profiling.store.folders import MANIFEST_NAME, SETTINGS_NAME, is_run_folder
     from dpscope.profiling.store.training_folders import holds_epochs

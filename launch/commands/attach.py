@@ -9,7 +9,15 @@ import typer
 
 from dpscope.launch.attach.arguments import WINDOWS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command, Help, Request, argument, default_texts, open_console, option
+from dpscope.launch.commands.command import (
+    Command,
+    Help,
+    Request,
+    argument,
+    default_texts,
+    open_console,
+    option,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import complain
 
@@ -24,15 +32,23 @@ IDLE = (options.ONE_DETAIL,)
 
 
 class ScriptLast(Command):
-    """A command whose options end where the script begins, or -m and a module: as with Python and torchrun."""
+    """A command whose options end where the script begins, or -m and a module: as with Python and
+    torchrun.
+    """
 
     takes_empty = True
     orders_gpus = False  # the script's order, as without dpscope
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does; raises DpscopeError for an option of the command's own behind the script, where -- is missing."""
+        """As typer does; raises DpscopeError for an option of the command's own behind the script,
+        where -- is missing.
+        """
         ctx.allow_interspersed_args = False
-        own = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        own = {
+            name
+            for parameter in self.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         begins = next((at for at, one in enumerate(args) if one in ("--", "-m")), len(args))
         if args[begins : begins + 1] == ["-m"]:
             args = [*args[:begins], "--", *args[begins:]]
@@ -43,7 +59,8 @@ class ScriptLast(Command):
                     f"{late} stands after {script[0]}: put dpscope's options before the script, and -- between them, as in "
                     f"dpscope attach {late if '=' in late else f'{late} ...'} -- {script[0]}; what follows -- is the script's"
                 )
-            args = args[:begins] + args[begins + 1 :]  # -- stands after the script in place of before it
+            # -- stands after the script in place of before it
+            args = args[:begins] + args[begins + 1 :]
         return super().parse_args(ctx, args)
 
 
@@ -58,7 +75,9 @@ class AttachRequest(Request):
     devices: str | None = option(
         "device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
     )
-    out: Path = option("the run folder; cells of the same script are added there", default=options.DEFAULT_OUT)
+    out: Path = option(
+        "the run folder; cells of the same script are added there", default=options.DEFAULT_OUT
+    )
     repeats: int = option("times that each device count is measured", default=1)
     work_folders: Path | None = option(
         "where each job gets an empty working folder; for scripts that write checkpoints or logs"
@@ -81,7 +100,8 @@ def attach(request: AttachRequest) -> None:
     given = [f"--{option.replace('_', '-')}={value}" for option, value in request.flags.items()]
     given += ["--stop-after"] if request.stop_after else []
     out, script, repeats = request.out, request.script, request.repeats
-    attachment(["--out", str(out), *given, "--", *script])  # a mistake is reported before anything is started
+    # a mistake is reported before anything is started
+    attachment(["--out", str(out), *given, "--", *script])
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")
@@ -95,11 +115,21 @@ def attach(request: AttachRequest) -> None:
     note = partial(console.print, markup=False, soft_wrap=True)
     with locked(out, wait=False, note=note):
         ended = attach_jobs.JobEnds()
-        ended.run(attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders), out)
+        ended.run(
+            attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders),
+            out,
+        )
         failed = dict(ended.failed)
         if not failed and attach_jobs.lacks_baseline(out, counts):
-            note("The script runs once more on one device, without torchrun: the baseline of efficiency.")
-            ended.run(attach_jobs.plan_jobs([None], repeats, out, given, script, found, request.work_folders, 1), out)
+            note(
+                "The script runs once more on one device, without torchrun: the baseline of efficiency."
+            )
+            ended.run(
+                attach_jobs.plan_jobs(
+                    [None], repeats, out, given, script, found, request.work_folders, 1
+                ),
+                out,
+            )
             if ended.failed:
                 note(
                     "It was not measured without torchrun: there is no efficiency, and one device under its wrapper is shown."
@@ -108,7 +138,8 @@ def attach(request: AttachRequest) -> None:
         if not is_run_folder(out):
             if not ended.reasons and (why := attach_jobs.unexplained(out)) is not None:
                 complain(f"{why}: nothing was measured")
-            raise typer.Exit(next(filter(None, failed.values()), 1))  # otherwise each job printed why
+            # otherwise each job printed why
+            raise typer.Exit(next(filter(None, failed.values()), 1))
         from dpscope.analysis.output.analyze import Targets, show_run
 
         sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)
@@ -128,4 +159,7 @@ def parse_jobs(text: str) -> tuple[int | None, ...]:
 
     parts = [part.strip() for part in text.split(",")]
     counts = [part for part in parts if part != SINGLE]
-    return (*([None] if SINGLE in parts else []), *(parse_devices(",".join(counts)) if counts else ()))
+    return (
+        *([None] if SINGLE in parts else []),
+        *(parse_devices(",".join(counts)) if counts else ()),
+    )

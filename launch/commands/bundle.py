@@ -12,7 +12,9 @@ IDLE = (Idle("output", "list_only", "--list writes nothing"),)
 
 def bundle(
     run: Path = argument("a run folder"),
-    output: Path | None = option("the file to write, *.zip; default: RUN-bundle.zip, here", "--output", "-o"),
+    output: Path | None = option(
+        "the file to write, *.zip; default: RUN-bundle.zip, here", "--output", "-o"
+    ),
     list_only: bool = option("list what it would hold; write nothing", "--list", default=False),
 ) -> None:
     path = output or Path(f"{run.absolute().name}-bundle.zip")
@@ -58,7 +60,9 @@ def bundle(
 
 
 def _machine_notes() -> dict[str, object]:
-    """What doctor and NVML report about this machine now, which may not be the one that measured."""
+    """What doctor and NVML report about this machine now, which may not be the one that
+    measured.
+    """
     import json
     import socket
 

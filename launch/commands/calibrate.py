@@ -6,11 +6,20 @@ from typing import Literal
 
 from dpscope.launch.calibration.settings import DEFAULTS, SETTINGS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, Idle, argument, default_texts, open_console, option
+from dpscope.launch.commands.command import (
+    Help,
+    Idle,
+    argument,
+    default_texts,
+    open_console,
+    option,
+)
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.store.errors import DpscopeError
 
-_MEASURING = " ".join((*(one.option for one in SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes"))
+_MEASURING = " ".join(
+    (*(one.option for one in SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes")
+)
 HELP = Help(
     examples=(
         "--devices 2 --max-bytes 16MiB --out runs/mine",
@@ -28,8 +37,16 @@ IDLE = (
         lambda values: values["predict"] and values["logs"],
         "--predict writes nothing, and the calibration is named",
     ),
-    Idle("output_format", lambda values: not values["predict"], "only predictions (--predict) have a format"),
-    Idle("in_place", lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"),
+    Idle(
+        "output_format",
+        lambda values: not values["predict"],
+        "only predictions (--predict) have a format",
+    ),
+    Idle(
+        "in_place",
+        lambda values: not values["from_nccl_tests"],
+        "only logs read with --from-nccl-tests have it",
+    ),
 )
 
 
@@ -39,14 +56,22 @@ class CalibrateRequest(options.NodeOptions):
 
     link: options.Link = None
     from_nccl_tests: bool = option(
-        "read nccl-tests' output, the LOGs, instead of measuring", "--from-nccl-tests", default=False
+        "read nccl-tests' output, the LOGs, instead of measuring",
+        "--from-nccl-tests",
+        default=False,
     )
     in_place: bool = option("its in-place columns", "--in-place", default=False)
-    predict: str | None = option("measure nothing: predict collectives on these device counts, such as 64,256")
-    output_format: Literal["table", "json"] = option("with --predict: what to print", "--format", default="table")
+    predict: str | None = option(
+        "measure nothing: predict collectives on these device counts, such as 64,256"
+    )
+    output_format: Literal["table", "json"] = option(
+        "with --predict: what to print", "--format", default="table"
+    )
     out: Path = option("a run folder, or a .json file", default=options.DEFAULT_OUT)
     logs: list[Path] | None = argument(
-        "with --from-nccl-tests; with --predict also a calibration", default=None, metavar="[LOG]..."
+        "with --from-nccl-tests; with --predict also a calibration",
+        default=None,
+        metavar="[LOG]...",
     )
 
 
@@ -66,7 +91,9 @@ def calibrate(request: CalibrateRequest) -> None:
         return _predict_collectives(request, request.predict)
     logs, out = request.logs or [], request.out
     if logs and not request.from_nccl_tests:
-        raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
+        raise DpscopeError(
+            f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs"
+        )
     check_calibration_place(out, calibration_path(out))
     console = open_console()
     if request.from_nccl_tests:
@@ -74,7 +101,11 @@ def calibrate(request: CalibrateRequest) -> None:
     else:
         place = this_node(request)
         device = str(request.flags.get("device", "auto"))
-        chosen = {name: request.flags[one.option] for name, one in SETTINGS.items() if one.option in request.flags}
+        chosen = {
+            name: request.flags[one.option]
+            for name, one in SETTINGS.items()
+            if one.option in request.flags
+        }
         settings = calibration_settings(place.count if place is not None else 1, **chosen)
         folder = calibration_path(out).parent
         with on_all_nodes(place, request, device, console, folder) as starter:
@@ -87,11 +118,19 @@ def calibrate(request: CalibrateRequest) -> None:
         within = rate_within(fitted) or "not timed"
         console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)
     print_findings(console, (*fitted.findings, *calibration_chapter(fitted).findings))
-    console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nCalibration: {path}; figure: {path.with_suffix('.png')}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if is_run_folder(out):
         console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)
     elif path != out:
-        console.print(f"Next: dpscope run --out {out}, whose report then predicts", highlight=False, soft_wrap=True)
+        console.print(
+            f"Next: dpscope run --out {out}, whose report then predicts",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
@@ -104,7 +143,9 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
     elif len(paths) == 1:
         calibration = costs_at(paths[0], "--predict")
     else:
-        raise DpscopeError(f"{paths[1]}: --predict takes one calibration; add --from-nccl-tests to read logs")
+        raise DpscopeError(
+            f"{paths[1]}: --predict takes one calibration; add --from-nccl-tests to read logs"
+        )
     print_forecasts(calibration, requested, request.output_format, open_console())
 
 

@@ -1,4 +1,5 @@
-"""A command from its declarations: options of settings, help, and the refusal of options without effect.
+"""A command from its declarations: options of settings, help, and the refusal of options without
+effect.
 
 Imports no torch; what a command runs is imported when it runs.
 """
@@ -55,18 +56,29 @@ _HEADINGS = {  # of options that are no settings of a run or a training, by para
     }.items()
     for parameter in parameters.split()
 }
-_DECLARED = {one.option: one for kind in (TrainConfig, RunConfig) for one in declarations(kind).values() if one.help}
+_DECLARED = {
+    one.option: one
+    for kind in (TrainConfig, RunConfig)
+    for one in declarations(kind).values()
+    if one.help
+}
 _OTHER = "Options"
-_REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
+_REPLACED = {
+    "--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"
+}
 
 
 def heading_of(parameter: str) -> str:
     """The heading of --help under which an option stands, in every command that has it."""
-    return _DECLARED[parameter].heading if parameter in _DECLARED else _HEADINGS.get(parameter, _OTHER)
+    return (
+        _DECLARED[parameter].heading if parameter in _DECLARED else _HEADINGS.get(parameter, _OTHER)
+    )
 
 
 def _place(parameter: str) -> tuple[int, int]:
-    """The place of an option among others: by heading; variants behind the other settings of theirs, then what is no setting."""
+    """The place of an option among others: by heading; variants behind the other settings of
+    theirs, then what is no setting.
+    """
     one = _DECLARED.get(parameter)
     rank = 2 if one is None else int(bool(one.moved) or one.name in VARIANTS)
     return (*HEADINGS, _OTHER).index(heading_of(parameter)), rank
@@ -87,7 +99,8 @@ class Idle(NamedTuple):
 class Help:
     """What `--help` of a command shows around its options.
 
-    `usual` are parameters, separated by spaces: where there are any, `--help` shows these alone and `--help-all` shows all.
+    `usual` are parameters, separated by spaces: where there are any, `--help` shows these alone and
+    `--help-all` shows all.
     """
 
     examples: tuple[str, ...] = ()  # arguments, and behind "  # " what the command does with them
@@ -101,7 +114,9 @@ class Help:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a command is called with: the flags of its settings, and a field for each other option."""
+    """What a command is called with: the flags of its settings, and a field for each other
+    option.
+    """
 
     settings: ClassVar[Mapping[str, Setting]] = {}
 
@@ -112,7 +127,8 @@ class Request:
 def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
     """A field of a request, or a parameter, that is an option with this help.
 
-    `names` are those other than the field's, `default` MISSING makes it required, and `more` is as typer takes it.
+    `names` are those other than the field's, `default` MISSING makes it required, and `more` is as
+    typer takes it.
     """
     return field(default=default, metadata={"typer": typer.Option(*names, help=text, **more)})
 
@@ -138,7 +154,9 @@ def _option_type(one: Setting) -> Any:
 def load_command(name: str, text: str) -> TyperCommand:
     """The command of the module of its name; `text` is its help."""
     module = importlib.import_module(f"dpscope.launch.commands.{name}")
-    program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    program = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     function = _with_options(getattr(module, name), name)
     program.command(name, cls=getattr(module, "COMMAND", Command), help=text)(function)
     command = typer.main.get_command(program)
@@ -150,9 +168,13 @@ def load_command(name: str, text: str) -> TyperCommand:
 
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
-    """The function as typer takes it: one that takes a request gets a parameter for each option instead."""
+    """The function as typer takes it: one that takes a request gets a parameter for each option
+    instead.
+    """
     hints: dict[str, Any] = get_type_hints(function, include_extras=True)
-    declared: dict[str, Any] = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    declared: dict[str, Any] = {
+        name: one.default for name, one in inspect.signature(function).parameters.items()
+    }
     request: Any = next((hints[name] for name in declared if isinstance(hints[name], type)), None)
     settings: dict[str, Setting] = {}
     if request is not None and issubclass(request, Request):
@@ -173,7 +195,9 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
             default = inspect.Parameter.empty if one.default is MISSING else one.default
         options[name] = hint, default
     parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
         for name, (annotation, default) in options.items()
     ]
 
@@ -191,10 +215,13 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
 
 
 class Command(TyperCommand):
-    """A command whose help groups its options and shows their defaults, and which refuses options without effect."""
+    """A command whose help groups its options and shows their defaults, and which refuses options
+    without effect.
+    """
 
     takes_empty = False  # words, which are another program's
-    orders_gpus = True  # as NVML does and a run's jobs do: what it records of GPU 0 is of the one that they use
+    # as NVML does and a run's jobs do: what it records of GPU 0 is of the one that they use
+    orders_gpus = True
     idle: Sequence[Idle] = ()
     shown = Help()
     shows_all_options = False
@@ -203,7 +230,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer does, with advice for a word that is not among an option's.
 
-        Raises DpscopeError for a replaced option, and for an empty word, which as a path would be the current folder.
+        Raises DpscopeError for a replaced option, and for an empty word, which as a path would be
+        the current folder.
         """
         before_files = args[: args.index("--")] if "--" in args else args
         if "" in args and not self.takes_empty:
@@ -241,7 +269,9 @@ class Command(TyperCommand):
                     formatter.write(f"  {ctx.command_path} {example}\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options under headings; those under none stand under "Options". Of a long list, those that most people need."""
+        """Options under headings; those under none stand under "Options". Of a long list, those
+        that most people need.
+        """
         usual = self.shown.usual.split()
         if not usual or self.shows_all_options:
             self._format_by_heading(self.get_params(ctx), ctx, formatter)
@@ -249,14 +279,20 @@ class Command(TyperCommand):
         parameters = {parameter.name: parameter for parameter in self.get_params(ctx)}
         with formatter.section("Usual options"):
             formatter.write_dl([parameters[name].get_help_record(ctx) for name in usual])
-        formatter.write(f"\n{len(self.params) - len(usual)} more options: {ctx.command_path} --help-all\n")
+        formatter.write(
+            f"\n{len(self.params) - len(usual)} more options: {ctx.command_path} --help-all\n"
+        )
 
     def _format_by_heading(self, parameters: Sequence[Any], ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *HEADINGS, _OTHER)}
+        groups: dict[str, list[tuple[str, str]]] = {
+            heading: [] for heading in ("Arguments", *HEADINGS, _OTHER)
+        }
         for parameter in parameters:
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"
-                groups["Arguments" if is_argument else heading_of(parameter.name or "")].append(record)
+                groups["Arguments" if is_argument else heading_of(parameter.name or "")].append(
+                    record
+                )
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):
@@ -272,11 +308,20 @@ class Command(TyperCommand):
         if self.orders_gpus:
             os.environ.setdefault(*GPU_ORDER)  # before torch starts CUDA, which reads it once
         sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-        stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        stated = {
+            name
+            for name, source in sources.items()
+            if source is not None and source.name == "COMMANDLINE"
+        }
         off = {name for name in stated if ctx.params[name] is False}
-        flags = {one.name: (one.secondary_opts if one.name in off else one.opts)[0] for one in self.params}
+        flags = {
+            one.name: (one.secondary_opts if one.name in off else one.opts)[0]
+            for one in self.params
+        }
         for rule in self.idle:
-            if (idle := [name for name in rule.parameters.split() if name in stated]) and rule.holds(ctx.params):
+            if (
+                idle := [name for name in rule.parameters.split() if name in stated]
+            ) and rule.holds(ctx.params):
                 raise DpscopeError(f"{flags[idle[0]]} does nothing here: {rule.why}; omit it")
         if "out" not in stated and ctx.params.get("config") is not None:
             from dpscope.launch.planning.run_config import out_folder
@@ -284,7 +329,8 @@ class Command(TyperCommand):
             ctx.params["out"] = out_folder(ctx.params["config"]) or ctx.params["out"]
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # of which click makes status 1, which `compare` has for a regression
+        except BrokenPipeError:
+            # of which click makes status 1, which `compare` has for a regression
             raise SystemExit(READER_GONE) from None
 
     def get_short_help_str(self, limit: int = 45) -> str:
@@ -295,7 +341,8 @@ class Command(TyperCommand):
 def config_defaults(config: msgspec.Struct) -> dict[str, str]:
     """The settings of a configuration by option, as `default_texts` shows them."""
     options = [one.option for one in declarations(type(config)).values()]
-    values = zip(options, settings_of(config).values(), strict=True)  # --devices has two: counts and layouts
+    # --devices has two: counts and layouts
+    values = zip(options, settings_of(config).values(), strict=True)
     return default_texts({option: value for option, value in values if value != ()})
 
 
@@ -303,7 +350,13 @@ def default_texts(values: Mapping[str, object]) -> dict[str, str]:
     """Values of parameters by option; a switch that is off is left out."""
 
     def text(value: object) -> str:
-        return "on" if value is True else f"{value:g}" if isinstance(value, float) else value_text(value)
+        return (
+            "on"
+            if value is True
+            else f"{value:g}"
+            if isinstance(value, float)
+            else value_text(value)
+        )
 
     return {
         f"--{name.replace('_', '-')}": text(value)
@@ -325,9 +378,11 @@ def by_device(values: Mapping[Any, Any]) -> str:
 
 
 def exit_after(outcome: "Outcome[Any]", show: Callable[[], bool], console: "Console") -> NoReturn:
-    """Show what was measured and end the command; `show` returns whether the numbers can be relied on.
+    """Show what was measured and end the command; `show` returns whether the numbers can be relied
+    on.
 
-    A report that cannot be made is an error by itself only where every job ended well; otherwise the failed jobs are its cause.
+    A report that cannot be made is an error by itself only where every job ended well; otherwise
+    the failed jobs are its cause.
     """
     sound = False
     try:

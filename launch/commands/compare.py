@@ -22,19 +22,25 @@ HELP = Help(
 def compare(
     before: Path = argument("a run folder, or the traces of a job"),
     after: Path = argument("a later run of the same cells, or the traces of a later job"),
-    fail_over: str | None = option("exit with 1 if a step got slower beyond noise by more than this"),
+    fail_over: str | None = option(
+        "exit with 1 if a step got slower beyond noise by more than this"
+    ),
     output_format: Literal["table", "json", "csv", "markdown", "latex", "github"] = option(
         "what to print; github: for a job's summary page", "--format", default="table"
     ),
     force: bool = option(
-        "judge although settings, machines or models differ, else exit status 3 or 2", "--force", default=False
+        "judge although settings, machines or models differ, else exit status 3 or 2",
+        "--force",
+        default=False,
     ),
 ) -> None:
     from dpscope.analysis.output.changes import print_comparison
     from dpscope.analysis.runs.compare import parse_share
 
     if before.resolve() == after.resolve():
-        raise DpscopeError(f"{after} is named twice: a run does not differ from itself; name two runs")
+        raise DpscopeError(
+            f"{after} is named twice: a run does not differ from itself; name two runs"
+        )
     share = None if fail_over is None else parse_share(fail_over)
     raise typer.Exit(print_comparison(before, after, share, output_format, open_console(), force))
 

@@ -1,4 +1,6 @@
-"""`dpscope run --detect 5%`: repeats until two such runs would show a change that large, or the time is over."""
+"""`dpscope run --detect 5%`: repeats until two such runs would show a change that large, or the
+time is over.
+"""
 
 import math
 import time
@@ -30,7 +32,9 @@ def parse_change(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise DpscopeError(f"--detect {text}: not a change between 0 and 100%; write it as 5% or 0.05")
+        raise DpscopeError(
+            f"--detect {text}: not a change between 0 and 100%; write it as 5% or 0.05"
+        )
     return value
 
 
@@ -41,10 +45,14 @@ def check_limit(limit_s: float | None) -> None:
 
 
 def first_round(config: RunConfig) -> RunConfig:
-    """The configuration of the first repeats; raises DpscopeError where a file gives repeats as well."""
+    """The configuration of the first repeats; raises DpscopeError where a file gives repeats as
+    well.
+    """
     repeats = config.measurement.repeats
     if repeats != Measurement().repeats:
-        raise DpscopeError(f"--detect and repeats = {repeats}: --detect chooses the repeats; give one of them")
+        raise DpscopeError(
+            f"--detect and repeats = {repeats}: --detect chooses the repeats; give one of them"
+        )
     return with_settings(config, repeats=FIRST_REPEATS)
 
 
@@ -57,7 +65,8 @@ def run_until_detected(
     limit_s: float,
     starter: JobStarter = THIS_HOST,
 ) -> Outcome[CellResult]:
-    """Measure `config`'s first repeats of every cell, then as many more of each as `change` needs, within `limit_s` in all.
+    """Measure `config`'s first repeats of every cell, then as many more of each as `change` needs,
+    within `limit_s` in all.
 
     Earlier results in the folder count; how many repeats it is to hold is chosen again.
     """
@@ -69,7 +78,9 @@ def run_until_detected(
             break
         cells = repeat_costs(RunFolder(out))
         if not cells:
-            raise DpscopeError(f"--detect: {out} has too few timed steps to show its noise; time more (--steps)")
+            raise DpscopeError(
+                f"--detect: {out} has too few timed steps to show its noise; time more (--steps)"
+            )
         left_s = max(0.0, limit_s - (time.monotonic() - began))
         chosen = choose_repeats(cells, change, left_s)
         console.print(choice_text(cells, chosen, change, limit_s), highlight=False, soft_wrap=True)
@@ -77,19 +88,31 @@ def run_until_detected(
         if measured and chosen == stored:
             break
         most, stored = max(chosen.values()), chosen
-        outcome = run_sweep(with_settings(config, repeats=most), out, False, console, chosen, starter)
+        outcome = run_sweep(
+            with_settings(config, repeats=most), out, False, console, chosen, starter
+        )
         if measured:
             break
     return outcome
 
 
-def choice_text(cells: Mapping[str, RepeatCost], chosen: Mapping[str, int], change: float, limit_s: float) -> str:
+def choice_text(
+    cells: Mapping[str, RepeatCost], chosen: Mapping[str, int], change: float, limit_s: float
+) -> str:
     """What was chosen and why, a line per cell."""
-    lines = [f"Repeats that show a change of {100 * change:g}% between two such runs (in 4 of 5 cases):"]
+    lines = [
+        f"Repeats that show a change of {100 * change:g}% between two such runs (in 4 of 5 cases):"
+    ]
     for name, cell in cells.items():
         had, now = cell.noise.repeats, chosen[name]
         shows = cell.detects(now)
-        reason = "" if shows <= change else f"; the limit of {duration_text(limit_s)} or of repeats allows no more"
-        before = "" if now == had else f"{show_share(cell.detects(had))} with {counted(had, 'repeat')}; "
+        reason = (
+            ""
+            if shows <= change
+            else f"; the limit of {duration_text(limit_s)} or of repeats allows no more"
+        )
+        before = (
+            "" if now == had else f"{show_share(cell.detects(had))} with {counted(had, 'repeat')}; "
+        )
         lines.append(f"  {name}: {before}{show_share(shows)} with {counted(now, 'repeat')}{reason}")
     return "\n".join(lines)

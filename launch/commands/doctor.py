@@ -1,4 +1,6 @@
-"""The machine's checks alone, in seconds: what would keep a run from starting, or make it mean less."""
+"""The machine's checks alone, in seconds: what would keep a run from starting, or make it mean
+less.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError, error_line
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
-_ROCM_FIX = "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
+_ROCM_FIX = (
+    "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
+)
 _GPU_FIX = "fix what it names; nvidia-smi shows a GPU's free memory, processes and compute mode"
 _GLOO_FIX = "let processes of this host connect over loopback; GLOO_SOCKET_IFNAME names the interface that gloo uses"
 _DISK_WANTED = 5_000_000_000  # bytes
@@ -54,7 +58,9 @@ Format = Annotated[Literal["table", "json"], typer.Option("--format", help="what
 def doctor(output_format: Format = "table") -> None:
     checks = run_doctor()
     if output_format == "json":
-        typer.echo(json.dumps({"ready": is_ready(checks), "checks": check_records(checks)}, indent=2))
+        typer.echo(
+            json.dumps({"ready": is_ready(checks), "checks": check_records(checks)}, indent=2)
+        )
     else:
         print_checks(checks, open_console())
     raise typer.Exit(0 if is_ready(checks) else 1)
@@ -70,7 +76,9 @@ class Check:
 
 
 def run_doctor() -> dict[str, Check]:
-    """Run every check, so that one failure does not hide another; a terminal shows which one is running."""
+    """Run every check, so that one failure does not hide another; a terminal shows which one is
+    running.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     checks: dict[str, Callable[[], Check]] = {
         "torch": _torch,
@@ -94,7 +102,9 @@ def run_doctor() -> dict[str, Check]:
 
 
 def _answer_of(check: Callable[[], Check]) -> Check:
-    """A check's answer; one that fails itself, as on a GPU that torch lists and cannot use, is an answer as well."""
+    """A check's answer; one that fails itself, as on a GPU that torch lists and cannot use, is an
+    answer as well.
+    """
     try:
         return check()
     except Exception as error:
@@ -114,7 +124,8 @@ def check_records(checks: Mapping[str, Check]) -> list[dict[str, str]]:
 def verdict(checks: Mapping[str, Check]) -> str:
     """Whether dpscope can measure here, and the names of the checks that say otherwise."""
     failed, warned = (
-        [name for name, check in checks.items() if check.status == status] for status in ("failed", "warning")
+        [name for name, check in checks.items() if check.status == status]
+        for status in ("failed", "warning")
     )
     if failed:
         return f"Not ready: {', '.join(failed)} failed."
@@ -128,7 +139,12 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     styles = {"ok": "green", "warning": "yellow", "failed": "red", "not applicable": "dim"}
     table = Table("check", "status", "found", "what to do")
     for name, check in checks.items():
-        table.add_row(name, Text(check.status, styles[check.status]), Text(check.detail), Text(check.next_step))
+        table.add_row(
+            name,
+            Text(check.status, styles[check.status]),
+            Text(check.detail),
+            Text(check.next_step),
+        )
     for column in table.columns:
         column.overflow = "fold"  # a path is never cut
     console.print(table)
@@ -139,11 +155,17 @@ def _torch() -> Check:
     """A container's own torch is never replaced, whatever dpscope needs."""
     import torch
 
-    (needed,) = (found for line in requires("dpscope") or () if (found := re.match(r"torch>=(\d+)\.(\d+)", line)))
+    (needed,) = (
+        found
+        for line in requires("dpscope") or ()
+        if (found := re.match(r"torch>=(\d+)\.(\d+)", line))
+    )
     least, (major, minor) = needed.groups(), str(torch.__version__).split(".")[:2]
     detail = f"torch {torch.__version__} on Python {platform.python_version()}; dpscope needs torch {'.'.join(least)} or newer"
     if (int(major), int(minor)) < (int(least[0]), int(least[1])):
-        return Check("failed", detail, f"install torch {'.'.join(least)} or newer, or a newer container")
+        return Check(
+            "failed", detail, f"install torch {'.'.join(least)} or newer, or a newer container"
+        )
     return Check("ok", detail)
 
 
@@ -151,14 +173,21 @@ def _devices() -> Check:
     try:
         devices = resolve_devices("auto")
     except DpscopeError as error:
-        return Check("failed", str(error), "do what it names; --device cpu measures the CPU on purpose")
+        return Check(
+            "failed", str(error), "do what it names; --device cpu measures the CPU on purpose"
+        )
     if devices.kind == "cpu":
-        return Check("ok", f"no GPU; CPU with {counted(usable_cores(), 'core')}: gloo, and dp-host for DataParallel")
+        return Check(
+            "ok",
+            f"no GPU; CPU with {counted(usable_cores(), 'core')}: gloo, and dp-host for DataParallel",
+        )
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(devices.count or 0)]
     detail = f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}"
-    if (present := present_gpus()) and (ignored := unknown_visible_device(present.count)) is not None:
+    if (present := present_gpus()) and (
+        ignored := unknown_visible_device(present.count)
+    ) is not None:
         detail += f"; CUDA ignores {ignored!r} in CUDA_VISIBLE_DEVICES and everything after it"
         return Check("warning", detail, "name each GPU once, by index or UUID (nvidia-smi -L)")
     return Check("ok", detail)
@@ -181,9 +210,13 @@ def _driver() -> Check:
     if present is None:
         return Check("not applicable", f"no GPU; {built}")
     if present.maker == "AMD":
-        return Check("failed", f"AMD's driver has {counted(present.count, 'GPU')}; {built}", _ROCM_FIX)
+        return Check(
+            "failed", f"AMD's driver has {counted(present.count, 'GPU')}; {built}", _ROCM_FIX
+        )
     if driver is None:
-        return Check("failed", f"NVML does not answer; {built}", "load the NVIDIA driver: nvidia-smi")
+        return Check(
+            "failed", f"NVML does not answer; {built}", "load the NVIDIA driver: nvidia-smi"
+        )
     return Check("ok", f"driver {driver}; {built}")
 
 
@@ -194,7 +227,9 @@ def _device_state() -> Check:
     if findings := device_findings(states):
         worst = next((finding for finding in findings if finding.severity == "error"), findings[0])
         messages = " ".join(finding.message for finding in findings)
-        return Check("failed" if worst.severity == "error" else "warning", messages, worst.next_step)
+        return Check(
+            "failed" if worst.severity == "error" else "warning", messages, worst.next_step
+        )
     throttled = _denied("throttled", [state.throttle_reasons for state in states])
     shared = _denied("shared", [state.other_process_ids for state in states])
     return Check("ok", f"{throttled}, {shared}, uniform")
@@ -221,11 +256,19 @@ def _backends() -> Check:
     from torch import distributed
 
     if not distributed.is_available():
-        return Check("failed", "torch.distributed is not in this torch", "install a torch that has it")
+        return Check(
+            "failed", "torch.distributed is not in this torch", "install a torch that has it"
+        )
     available = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
-    detail = ", ".join(f"{name} {'available' if there else 'missing'}" for name, there in available.items())
+    detail = ", ".join(
+        f"{name} {'available' if there else 'missing'}" for name, there in available.items()
+    )
     needed = "nccl" if usable_gpu_count() else "gloo"
-    return Check("ok", detail) if available[needed] else Check("failed", detail, f"install a torch with {needed}")
+    return (
+        Check("ok", detail)
+        if available[needed]
+        else Check("failed", detail, f"install a torch with {needed}")
+    )
 
 
 def _all_reduce() -> Check:
@@ -237,7 +280,11 @@ def _all_reduce() -> Check:
             return Check("ok", "4 MB between 2 ranks on the CPU by gloo")
         engine = all_reduce_once("cuda", count, open_console(stderr=True))
     except DpscopeError as error:
-        fix = f"{_GPU_FIX}; of NCCL's errors NCCL_DEBUG=INFO dpscope doctor shows more" if count else _GLOO_FIX
+        fix = (
+            f"{_GPU_FIX}; of NCCL's errors NCCL_DEBUG=INFO dpscope doctor shows more"
+            if count
+            else _GLOO_FIX
+        )
         return Check("failed", str(error), fix)
     return Check("ok", f"4 MB over {counted(count, 'GPU')} by {engine}")
 
@@ -249,7 +296,9 @@ def _peer_access() -> Check:
         return Check("not applicable", "fewer than two GPUs")
     if without := sum(not torch.cuda.can_device_access_peer(*pair) for pair in pairs):
         detail = f"{without} of {len(pairs)} ordered pairs have none: copies go through host memory"
-        return Check("warning", detail, "check the IOMMU/ACS settings and the topology (nvidia-smi topo -m)")
+        return Check(
+            "warning", detail, "check the IOMMU/ACS settings and the topology (nvidia-smi topo -m)"
+        )
     return Check("ok", f"all {len(pairs)} ordered pairs")
 
 
@@ -265,9 +314,13 @@ def _shared_memory() -> Check:
 
 
 def _tracer() -> Check:
-    """Whether torch.profiler yields what the analysis reads: kernels on a GPU, operators on the CPU."""
+    """Whether torch.profiler yields what the analysis reads: kernels on a GPU, operators on the
+    CPU.
+    """
     import torch
-    from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, which takes seconds
+
+    # torch.profiler's imports torch's compiler, which takes seconds
+    from torch.autograd.profiler import profile
 
     cuda = bool(usable_gpu_count())
     with profile(use_device="cuda" if cuda else None, use_kineto=True) as profiler:
@@ -277,7 +330,9 @@ def _tracer() -> Check:
     if not cuda:
         if any(event.name == "aten::mm" for event in events):
             return Check("ok", "operators are recorded")
-        return Check("failed", "torch.profiler recorded no operator", "check the installation of torch")
+        return Check(
+            "failed", "torch.profiler recorded no operator", "check the installation of torch"
+        )
     if kernels := sum("CUDA" in str(event.device_type) for event in events):
         return Check("ok", f"{counted(kernels, 'device event')} recorded")
     fix = "end other profilers (Nsight, DCGM profiling), or permit CUPTI: NVreg_RestrictProfilingToAdminUsers=0"
@@ -293,5 +348,7 @@ def _disk() -> Check:
     except OSError:
         return Check("warning", f"{detail}, but cannot be written", "give --out a folder that can")
     if free < _DISK_WANTED:
-        return Check("warning", detail, "free some, or give --out another disk; large traces take GBs")
+        return Check(
+            "warning", detail, "free some, or give --out another disk; large traces take GBs"
+        )
     return Check("ok", detail)

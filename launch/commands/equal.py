@@ -26,7 +26,18 @@ HELP = Help(
 
 IDLE = (options.ONE_NODE,)
 _NAMES = (
-    *("strategies", "devices", "batch_sizes", "compile", "model", "data", "data_dir", "download", "samples", "workers"),
+    *(
+        "strategies",
+        "devices",
+        "batch_sizes",
+        "compile",
+        "model",
+        "data",
+        "data_dir",
+        "download",
+        "samples",
+        "workers",
+    ),
     *(*Optimizer.__struct_fields__, "seed", "steps", "timeout_s", "device"),
 )
 _SETTINGS = {name: one for name, one in declarations(RunConfig).items() if name in _NAMES}
@@ -40,10 +51,14 @@ class EqualRequest(options.NodeOptions):
         "precision of the training; float64 distinguishes mistakes from rounding", default="float64"
     )
     freeze_batch_norm: bool = option(
-        "batch norm uses the first global batch's statistics throughout", "--freeze-batch-norm", default=False
+        "batch norm uses the first global batch's statistics throughout",
+        "--freeze-batch-norm",
+        default=False,
     )
     output_format: Literal["table", "json"] = option("what to print", "--format", default="table")
-    out: Path = option("the run folder; a comparison in it is replaced", default=options.DEFAULT_OUT)
+    out: Path = option(
+        "the run folder; a comparison in it is replaced", default=options.DEFAULT_OUT
+    )
 
 
 def equal(request: EqualRequest) -> None:
@@ -72,5 +87,8 @@ def defaults() -> dict[str, str]:
     from dpscope.launch.planning.run_config import load_config
 
     chosen = config_defaults(load_config(None, DEFAULTS))
-    chosen |= {"--batch-size": by_device(EQUALITY_BATCH_SIZES), "--model": by_device(DEFAULT_MODELS)}
+    chosen |= {
+        "--batch-size": by_device(EQUALITY_BATCH_SIZES),
+        "--model": by_device(DEFAULT_MODELS),
+    }
     return {option: default for option, default in chosen.items() if option != "--samples"}

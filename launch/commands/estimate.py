@@ -1,4 +1,6 @@
-"""`dpscope estimate`: published or hand-timed epoch times, judged, and predicted for other device counts."""
+"""`dpscope estimate`: published or hand-timed epoch times, judged, and predicted for other device
+counts.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -13,14 +15,27 @@ def estimate(
     table: Path = argument(
         "CSV of epoch times (strategy, batch_size, devices, epoch_seconds, ...) or of step times (ranks, step_ms, ...)"
     ),
-    predict: str | None = option("device counts or layouts to predict the time of, such as 8,16 or 2x8"),
-    output_format: Literal["table", "json", "markdown"] = option("what to print", "--format", default="table"),
+    predict: str | None = option(
+        "device counts or layouts to predict the time of, such as 8,16 or 2x8"
+    ),
+    output_format: Literal["table", "json", "markdown"] = option(
+        "what to print", "--format", default="table"
+    ),
 ) -> None:
-    from dpscope.analysis.epoch_times.report import LEGEND, estimate_tables, run_estimate, run_prediction
+    from dpscope.analysis.epoch_times.report import (
+        LEGEND,
+        estimate_tables,
+        run_estimate,
+        run_prediction,
+    )
     from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
     from dpscope.analysis.text.text_table import TextTable
 
-    answer = run_prediction(table, predict, output_format) if predict else run_estimate(table, output_format)
+    answer = (
+        run_prediction(table, predict, output_format)
+        if predict
+        else run_estimate(table, output_format)
+    )
     if isinstance(answer, str):
         write_out(answer.rstrip() + "\n")
         return

@@ -8,7 +8,9 @@ import typer
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
 
-HELP = Help(examples=("runs/mine -o merged.json.gz  # for ui.perfetto.dev", "traces/ -o merged.json.gz"))
+HELP = Help(
+    examples=("runs/mine -o merged.json.gz  # for ui.perfetto.dev", "traces/ -o merged.json.gz")
+)
 
 IDLE = (
     Idle(
@@ -21,7 +23,9 @@ IDLE = (
 
 def merge(
     paths: list[Path] = argument("a run folder, or the traces of one job's ranks"),
-    output: Path = option("the merged trace, *.json or *.json.gz", "--output", "-o", default=MISSING),
+    output: Path = option(
+        "the merged trace, *.json or *.json.gz", "--output", "-o", default=MISSING
+    ),
     cell: str | None = option("which cell of a run, such as ddp-d2-b32"),
     repeat: int | None = option("which repeat of it; default: the first"),
     max_bytes: options.MaxBytes = None,

@@ -1,4 +1,6 @@
-"""Options that several commands of `dpscope` share, the situations in which they have no effect, and how they are read."""
+"""Options that several commands of `dpscope` share, the situations in which they have no effect,
+and how they are read.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,21 +25,33 @@ DEFAULT_OUT = Path("runs/default")
 DEFAULT_DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
 OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]
 NcclLogs = Annotated[
     list[Path] | None,
-    typer.Option("--nccl-log", help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated"),
+    typer.Option(
+        "--nccl-log",
+        help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated",
+    ),
 ]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 MaxBytes = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB"),
+    typer.Option(
+        metavar="SIZE",
+        help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB",
+    ),
 ]
-MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
+MaxEvents = Annotated[
+    int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")
+]
 Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
-TargetEfficiency = Annotated[float | None, setting_option(declarations(Reporting)["target_efficiency"])]
+TargetEfficiency = Annotated[
+    float | None, setting_option(declarations(Reporting)["target_efficiency"])
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +63,21 @@ class NodeOptions(Request):
         "nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"
     )
     node_rank: int | None = option("this node's number, from 0, if no launcher gives it")
-    rendezvous: str | None = option("where the nodes meet, on node 0, if no launcher gives it", metavar="HOST:PORT")
-    wait_for_nodes: float | None = option("how long nodes wait for each other; default: 300", metavar="SECONDS", min=1)
+    rendezvous: str | None = option(
+        "where the nodes meet, on node 0, if no launcher gives it", metavar="HOST:PORT"
+    )
+    wait_for_nodes: float | None = option(
+        "how long nodes wait for each other; default: 300", metavar="SECONDS", min=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorOptions(Request):
     """Where scalars are mirrored."""
 
-    wandb: bool = option("mirror the scalars to wandb, offline unless WANDB_MODE is set", "--wandb", default=False)
+    wandb: bool = option(
+        "mirror the scalars to wandb, offline unless WANDB_MODE is set", "--wandb", default=False
+    )
     wandb_online: bool = option("mirror them to wandb's server", "--wandb-online", default=False)
 
 
@@ -65,8 +85,13 @@ PLAN_ALONE = "--dry-run prints the plan and makes no report"
 ONE_DETAIL = Idle("verbose", "quiet", "--quiet prints the report's path alone; give one of them")
 ONE_MIRROR = Idle("wandb", "wandb_online", "--wandb-online mirrors already; give one of them")
 _MEETING = "node_rank rendezvous wait_for_nodes"
-ONE_NODE = Idle(_MEETING, lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node")
-NODES_IDLE = (ONE_NODE, Idle(_MEETING, "dry_run", "--dry-run prints the plan and starts nothing on any node"))
+ONE_NODE = Idle(
+    _MEETING, lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node"
+)
+NODES_IDLE = (
+    ONE_NODE,
+    Idle(_MEETING, "dry_run", "--dry-run prints the plan and starts nothing on any node"),
+)
 
 
 def holds_run(path: Path) -> bool:
@@ -114,16 +139,24 @@ def read(option: str, text: str | None, parse: Callable[[str], _Stated]) -> _Sta
     return None if text is None else read_option(option, text, parse)
 
 
-def check_targets(target_efficiency: float | None = None, target_accuracy: float | None = None) -> None:
+def check_targets(
+    target_efficiency: float | None = None, target_accuracy: float | None = None
+) -> None:
     """Raises DpscopeError for a target that is no such number."""
     if target_accuracy is not None and not 0 < target_accuracy <= 100:
-        raise DpscopeError(f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%")
+        raise DpscopeError(
+            f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%"
+        )
     if target_efficiency is not None and not 0 < target_efficiency <= 1:
-        raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
+        raise DpscopeError(
+            f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%"
+        )
 
 
 def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | None:
-    """The bytes of a size such as ``4096``, ``4 MB`` or ``4MiB``; raises DpscopeError for a text that states none."""
+    """The bytes of a size such as ``4096``, ``4 MB`` or ``4MiB``; raises DpscopeError for a text
+    that states none.
+    """
     return read(option, text, lambda stated: parse_size(stated, unit_bytes))
 
 
@@ -135,7 +168,8 @@ def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":
     if max_events is not None and max_events < 1:
         raise DpscopeError(f"--max-events {max_events}: must be 1 or more")
     return ReadLimits(
-        max(1, round(size)) if size else DEFAULT_LIMITS.max_bytes, max_events or DEFAULT_LIMITS.max_events
+        max(1, round(size)) if size else DEFAULT_LIMITS.max_bytes,
+        max_events or DEFAULT_LIMITS.max_events,
     )
 
 

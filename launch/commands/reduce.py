@@ -15,7 +15,9 @@ HELP = Help(examples=("/scratch/traces -o partials/  # on each node", "partials/
 
 IDLE = (
     Idle(
-        "share jobs max_bytes max_events", options.any_partial, "partials are joined by one task, which reads no trace"
+        "share jobs max_bytes max_events",
+        options.any_partial,
+        "partials are joined by one task, which reads no trace",
     ),
 )
 
@@ -45,9 +47,17 @@ def reduce(
     own = None if share is None else read_share(share)
     with progress() as update:
         made = reduce_traces(
-            paths, output, own, limits, jobs=jobs, progress=lambda done, of: update(f"{done} of {of} read")
+            paths,
+            output,
+            own,
+            limits,
+            jobs=jobs,
+            progress=lambda done, of: update(f"{done} of {of} read"),
         )
-    size_kb, known = made.path.stat().st_size / 1e3, f", {made.kept} of them already reduced" if made.kept else ""
+    size_kb, known = (
+        made.path.stat().st_size / 1e3,
+        f", {made.kept} of them already reduced" if made.kept else "",
+    )
     open_console().print(
         f"Written: {made.path} ({counted(made.ranks, 'rank')}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with "
         "others.",

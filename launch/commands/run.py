@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, Idle, by_device, config_defaults, exit_after, open_console, option
+from dpscope.launch.commands.command import (
+    Help,
+    Idle,
+    by_device,
+    config_defaults,
+    exit_after,
+    open_console,
+    option,
+)
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations
@@ -26,11 +34,19 @@ HELP = Help(
 
 IDLE = (
     *options.NODES_IDLE,
-    Idle("verbose quiet open_page link target_efficiency wandb wandb_online", "dry_run", options.PLAN_ALONE),
+    Idle(
+        "verbose quiet open_page link target_efficiency wandb wandb_online",
+        "dry_run",
+        options.PLAN_ALONE,
+    ),
     options.ONE_DETAIL,
     options.ONE_MIRROR,
     Idle("repeats", "detect", "--detect chooses the repeats of each cell"),
-    Idle("detect_limit", lambda values: not values["detect"], "it limits --detect, which is not given"),
+    Idle(
+        "detect_limit",
+        lambda values: not values["detect"],
+        "it limits --detect, which is not given",
+    ),
     Idle("detect_limit", "dry_run", "--dry-run plans the first repeats and takes no time"),
 )
 
@@ -42,11 +58,15 @@ class RunRequest(options.NodeOptions, options.MirrorOptions):
     detect: str | None = option(
         "instead of --repeats: as many as show a change of this size, such as 5%", metavar="CHANGE"
     )
-    detect_limit: float | None = option("no repeat beyond the first three begins after so many seconds; default: 1800")
+    detect_limit: float | None = option(
+        "no repeat beyond the first three begins after so many seconds; default: 1800"
+    )
     config: options.Config = None
     out: options.Out = options.DEFAULT_OUT
     fresh: bool = option("measure every cell again", "--fresh", default=False)
-    dry_run: bool = option("print the plan, its estimates and commands only", "--dry-run", default=False)
+    dry_run: bool = option(
+        "print the plan, its estimates and commands only", "--dry-run", default=False
+    )
     verbose: options.Verbose = False
     quiet: options.Quiet = False
     open_page: options.OpenPage = False
@@ -64,7 +84,12 @@ def run(request: RunRequest) -> None:
     nodes = place.count if place is not None else 1
     check_idle_options(settings, request.flags, nodes)
     if request.detect is not None:
-        from dpscope.launch.commands.detect import check_limit, first_round, parse_change, run_until_detected
+        from dpscope.launch.commands.detect import (
+            check_limit,
+            first_round,
+            parse_change,
+            run_until_detected,
+        )
 
         check_limit(request.detect_limit)
         change, settings = parse_change(request.detect), first_round(settings)
@@ -81,13 +106,17 @@ def run(request: RunRequest) -> None:
             outcome = run_sweep(settings, out, request.fresh, console, starter=starter)
         else:
             limit_s = DETECT_LIMIT_S if request.detect_limit is None else request.detect_limit
-            outcome = run_until_detected(settings, out, request.fresh, console, change, limit_s, starter)
+            outcome = run_until_detected(
+                settings, out, request.fresh, console, change, limit_s, starter
+            )
         starter.dismiss(outcome.exit_status, outcome.lost or "")
     from dpscope.analysis.output.analyze import Targets, show_run
 
     def show() -> bool:
         if not is_run_folder(out):
-            raise DpscopeError(f"{out}: its manifest.json was removed during the run: measure again")
+            raise DpscopeError(
+                f"{out}: its manifest.json was removed during the run: measure again"
+            )
         sound = show_run(out, Targets(open_page=request.open_page), console, detail)
         if mirror is not None:
             from dpscope.analysis.output.analyze import report_of
@@ -101,7 +130,12 @@ def run(request: RunRequest) -> None:
 
 def defaults() -> dict[str, str]:
     """By option; `None` is chosen for the machine."""
-    from dpscope.launch.planning.cells import DEFAULT_BATCH_SIZES, DEFAULT_MODELS, DEFAULT_REPEATS, DEFAULT_STEPS
+    from dpscope.launch.planning.cells import (
+        DEFAULT_BATCH_SIZES,
+        DEFAULT_MODELS,
+        DEFAULT_REPEATS,
+        DEFAULT_STEPS,
+    )
     from dpscope.launch.planning.run_config import load_config
 
     return config_defaults(load_config(None, {})) | {

@@ -31,8 +31,8 @@ _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 def this_node(options: NodeOptions, plan_alone: bool = False) -> "NodePlace | None":
     """This node's place by the command's options and its environment; None where it is alone.
 
-    A command that only plans needs no more than the number of nodes; where a launcher has started it on several, all but the
-    first one end here.
+    A command that only plans needs no more than the number of nodes; where a launcher has started
+    it on several, all but the first one end here.
     """
     nodes, node_rank, rendezvous = options.nodes, options.node_rank, options.rendezvous
     if nodes is None:
@@ -42,7 +42,8 @@ def this_node(options: NodeOptions, plan_alone: bool = False) -> "NodePlace | No
     if not plan_alone:
         place = node_place(nodes, node_rank, rendezvous, os.environ)
         if place is not None and _LOG_LEVEL not in os.environ:
-            # A store that cannot be reached prints no C++ stack; the jobs' processes get the user's own level.
+            # A store that cannot be reached prints no C++ stack; the jobs' processes get the user's
+            # own level.
             os.environ[_LOG_LEVEL] = "FATAL"
             import torch.distributed  # noqa: F401
 
@@ -56,12 +57,17 @@ def this_node(options: NodeOptions, plan_alone: bool = False) -> "NodePlace | No
 
 @contextmanager
 def on_all_nodes(
-    place: "NodePlace | None", request: NodeOptions, device: str, console: "Console", folder: Path | None = None
+    place: "NodePlace | None",
+    request: NodeOptions,
+    device: str,
+    console: "Console",
+    folder: Path | None = None,
 ) -> "Iterator[JobStarter]":
     """What starts the command's jobs, on this node or on all of them, which meet first.
 
-    Any other node than the first does its part of the jobs instead and ends with the status of the first one. The options must
-    be the same on all nodes. The nodes share `folder`, by default the run folder.
+    Any other node than the first does its part of the jobs instead and ends with the status of the
+    first one. The options must be the same on all nodes. The nodes share `folder`, by default the
+    run folder.
     """
     from dpscope.launch.jobs.job_queue import THIS_HOST
 
@@ -73,14 +79,20 @@ def on_all_nodes(
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     out, given = folder or request.out, request.given
-    options = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if name not in _NODE_S_OWN}
+    options = {
+        f"--{name.replace('_', '-')}": str(value)
+        for name, value in given.items()
+        if name not in _NODE_S_OWN
+    }
     options["--out"] = str(out)
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import check_writable
     from dpscope.launch.nodes.board import NodeStart
     from dpscope.launch.nodes.team import follow, led
 
-    start = NodeStart(place, out, options, note, request.wait_for_nodes or _WAIT_S, functools.partial(_plan, out))
+    start = NodeStart(
+        place, out, options, note, request.wait_for_nodes or _WAIT_S, functools.partial(_plan, out)
+    )
     if place.rank > 0:
         with _ended_at_once():
             raise typer.Exit(follow(start, functools.partial(_node_info, start, device)))
@@ -92,7 +104,9 @@ def on_all_nodes(
 
 @contextmanager
 def _ended_at_once() -> Iterator[None]:
-    """End the process with the block where torch still holds a thread in a call: its return would abort Python's own end."""
+    """End the process with the block where torch still holds a thread in a call: its return would
+    abort Python's own end.
+    """
     from dpscope.launch.nodes.board import THREAD_NAME
 
     try:
@@ -122,11 +136,15 @@ def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     on_gpus = devices.kind == "cuda"
     check_devices(start, found.meeting, on_gpus)
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
-    return NodeInfo(host_at(start.place.rank, found.address, environment), found.node0_address, devices.count)
+    return NodeInfo(
+        host_at(start.place.rank, found.address, environment), found.node0_address, devices.count
+    )
 
 
 def _plan(out: Path) -> "list[Job]":
-    """The jobs over several nodes that the run folder plans: every node derives the same, and none is sent a command."""
+    """The jobs over several nodes that the run folder plans: every node derives the same, and none
+    is sent a command.
+    """
     from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.equality.run import planned_comparisons
     from dpscope.launch.measuring.run import planned_cells

@@ -47,7 +47,11 @@ def tensorboard(
     console.print("Starting TensorBoard ...", highlight=False)
 
     def announce(address: str) -> None:
-        console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)
+        console.print(
+            f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     with contextlib.suppress(KeyboardInterrupt), _guard_of_children():
         serve(folder, host, port, announce)
@@ -60,25 +64,40 @@ def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -
     """
     from tensorboard import program  # takes seconds
 
-    # torch-tb-profiler calls it an error when a step's last collective ends after the step, as on CPUs it may.
+    # torch-tb-profiler calls it an error when a step's last collective ends after the step, as on
+    # CPUs it may.
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "CRITICAL")
     server = program.TensorBoard()
     # load_fast is a second process that would outlive a killed parent.
-    arguments = ["--logdir", str(folder), "--host", host, "--port", str(port), "--load_fast", "false"]
+    arguments = [
+        "--logdir",
+        str(folder),
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--load_fast",
+        "false",
+    ]
     arguments += ["--reload_interval", "1"]  # seconds; trainings are watched while they run
     server.configure(argv=["tensorboard", *arguments])
     try:
         address = server.launch()
     except program.TensorBoardServerException as error:
-        raise DpscopeError(f"--port {port}: TensorBoard cannot start there: {error}; give another, or 0") from error
+        raise DpscopeError(
+            f"--port {port}: TensorBoard cannot start there: {error}; give another, or 0"
+        ) from error
     announce(address)
     while True:
-        multiprocessing.active_children()  # waits for the profiler plugin's processes that have ended
+        # waits for the profiler plugin's processes that have ended
+        multiprocessing.active_children()
         time.sleep(_REAPED_EVERY_S)
 
 
 def _guard_of_children() -> subprocess.Popen[bytes]:
-    """A process that ends what this one starts from now on once this one has ended, however: the plugin's loaders would go on."""
+    """A process that ends what this one starts from now on once this one has ended, however: the
+    plugin's loaders would go on.
+    """
     token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
     code = f"import sys; sys.stdin.read(); from dpscope.launch.jobs.torchrun import end_processes; end_processes({token!r})"
     guard = subprocess.Popen(
@@ -93,13 +112,19 @@ def _guard_of_children() -> subprocess.Popen[bytes]:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raise DpscopeError unless TensorBoard can listen there; before it starts, since its plugin starts processes first."""
+    """Raise DpscopeError unless TensorBoard can listen there; before it starts, since its plugin
+    starts processes first.
+    """
     if not 0 <= port < 1 << 16:
         raise DpscopeError(f"--port {port}: a port is a number from 0 to 65535; 0 takes a free one")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
     except OSError as error:
-        raise DpscopeError(f"--host {host}: {error.strerror}; give an address of this machine") from error
+        raise DpscopeError(
+            f"--host {host}: {error.strerror}; give an address of this machine"
+        ) from error
     with socket.socket(family, kind, protocol) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, Idle, config_defaults, exit_after, open_console, option
+from dpscope.launch.commands.command import (
+    Help,
+    Idle,
+    config_defaults,
+    exit_after,
+    open_console,
+    option,
+)
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.training import TrainConfig
@@ -25,7 +32,9 @@ IDLE = (
     options.ONE_MIRROR,
 )
 _NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trains as single does
-_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS}
+_SETTINGS = {
+    name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,9 @@ def defaults() -> dict[str, str]:
     """By option; `None` is chosen for the machine."""
     from dpscope.launch.training.cells import TRAINING_BATCH_SIZE, load_train_config
 
-    chosen, others = (config_defaults(load_train_config(None, {"data": data})) for data in ("digits", "cifar10"))
+    chosen, others = (
+        config_defaults(load_train_config(None, {"data": data})) for data in ("digits", "cifar10")
+    )
     return chosen | {
         "--devices": options.DEFAULT_DEVICES,
         "--batch-size": str(TRAINING_BATCH_SIZE),

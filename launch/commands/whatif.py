@@ -50,7 +50,9 @@ class WhatIfRequest(Request):
     paths: list[Path] = argument("a run folder, or traces of one job")
     cell: str | None = option("the cell of a run to predict from, such as ddp-d2-b32")
     devices: str | None = option("device counts to predict, such as 32,64")
-    per_node: str | None = option("devices on a node; default: full nodes as measured, or the one node of the base")
+    per_node: str | None = option(
+        "devices on a node; default: full nodes as measured, or the one node of the base"
+    )
     link: str | None = option(
         "the link that limits: between nodes if there are several, else within the node; "
         'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
@@ -94,12 +96,16 @@ def whatif(request: WhatIfRequest) -> None:
     else:
         bucket_mb = None if bucket_bytes is None else bucket_bytes / MIB
         with progress():
-            question = bases.base_of_traces(request.paths, request.base_devices, request.base_batch_size, bucket_mb)
+            question = bases.base_of_traces(
+                request.paths, request.base_devices, request.base_batch_size, bucket_mb
+            )
     with progress("Predicting") as update:
         update("the run's other cells")
         question, own = cell_errors.with_cell_errors(question)
         update(counted(len(scenarios), "scenario"))
-        answered = answer.run_answer(question, own, scenario_options.placed(question.base, scenarios))
+        answered = answer.run_answer(
+            question, own, scenario_options.placed(question.base, scenarios)
+        )
     if request.output_format == "json":
         write_out(answered.as_json() + "\n")
     else:

@@ -1,4 +1,6 @@
-"""Records what `dpscope equal` compares of one process's training: samples, gradients, weights; writes whole files."""
+"""Records what `dpscope equal` compares of one process's training: samples, gradients, weights;
+writes whole files.
+"""
 
 import hashlib
 from collections import defaultdict
@@ -21,23 +23,31 @@ from dpscope.profiling.store.files import atomic_path, write_json
 
 
 def chosen_elements(count: int, most: int) -> NDArray[np.int64]:
-    """Indices of the stored elements of a tensor of `count`: all, or `most` distinct ones, always the same."""
+    """Indices of the stored elements of a tensor of `count`: all, or `most` distinct ones, always
+    the same.
+    """
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def _hash(tensor: NDArray[Any]) -> int:
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=8).digest(), "little"
+    )
 
 
 class TrainingRecorder:
-    """Everything that one process records of its training; arrays are named as in dpscope.profiling.records.equality."""
+    """Everything that one process records of its training; arrays are named as in
+    dpscope.profiling.records.equality.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model  # FSDP replaces its parameters, which keep their names
         self._parameters = tuple(
-            ParameterRecord(name=name, elements=one.numel(), stored=min(one.numel(), STORED_ELEMENTS))
+            ParameterRecord(
+                name=name, elements=one.numel(), stored=min(one.numel(), STORED_ELEMENTS)
+            )
             for name, one in self._named.items()
         )
         self._chosen = [chosen_elements(one.elements, STORED_ELEMENTS) for one in self._parameters]
@@ -50,12 +60,19 @@ class TrainingRecorder:
         return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
 
     def add_gradients(self) -> None:
-        """Add the gradients before the optimizer uses them; zeros for parameters without gradient."""
-        gradients = (one.grad if one.grad is not None else torch.zeros_like(one) for one in self._named.values())
+        """Add the gradients before the optimizer uses them; zeros for parameters without
+        gradient.
+        """
+        gradients = (
+            one.grad if one.grad is not None else torch.zeros_like(one)
+            for one in self._named.values()
+        )
         self._add("gradient", map(_flat, gradients))
 
     def add_step(self, loss: float, samples: Sequence[int]) -> None:
-        """Add a step's loss before its optimizer step, the weights after it, and the samples of its batch."""
+        """Add a step's loss before its optimizer step, the weights after it, and the samples of its
+        batch.
+        """
         self._steps["loss"].append(loss)
         self._add("weight", map(_flat, self._named.values()))
         self._samples.append(np.asarray(samples, dtype=np.int64))
@@ -70,8 +87,12 @@ class TrainingRecorder:
         self._steps[f"{name}_hash"].append(np.array(hashes, dtype=np.uint64))
         self._steps[f"{name}_norm"].append(norms)
 
-    def save(self, folder: Path, rank: int, batch_norms: Sequence[str], random_layers: Sequence[str]) -> None:
-        """Write this process's arrays, named in dpscope.profiling.records.equality, and then the record that describes them."""
+    def save(
+        self, folder: Path, rank: int, batch_norms: Sequence[str], random_layers: Sequence[str]
+    ) -> None:
+        """Write this process's arrays, named in dpscope.profiling.records.equality, and then the
+        record that describes them.
+        """
         record_path, arrays_path = rank_paths(folder, rank)
         arrays = {name: np.array(steps) for name, steps in self._steps.items()}
         steps = len(self._samples)
@@ -92,6 +113,8 @@ class TrainingRecorder:
 
 def _flat(tensor: Any) -> NDArray[Any]:
     """All elements of a tensor; for a sharded one, every process must call this."""
-    whole: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    whole: Tensor = (
+        tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    )
     flat: NDArray[Any] = whole.flatten().cpu().numpy()
     return flat

@@ -1,4 +1,6 @@
-"""Checks the settings of `dpscope equal` and runs its jobs in turn. Imports torch only if there may be GPUs."""
+"""Checks the settings of `dpscope equal` and runs its jobs in turn. Imports torch only if there may
+be GPUs.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,26 +58,32 @@ def equality_settings(
     freeze_batch_norm: bool = False,
     nodes: int = 1,
 ) -> EqualitySettings:
-    """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to `nodes` nodes.
+    """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to
+    `nodes` nodes.
 
     Raises DpscopeError that names the flag, its value and an alternative.
     """
     given = load_config(None, {**DEFAULTS, **flags})
     devices = resolve_devices(given.workload.device)
     if given.matrix.batch_growth is not None or len(given.matrix.batch_sizes or (0,)) != 1:
-        raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
+        raise DpscopeError(
+            f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one"
+        )
     (batch_size,) = given.matrix.batch_sizes or (EQUALITY_BATCH_SIZES[devices.kind],)
     samples = given.workload.samples  # by default epochs end within the steps
     if not flags.get("samples"):
         samples = samples_of_two_epochs(batch_size, given.measurement.steps or 0)
     with raising_user_errors():
         one_batch = with_settings(given, batch_sizes=(batch_size,), samples=samples)
-    if one_batch.matrix.layouts and "strategy" not in flags:  # DataParallel has no processes on other nodes
+    # DataParallel has no processes on other nodes
+    if one_batch.matrix.layouts and "strategy" not in flags:
         one_batch = with_settings(one_batch, strategies=("single", "ddp"))
     resolved = resolve(one_batch, devices, nodes=nodes)
     steps, timeout_s = resolved.measurement.steps, resolved.measurement.timeout_s
     assert steps is not None
-    config = EqualityConfig(resolved.workload, resolved.optimizer, resolved.matrix, steps, timeout_s)
+    config = EqualityConfig(
+        resolved.workload, resolved.optimizer, resolved.matrix, steps, timeout_s
+    )
     _check(config, devices.kind)
     check_data(config.workload)
     checked_model_size(config.workload, config.optimizer)
@@ -90,7 +98,8 @@ def equality_settings(
 
 
 def samples_of_two_epochs(batch_size: int, steps: int) -> int:
-    """Samples of an epoch that ends with a short batch half way through the steps, so that samples lost there are noticed.
+    """Samples of an epoch that ends with a short batch half way through the steps, so that samples
+    lost there are noticed.
 
     >>> samples_of_two_epochs(8, 20)
     77
@@ -114,7 +123,9 @@ def _check(config: EqualityConfig, kind: DeviceType) -> None:
         )
     if len(counts) != 1 or counts[0] < 2 or len(layouts) + len(config.matrix.devices) != 1:
         given = ",".join((*map(str, config.matrix.devices), *layouts))
-        raise DpscopeError(f"--devices {given}: give one count of 2 or more; --strategy single adds one device")
+        raise DpscopeError(
+            f"--devices {given}: give one count of 2 or more; --strategy single adds one device"
+        )
     if batch_size % counts[0]:
         raise DpscopeError(
             f"--batch-size {batch_size}: {counted(counts[0], 'device')} cannot share a global batch of {batch_size} equally; "
@@ -127,18 +138,26 @@ def _check(config: EqualityConfig, kind: DeviceType) -> None:
     for strategy in config.matrix.strategies:
         if reason := too_few_devices(_cell(config, kind, strategy)):
             named = layouts[0] if layouts else counts[0]
-            raise DpscopeError(f"--devices {named}: {reason}; give an even number of 4 or more, or omit hsdp")
+            raise DpscopeError(
+                f"--devices {named}: {reason}; give an even number of 4 or more, or omit hsdp"
+            )
 
 
 def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> Iterator[EqualityJob]:
     """A job for each strategy, the reference first: it also measures rounding.
 
-    A single device also trains with its batch divided into shares. A compiled strategy is compared with the same strategy without
-    compilation.
+    A single device also trains with its batch divided into shares. A compiled strategy is compared
+    with the same strategy without compilation.
     """
     modes = dict.fromkeys(("off", *config.matrix.compile))
-    cells = [_cell(config, kind, strategy, mode) for strategy in config.matrix.strategies for mode in modes]
-    for index, cell in enumerate(dict.fromkeys(cell for cell in cells if uncompilable(cell) is None)):
+    cells = [
+        _cell(config, kind, strategy, mode)
+        for strategy in config.matrix.strategies
+        for mode in modes
+    ]
+    for index, cell in enumerate(
+        dict.fromkeys(cell for cell in cells if uncompilable(cell) is None)
+    ):
         trainings = [
             EqualityTraining("compared"),
             *([EqualityTraining("rounding")] if index == 0 else []),
@@ -152,7 +171,9 @@ def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> Iterator[Eq
         yield EqualityJob(cell=cell, trainings=tuple(trainings))
 
 
-def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: CompileMode = "off") -> Cell:
+def _cell(
+    config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: CompileMode = "off"
+) -> Cell:
     devices = 1 if traits_of(strategy).baseline else config.matrix.counts[0]
     layouts = layouts_of(config.matrix)
     return Cell(
@@ -164,16 +185,22 @@ def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: Co
     )
 
 
-def run_equality(settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST) -> None:
-    """Train under every strategy and save each process's records in `out`, in place of an earlier comparison.
+def run_equality(
+    settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST
+) -> None:
+    """Train under every strategy and save each process's records in `out`, in place of an earlier
+    comparison.
 
-    The jobs' processes end with this call whatever happens; signals end it early. Raises DpscopeError with the cause in
-    one line when a job fails, passes its time limit or is stopped, or when `out` holds something else.
+    The jobs' processes end with this call whatever happens; signals end it early. Raises
+    DpscopeError with the cause in one line when a job fails, passes its time limit or is stopped,
+    or when `out` holds something else.
     """
     check_equality_place(out)
     with held(out, console, starter):
         (out / EQUALITY_NAME).unlink(missing_ok=True)
-        if (earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)) is not None:
+        if (
+            earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
+        ) is not None:
             for job in earlier.jobs:
                 remove_written(out, job.folder(out))
             remove_empty_folders(out / EQUALITY_FOLDER)

@@ -1,4 +1,6 @@
-"""One process's part in the trainings of one cell of `dpscope equal`: k recorded steps from the seed, without randomness."""
+"""One process's part in the trainings of one cell of `dpscope equal`: k recorded steps from the
+seed, without randomness.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +12,12 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpscope.launch.equality.recording import TrainingRecorder
-from dpscope.launch.jobs.process_group import devices_of, join_process_group, limit_collectives, wait_limit_s
+from dpscope.launch.jobs.process_group import (
+    devices_of,
+    join_process_group,
+    limit_collectives,
+    wait_limit_s,
+)
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
 from dpscope.launch.workload.input_pipeline import MicroBatching, SyntheticBatches, open_stream
 from dpscope.launch.workload.models import build_model
@@ -22,9 +29,11 @@ from dpscope.profiling.records.run import Cell
 
 
 def switch_off_random_layers(model: nn.Module) -> list[str]:
-    """Put dropout and similar layers into evaluation mode, where they have no effect; returns their names.
+    """Put dropout and similar layers into evaluation mode, where they have no effect; returns their
+    names.
 
-    Their random numbers depend on the generator of each process and thread, which differ between strategies.
+    Their random numbers depend on the generator of each process and thread, which differ between
+    strategies.
     """
     found = []
     for name, module in model.named_modules():
@@ -37,9 +46,14 @@ def switch_off_random_layers(model: nn.Module) -> list[str]:
 def freeze_batch_norm(model: nn.Module, inputs: Any) -> None:
     """Make every batch norm use the statistics of `inputs`; its weight and bias are still trained.
 
-    With the initial statistics (mean 0, variance 1) nothing would be normalised, and a deep network's first losses overflow.
+    With the initial statistics (mean 0, variance 1) nothing would be normalised, and a deep
+    network's first losses overflow.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    ]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -52,7 +66,9 @@ def freeze_batch_norm(model: nn.Module, inputs: Any) -> None:
 
 
 def batch_norms_by_batch(model: nn.Module) -> list[str]:
-    """Names of the batch norms that normalise by their batch's statistics rather than by frozen ones."""
+    """Names of the batch norms that normalise by their batch's statistics rather than by frozen
+    ones.
+    """
     return [
         name
         for name, module in model.named_modules()
@@ -77,9 +93,9 @@ def _doubled(tensor: Tensor) -> Tensor:
 def nudge(model: nn.Module, seed: int) -> None:
     """Move every weight to one of its two neighbouring floating-point numbers, chosen at random.
 
-    Rounding in a sum of products is equivalent to relative changes of its terms by a few units in the last place (backward
-    error; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, section 3.1): this makes one such change,
-    of one unit.
+    Rounding in a sum of products is equivalent to relative changes of its terms by a few units in
+    the last place (backward error; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+    2002, section 3.1): this makes one such change, of one unit.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -93,7 +109,8 @@ def run_job(settings: EqualitySettings, job: EqualityJob, out: Path, place: Torc
     """Run and save all trainings of a job in this process."""
     torch.set_num_threads(settings.threads_per_process)
     device = devices_of(settings.device, place, job.cell)[0]
-    # Full precision and fixed algorithms: TF32 has 10 bits of mantissa, and benchmarks choose algorithms by timing.
+    # Full precision and fixed algorithms: TF32 has 10 bits of mantissa, and benchmarks choose
+    # algorithms by timing.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
@@ -128,21 +145,33 @@ def _train(
         return  # dividing the batch would make no difference
     if settings.freeze_batch_norm:
         here = msgspec.structs.replace(workload, workers=0, workers_total=None)
-        inputs = open_stream(here, whole_batches, built, 0, device).next_batch()[0]  # the same for every process
+        # the same for every process
+        inputs = open_stream(here, whole_batches, built, 0, device).next_batch()[0]
         freeze_batch_norm(model, moved(inputs, device))
     if settings.precision == "float64":
         model = to_double(model)
         if (loss := built.loss) is not None:  # computed from targets in the training's precision
-            built = dataclasses.replace(built, loss=lambda outputs, targets: loss(outputs, mapped(_doubled, targets)))
+            built = dataclasses.replace(
+                built, loss=lambda outputs, targets: loss(outputs, mapped(_doubled, targets))
+            )
     if training.kind in ("rounding", "rounding_in_shares"):
         nudge(model, workload.seed)
     recorder = TrainingRecorder(model)
-    fed = msgspec.structs.replace(whole_batches, strategy="ddp") if cell.per_device else whole_batches
+    fed = (
+        msgspec.structs.replace(whole_batches, strategy="ddp") if cell.per_device else whole_batches
+    )
     batches = open_stream(workload, fed, built, rank if cell.per_device else 0, device)
-    fetched = SyntheticBatches((None, None), (), steps_per_epoch=1)  # each step trains on the batch that is put there
-    optimizer, amp, parts = settings.config.optimizer, workload.amp, MicroBatching(count=training.shares)
+    # each step trains on the batch that is put there
+    fetched = SyntheticBatches((None, None), (), steps_per_epoch=1)
+    optimizer, amp, parts = (
+        settings.config.optimizer,
+        workload.amp,
+        MicroBatching(count=training.shares),
+    )
     with starting_up():  # the optimizer and DDP import torch's compiler
-        train_step = TrainStep(wrap_for(model, cell, device), fetched, optimizer, amp, device, parts, built)
+        train_step = TrainStep(
+            wrap_for(model, cell, device), fetched, optimizer, amp, device, parts, built
+        )
     train_step.optimizer.register_step_pre_hook(lambda *_: recorder.add_gradients())
     for _ in range(settings.steps):
         fetched.batch = batches.next_batch()

@@ -13,7 +13,13 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, check_process_count, starting_up, work
+from dpscope.launch.jobs.worker_process import (
+    Task,
+    TorchrunPlace,
+    check_process_count,
+    starting_up,
+    work,
+)
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import read_json
@@ -28,7 +34,9 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Ta
     return JobFolder(job.folder(out)), partial(_train, settings, job, out)
 
 
-def _train(settings: EqualitySettings, job: EqualityJob, out: Path, place: TorchrunPlace) -> CellResult:
+def _train(
+    settings: EqualitySettings, job: EqualityJob, out: Path, place: TorchrunPlace
+) -> CellResult:
     with starting_up():
         from dpscope.launch.equality.training import run_job
 

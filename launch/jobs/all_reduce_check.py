@@ -1,6 +1,8 @@
-"""One all-reduce, which shows whether the backend works: NCCL's over all GPUs, as DDP uses it, or gloo's. Imports no torch.
+"""One all-reduce, which shows whether the backend works: NCCL's over all GPUs, as DDP uses it, or
+gloo's. Imports no torch.
 
-`dpscope doctor` starts a job for NCCL, each of whose processes is this module; gloo's two ranks are threads of `doctor` itself.
+`dpscope doctor` starts a job for NCCL, each of whose processes is this module; gloo's two ranks are
+threads of `doctor` itself.
 """
 
 import shutil
@@ -47,7 +49,8 @@ class _Answer(Stored, frozen=True):
 def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
     """Reduce a tensor over this number of processes, one device each; returns the backend.
 
-    Raises DpscopeError with the first failure's message if the job fails, hangs or computes a wrong sum.
+    Raises DpscopeError with the first failure's message if the job fails, hangs or computes a wrong
+    sum.
     """
     folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-doctor-")))
     stop = StopRequest()
@@ -64,7 +67,8 @@ def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
 
 
 def gloo_all_reduce(limit_s: float = 30.0) -> None:
-    """Reduce a tensor over two ranks on the CPU, by gloo over the interface that it would use for a job.
+    """Reduce a tensor over two ranks on the CPU, by gloo over the interface that it would use for a
+    job.
 
     Raises DpscopeError if they cannot meet, do not end in time or compute a wrong sum.
     """
@@ -84,7 +88,9 @@ def gloo_all_reduce(limit_s: float = 30.0) -> None:
         try:
             sums = list(pool.map(reduce, range(2)))
         except RuntimeError as error:
-            raise DpscopeError(f"an all-reduce between two ranks by gloo: {error_line(error)}") from error
+            raise DpscopeError(
+                f"an all-reduce between two ranks by gloo: {error_line(error)}"
+            ) from error
     for tensor in sums:
         _check_sums(tensor, ranks=2)
 

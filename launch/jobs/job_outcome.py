@@ -1,6 +1,8 @@
-"""How a torchrun job fares and how it ended, from its result, its log and what its processes report. Imports no torch.
+"""How a torchrun job fares and how it ended, from its result, its log and what its processes
+report. Imports no torch.
 
-Processes report their pass and their failures by files in the repeat's folder, which are removed when the job is recorded.
+Processes report their pass and their failures by files in the repeat's folder, which are removed
+when the job is recorded.
 """
 
 import contextlib
@@ -33,16 +35,35 @@ _OUT_OF_MEMORY_SIGNS = (
 )
 # Messages of libraries that got no memory, and in other cases too.
 _LIBRARY_FAILURE_SIGNS = (
-    *("cublas_status_not_initialized", "cublas_status_internal_error", "cublas_status_execution_failed"),
-    *("cudnn_status_not_initialized", "cudnn_status_internal_error", "cudnn_status_execution_failed"),
-    *("cudnn_status_not_supported", "unable to find a valid cudnn algorithm", "unable to find an engine"),
+    *(
+        "cublas_status_not_initialized",
+        "cublas_status_internal_error",
+        "cublas_status_execution_failed",
+    ),
+    *(
+        "cudnn_status_not_initialized",
+        "cudnn_status_internal_error",
+        "cudnn_status_execution_failed",
+    ),
+    *(
+        "cudnn_status_not_supported",
+        "unable to find a valid cudnn algorithm",
+        "unable to find an engine",
+    ),
     *("unhandled cuda error", "ncclunhandledcudaerror"),
 )
-# oneDNN's, of an operation that it does not have for this CPU and precision; what follows it is about oneDNN's own log.
+# oneDNN's, of an operation that it does not have for this CPU and precision; what follows it is
+# about oneDNN's own log.
 _CPU_LACKS, _CPU_LACKS_END = "could not create a primitive", ". Run workload with"
 _FULL = 0.9  # of a device's memory: above it such a failure counts as out of memory
 _PEER_LOST_SIGNS = (
-    *("connection closed by peer", "connection reset by peer", "broken pipe", "socket", "remote process exited"),
+    *(
+        "connection closed by peer",
+        "connection reset by peer",
+        "broken pipe",
+        "socket",
+        "remote process exited",
+    ),
     *("timed out waiting", "communicator was aborted", "ncclremoteerror", "ncclsystemerror"),
 )
 
@@ -63,7 +84,9 @@ def _has_one(signs: Sequence[str], text: str) -> bool:
 
 
 def _fullest_memory() -> float:
-    """Largest used share of memory (0 to 1) among the GPUs that this process uses; 0 if torch uses none or fails."""
+    """Largest used share of memory (0 to 1) among the GPUs that this process uses; 0 if torch uses
+    none or fails.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0.0
@@ -82,14 +105,14 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
     if _has_one(_LIBRARY_FAILURE_SIGNS, text) and _fullest_memory() > _FULL:
         lacked, first_line = True, f"GPU memory over {_FULL:.0%} full: {first_line}"
     if _CPU_LACKS in text:
-        first_line = (
-            f"{first_line.partition(_CPU_LACKS_END)[0]}: this CPU cannot do it in the model's precision; use --amp off"
-        )
+        first_line = f"{first_line.partition(_CPU_LACKS_END)[0]}: this CPU cannot do it in the model's precision; use --amp off"
     note = FailureNote(
         rank=rank,
         at_ns=time.time_ns(),
         kind="out_of_memory" if lacked else "crashed",
-        message=first_line if len(first_line) <= _LONGEST_MESSAGE else f"{first_line[: _LONGEST_MESSAGE - 3]}...",
+        message=first_line
+        if len(first_line) <= _LONGEST_MESSAGE
+        else f"{first_line[: _LONGEST_MESSAGE - 3]}...",
         peer_lost=_has_one(_PEER_LOST_SIGNS, text),
     )
     write_json(folder / f"failure_{node}_{rank}.json", note)
@@ -97,7 +120,10 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
 
 def read_failures(folder: Path) -> list[FailureNote]:
     """The notes of a job, in the order of the failures."""
-    notes = [msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")]
+    notes = [
+        msgspec.json.decode(path.read_bytes(), type=FailureNote)
+        for path in folder.glob("failure_*.json")
+    ]
     return sorted(notes, key=lambda note: note.at_ns)
 
 
@@ -120,10 +146,16 @@ TAIL_LINES_OTHER = 5
 
 _PREFIX = re.compile(r"^\[rank(\d+)\]:")
 _EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*exitcode\s*:\s*(-?\d+)")
-# What NCCL's watchdog logs, of both of torch's engines, before it aborts its process: a timeout, or an error that it met.
-_TIMEOUT = r"Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*"
-_WATCHDOG = re.compile(rf"^\[rank(\d+)\]:.*?(?:({_TIMEOUT})|exception: ((?:CUDA|NCCL) error: .+))", re.MULTILINE)
-# NCCL's watchdog aborts, torchrun ends the other ranks: consequences of a failure elsewhere, the likeliest last.
+# What NCCL's watchdog logs, of both of torch's engines, before it aborts its process: a timeout, or
+# an error that it met.
+_TIMEOUT = (
+    r"Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*"
+)
+_WATCHDOG = re.compile(
+    rf"^\[rank(\d+)\]:.*?(?:({_TIMEOUT})|exception: ((?:CUDA|NCCL) error: .+))", re.MULTILINE
+)
+# NCCL's watchdog aborts, torchrun ends the other ranks: consequences of a failure elsewhere, the
+# likeliest last.
 _CONSEQUENT_SIGNALS = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT)
 
 
@@ -141,7 +173,9 @@ class JobOutcome:
 
 
 def memory_kills() -> int | None:
-    """Number of processes that the kernel has killed on this host for lack of memory; None where it is not available."""
+    """Number of processes that the kernel has killed on this host for lack of memory; None where it
+    is not available.
+    """
     try:
         counted = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
@@ -158,11 +192,13 @@ def job_outcome(
     rank_location: Callable[[int | None], str] = lambda rank: "",
     kills_before: int | None = None,
 ) -> JobOutcome:
-    """The outcome of a job; `exit_status` is that of a torchrun that exited. A result counts unless a rank failed after it.
+    """The outcome of a job; `exit_status` is that of a torchrun that exited. A result counts unless
+    a rank failed after it.
 
-    `lost` names the node that was lost and the evidence. `rank_location` returns on which of several nodes a rank ran, such as
-    `` on node 1 (gpu07)``. A killed rank ran out of memory if `memory_kills` has grown beyond `kills_before`, its number at the
-    job's start: a person, a batch system or another program may send SIGKILL as well.
+    `lost` names the node that was lost and the evidence. `rank_location` returns on which of
+    several nodes a rank ran, such as `` on node 1 (gpu07)``. A killed rank ran out of memory if
+    `memory_kills` has grown beyond `kills_before`, its number at the job's start: a person, a batch
+    system or another program may send SIGKILL as well.
     """
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     last_pass = read_progress(folder.path)
@@ -178,7 +214,11 @@ def job_outcome(
         return JobOutcome("crashed", message, _log_tail(log, None))
     if exit_status is None:
         aborting = _watchdog_failure(log)
-        cause, advice = (f"{aborting.message}; ", "") if aborting else ("", "; raise --timeout if it was only slow")
+        cause, advice = (
+            (f"{aborting.message}; ", "")
+            if aborting
+            else ("", "; raise --timeout if it was only slow")
+        )
         message = f"{cause}passed its time limit of {timeout_s:g} s ({where}){advice}"
         return JobOutcome("timed_out", message, _log_tail(log, aborting and aborting.rank))
     first = _first_failure(read_failures(folder.path), log, exit_status, has_result)
@@ -186,7 +226,9 @@ def job_outcome(
     if first.signal == signal.SIGKILL and kills_before is not None:
         lacked = lacked or (memory_kills() or 0) > kills_before
     status = "out_of_memory" if first.status == "crashed" and lacked else first.status
-    return JobOutcome(status, f"{first.message}{rank_location(first.rank)} ({where})", _log_tail(log, first.rank))
+    return JobOutcome(
+        status, f"{first.message}{rank_location(first.rank)} ({where})", _log_tail(log, first.rank)
+    )
 
 
 class _Failure(NamedTuple):
@@ -196,25 +238,38 @@ class _Failure(NamedTuple):
     signal: int | None = None
 
 
-def _first_failure(notes: Sequence[FailureNote], log: str, torchrun_status: int, has_result: bool) -> _Failure:
+def _first_failure(
+    notes: Sequence[FailureNote], log: str, torchrun_status: int, has_result: bool
+) -> _Failure:
     exits = {int(rank): int(status) for rank, status in _EXIT.findall(log)}
-    killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
+    killed = [
+        rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS
+    ]
     causes = [note for note in notes if note.kind == "out_of_memory"]
     if not causes and killed:
         rank, number = killed[0], -exits[killed[0]]
         return _Failure(rank, f"rank {rank} was killed by {_signal_text(number)}", signal=number)
     causes = causes or [note for note in notes if not note.peer_lost]
-    if not causes and (aborted := _watchdog_failure(log)):  # a signal ends the rank, which writes no note
+    # a signal ends the rank, which writes no note
+    if not causes and (aborted := _watchdog_failure(log)):
         return aborted
     for note in causes or notes:
         return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
     for rank, status in sorted(exits.items(), key=lambda one: _likely_consequence(one[1])):
-        ended = f"was ended by {_signal_text(-status)}" if status < 0 else f"ended with exit status {status}"
+        ended = (
+            f"was ended by {_signal_text(-status)}"
+            if status < 0
+            else f"ended with exit status {status}"
+        )
         if status == NO_NOTE:
             ended = "could not write into the run folder: make room on its disk, or do not remove it during the run"
         return _Failure(rank, f"rank {rank} {ended}")
     if torchrun_status < 0:
-        return _Failure(None, f"torchrun was killed by {_signal_text(-torchrun_status)}", signal=-torchrun_status)
+        return _Failure(
+            None,
+            f"torchrun was killed by {_signal_text(-torchrun_status)}",
+            signal=-torchrun_status,
+        )
     without = "" if has_result else " and no result"
     return _Failure(None, f"torchrun ended with exit status {torchrun_status}{without}")
 
@@ -232,10 +287,17 @@ def _likely_consequence(exit_status: int) -> int:
     """How likely a rank that ended so is a victim of another one's failure, as a key to sort by."""
     if exit_status == NO_NOTE:
         return -1
-    return 1 + _CONSEQUENT_SIGNALS.index(signal.Signals(-exit_status)) if -exit_status in _CONSEQUENT_SIGNALS else 0
+    return (
+        1 + _CONSEQUENT_SIGNALS.index(signal.Signals(-exit_status))
+        if -exit_status in _CONSEQUENT_SIGNALS
+        else 0
+    )
 
 
-_HINTS = {signal.SIGKILL: ", often the kernel's out-of-memory killer", signal.SIGBUS: ", often a full /dev/shm"}
+_HINTS = {
+    signal.SIGKILL: ", often the kernel's out-of-memory killer",
+    signal.SIGBUS: ", often a full /dev/shm",
+}
 
 
 def _signal_text(number: int) -> str:
@@ -244,11 +306,15 @@ def _signal_text(number: int) -> str:
 
 
 def _log_tail(log: str, first_rank: int | None) -> tuple[str, ...]:
-    """Last lines of every rank, each with its rank, the first rank to fail first; torchrun's own if there are none."""
+    """Last lines of every rank, each with its rank, the first rank to fail first; torchrun's own if
+    there are none.
+    """
     by_rank: dict[int, list[str]] = {}
     for line in log.splitlines():
         if prefix := _PREFIX.match(line):
-            by_rank.setdefault(int(prefix[1]), []).append(f"[rank{prefix[1]}]: {line[prefix.end() :]}")
+            by_rank.setdefault(int(prefix[1]), []).append(
+                f"[rank{prefix[1]}]: {line[prefix.end() :]}"
+            )
     if not by_rank:
         return tuple(f"[torchrun]: {line}" for line in log.splitlines()[-TAIL_LINES_FIRST:])
     first, *others = sorted(by_rank, key=lambda rank: (rank != first_rank, rank))

@@ -1,4 +1,5 @@
-"""Jobs of one command: started on this host or by launch/nodes on several, followed to their end, one after another.
+"""Jobs of one command: started on this host or by launch/nodes on several, followed to their end,
+one after another.
 
 Imports no torch.
 """
@@ -28,13 +29,17 @@ _STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
 class JobStarter:
-    """Starts torchrun jobs, one at a time: on this host; `launch.nodes.team.Team` starts them on several nodes."""
+    """Starts torchrun jobs, one at a time: on this host; `launch.nodes.team.Team` starts them on
+    several nodes.
+    """
 
     count = 1  # nodes that jobs may span
 
     @property
     def lost(self) -> str | None:
-        """Which node is lost, so that no further job can be started; None while all nodes are there."""
+        """Which node is lost, so that no further job can be started; None while all nodes are
+        there.
+        """
         return None
 
     def start(self, job: Job) -> TorchrunJob:
@@ -45,10 +50,14 @@ class JobStarter:
         return ()
 
     def clear(self) -> None:
-        """Have the other nodes end processes that earlier commands left running in the run folder, whose lock is held."""
+        """Have the other nodes end processes that earlier commands left running in the run folder,
+        whose lock is held.
+        """
 
     def check_gpus(self, jobs: Sequence[Job]) -> None:
-        """Raise DpscopeError if another node has fewer GPUs than one of the jobs over several nodes needs there."""
+        """Raise DpscopeError if another node has fewer GPUs than one of the jobs over several nodes
+        needs there.
+        """
 
     def dismiss(self, exit_status: int, message: str = "") -> None:
         """Tell the other nodes that the command has ended, with its exit status."""
@@ -67,21 +76,29 @@ def attend_job(
     watch: Callable[[str | None], str | None] = lambda state: state,
     left_s: float | None = None,
 ) -> JobOutcome:
-    """Run a job to its end, its time limit or a request to stop, with a live line on a terminal; leaves none of its processes.
+    """Run a job to its end, its time limit or a request to stop, with a live line on a terminal;
+    leaves none of its processes.
 
-    `watch` gets the job's state, such as its pass, many times a second, and None before the first and after the end; it returns
-    what the line shows. `left_s` is the estimated time until the end of this job and those after it. The job is done if its
-    result has the status ok.
+    `watch` gets the job's state, such as its pass, many times a second, and None before the first
+    and after the end; it returns what the line shows. `left_s` is the estimated time until the end
+    of this job and those after it. The job is done if its result has the status ok.
     """
     began_s = time.monotonic()
-    # At the usual 12 refreshes a second the line would take a share of a core from what is measured.
+    # At the usual 12 refreshes a second the line would take a share of a core from what is
+    # measured.
     with console.status(Text(f"{title}: starting"), refresh_per_second=2) as status:
         running = starter.start(job)
 
         def show(state: str | None, left_s: float | None = left_s) -> None:
             passed_s = time.monotonic() - began_s
-            left = "" if left_s is None else f"; about {duration_text(max(0.0, left_s - passed_s))} left"
-            status.update(Text(f"{title}: {watch(state) or 'starting'}, {duration_text(passed_s)}{left}"))
+            left = (
+                ""
+                if left_s is None
+                else f"; about {duration_text(max(0.0, left_s - passed_s))} left"
+            )
+            status.update(
+                Text(f"{title}: {watch(state) or 'starting'}, {duration_text(passed_s)}{left}")
+            )
 
         try:
             how, exit_status = running.wait(timeout_s, show, lambda: stop.requested)
@@ -90,7 +107,9 @@ def attend_job(
         finally:
             warn_about_leftover_processes(running.end(), console)
         before = running.memory_kills_before
-        outcome = job_outcome(job.folder, how, exit_status, timeout_s, running.lost, running.rank_location, before)
+        outcome = job_outcome(
+            job.folder, how, exit_status, timeout_s, running.lost, running.rank_location, before
+        )
         remove_job_files(job.folder.path)
         remove_temporaries(job.folder.path)  # of processes that were killed while they wrote
         watch(None)
@@ -98,7 +117,8 @@ def attend_job(
 
 
 def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:
-    """Raise DpscopeError with `what` failed and the reason, unless a job is done; prints the last lines of the failed ranks.
+    """Raise DpscopeError with `what` failed and the reason, unless a job is done; prints the last
+    lines of the failed ranks.
 
     If a signal ended the job, raises StoppedError and prints nothing.
     """
@@ -138,7 +158,8 @@ ResultT = TypeVar("ResultT", CellResult, TrainResult)
 
 @dataclass(frozen=True)
 class Outcome(Generic[ResultT]):
-    results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
+    # of every planned job that was reached, those of earlier calls included
+    results: tuple[ResultT, ...]
     stop: StopRequest
     lost: str | None = None  # which node was lost, so that the remaining jobs were not reached
 
@@ -150,7 +171,11 @@ class Outcome(Generic[ResultT]):
     @property
     def ok(self) -> bool:
         """Whether every planned job has its result."""
-        return not self.interrupted and self.lost is None and all(result.status == "ok" for result in self.results)
+        return (
+            not self.interrupted
+            and self.lost is None
+            and all(result.status == "ok" for result in self.results)
+        )
 
     @property
     def exit_status(self) -> int:
@@ -160,7 +185,8 @@ class Outcome(Generic[ResultT]):
 
 @contextmanager
 def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterator[None]:
-    """Hold a run folder's lock, and first end processes that an earlier command left running there, on all nodes.
+    """Hold a run folder's lock, and first end processes that an earlier command left running there,
+    on all nodes.
 
     Raises DpscopeError if another dpscope writes there.
     """
@@ -174,16 +200,23 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
     """Runs jobs in order; a subclass defines how they are prepared and recorded."""
 
     def __init__(
-        self, jobs: Sequence[JobT], timeout_s: float, console: Console, starter: JobStarter = THIS_HOST
+        self,
+        jobs: Sequence[JobT],
+        timeout_s: float,
+        console: Console,
+        starter: JobStarter = THIS_HOST,
     ) -> None:
         """`timeout_s` is each job's time limit."""
         self.jobs, self.console, self.starter, self.timeout_s = jobs, console, starter, timeout_s
         self.stop = StopRequest()
-        self.took_s: list[tuple[JobT, float]] = []  # the jobs that ended well, and how long they ran
+        # the jobs that ended well, and how long they ran
+        self.took_s: list[tuple[JobT, float]] = []
 
     @abstractmethod
     def finished(self, job: JobT) -> ResultT | None:
-        """The stored result of a job that need not run, also of one that was done by hand since it was planned."""
+        """The stored result of a job that need not run, also of one that was done by hand since it
+        was planned.
+        """
 
     @abstractmethod
     def prepare(self, job: JobT) -> None:
@@ -206,7 +239,9 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         return lambda state: state
 
     def work_off(self) -> Iterator[ResultT]:
-        """Run the jobs that are not done; yields the result of every job that is reached, in order."""
+        """Run the jobs that are not done; yields the result of every job that is reached, in
+        order.
+        """
         with self.stop.listening():
             for index, job in enumerate(self.jobs):
                 yield self.finished(job) or self._attempt(index, job)
@@ -214,7 +249,9 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
                     break
 
     def _attempt(self, index: int, job: JobT) -> ResultT:
-        """Run a job; its start and its end are lines of their own, on a terminal only where it does not end well."""
+        """Run a job; its start and its end are lines of their own, on a terminal only where it does
+        not end well.
+        """
         self.prepare(job)
         title, left_s = f"[{index + 1}/{len(self.jobs)}] {job.name}", self.time_left_s(index)
         if not self.console.is_terminal:
@@ -225,7 +262,9 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
             outcome = JobOutcome("skipped", reason)
         else:
             watch, stop = self.watch(job), self.stop
-            outcome = attend_job(job, self.timeout_s, title, stop, self.console, self.starter, watch, left_s)
+            outcome = attend_job(
+                job, self.timeout_s, title, stop, self.console, self.starter, watch, left_s
+            )
         took_s = time.monotonic() - started_s
         result = self.finished(job) if outcome.status == "ok" else None
         if result is not None:
@@ -235,7 +274,9 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
             write_json(job.folder.result_path, result)
         if result.status != "ok" or not self.console.is_terminal:
             mark = (result.status.replace("_", " "), _STYLES.get(result.status, "red"))
-            text = f" in {duration_text(took_s)}" + (f": {result.message}" if result.message else "")
+            text = f" in {duration_text(took_s)}" + (
+                f": {result.message}" if result.message else ""
+            )
             self.console.print(Text.assemble(f"{title}: ", mark, text), soft_wrap=True)
         if result.status not in ("ok", "skipped"):
             self.console.print(Text(f"  its log: {job.folder.log_path}"), soft_wrap=True)

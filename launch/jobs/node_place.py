@@ -1,4 +1,6 @@
-"""This node's rank, the number of nodes and their rendezvous, from options, Slurm, MPI, PMI or Kubernetes. Imports no torch."""
+"""This node's rank, the number of nodes and their rendezvous, from options, Slurm, MPI, PMI or
+Kubernetes. Imports no torch.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +10,8 @@ from zlib import crc32
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_PORT = 29500
-_FIRST_PORT, _PORTS = 20_000, 10_000  # derived from a scheduler's job number: two jobs on one host rarely collide
+# derived from a scheduler's job number: two jobs on one host rarely collide
+_FIRST_PORT, _PORTS = 20_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class _Launcher:
 def node_place(
     nodes: str, node_rank: int | None, rendezvous: str | None, environment: Mapping[str, str]
 ) -> NodePlace | None:
-    """The place from --nodes, --node-rank and --rendezvous, and the launcher; None for a single node.
+    """The place from --nodes, --node-rank and --rendezvous, and the launcher; None for a single
+    node.
 
     Raises DpscopeError for contradictory or missing values.
     """
@@ -79,13 +83,17 @@ def node_place(
             f"--nodes {nodes}: no launcher sets this node's rank among the {count} nodes; give --node-rank, 0 to {count - 1}"
         )
     if not 0 <= rank < count:
-        raise DpscopeError(f"--node-rank {rank}: with {count} nodes, give a number from 0 to {count - 1}")
+        raise DpscopeError(
+            f"--node-rank {rank}: with {count} nodes, give a number from 0 to {count - 1}"
+        )
     address = launcher.address if rendezvous is None else parse_address(rendezvous)
     if address is None and launcher.job is None:
         raise DpscopeError(
             f"--nodes {nodes}: no launcher sets the rendezvous; give --rendezvous HOST:PORT, with node 0's name or address"
         )
-    return NodePlace(count, rank, address, launcher.job, launcher.port_stated or rendezvous is not None)
+    return NodePlace(
+        count, rank, address, launcher.job, launcher.port_stated or rendezvous is not None
+    )
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
@@ -97,7 +105,9 @@ def parse_address(text: str) -> Address:
     found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", text.strip())
     port = int(found[2] or DEFAULT_PORT) if found is not None else 0
     if found is None or not 0 < port < 65536:
-        raise DpscopeError(f"--rendezvous {text}: give node 0's host and a port on it, such as host0:29500")
+        raise DpscopeError(
+            f"--rendezvous {text}: give node 0's host and a port on it, such as host0:29500"
+        )
     host = found[1].strip("[]")
     try:
         host.encode("idna")  # as the look-up of a name does
@@ -116,19 +126,30 @@ def _launcher(environment: Mapping[str, str]) -> _Launcher:
         value = text(name, "")
         return int(value) if value.isdecimal() else None
 
-    if nodes := number("SLURM_STEP_NUM_NODES"):  # a task of srun; sbatch starts its script on one node only, without it
-        job = "slurm-" + "-".join(text(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    # a task of srun; sbatch starts its script on one node only, without it
+    if nodes := number("SLURM_STEP_NUM_NODES"):
+        job = "slurm-" + "-".join(
+            text(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")
+        )
         first = first_host(text("SLURM_STEP_NODELIST") or text("SLURM_JOB_NODELIST", ""))
-        address = None if first is None else Address(first, _FIRST_PORT + crc32(job.encode()) % _PORTS)
+        address = (
+            None if first is None else Address(first, _FIRST_PORT + crc32(job.encode()) % _PORTS)
+        )
         tasks_here = -(-(number("SLURM_STEP_NUM_TASKS") or nodes) // nodes)
-        return _Launcher("Slurm", nodes, number("SLURM_NODEID"), tasks_here, address, job, port_stated=False)
+        return _Launcher(
+            "Slurm", nodes, number("SLURM_NODEID"), tasks_here, address, job, port_stated=False
+        )
     if (size := number("OMPI_COMM_WORLD_SIZE")) is not None:
         start = text("PMIX_NAMESPACE") or text("OMPI_MCA_ess_base_jobid")
         rank, here = (number(f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "LOCAL_SIZE"))
-        return _Launcher("Open MPI", size, rank, here, job=None if start is None else f"mpi-{start}")
-    if (size := number("PMI_SIZE")) is not None:  # MPICH's and Intel's launchers, which set no common job name
+        return _Launcher(
+            "Open MPI", size, rank, here, job=None if start is None else f"mpi-{start}"
+        )
+    # MPICH's and Intel's launchers, which set no common job name
+    if (size := number("PMI_SIZE")) is not None:
         return _Launcher("PMI", size, number("PMI_RANK"), number("MPI_LOCALNRANKS"))
-    # Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a single process.
+    # Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a
+    # single process.
     for nodes_name, rank_name, master in (
         ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER"),
         ("WORLD_SIZE", "RANK", "MASTER"),
@@ -137,9 +158,12 @@ def _launcher(environment: Mapping[str, str]) -> _Launcher:
             break  # a process started by torchrun
         if (nodes := number(nodes_name)) is not None and (rank := number(rank_name)) is not None:
             host = text(f"{master}_ADDR")
-            address = None if host is None else Address(host, number(f"{master}_PORT") or DEFAULT_PORT)
+            address = (
+                None if host is None else Address(host, number(f"{master}_PORT") or DEFAULT_PORT)
+            )
             return _Launcher("PyTorchJob", nodes, rank, address=address)
-    if (index := number("JOB_COMPLETION_INDEX")) is not None:  # a Kubernetes job with completionMode Indexed
+    # a Kubernetes job with completionMode Indexed
+    if (index := number("JOB_COMPLETION_INDEX")) is not None:
         return _Launcher("Kubernetes", rank=index)
     return _Launcher()
 

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import CALIBRATION_NAME, CELLS_NAME, REPORT_NAME, files_in, fits_layout
+from dpscope.profiling.store.folders import (
+    CALIBRATION_NAME,
+    CELLS_NAME,
+    REPORT_NAME,
+    files_in,
+    fits_layout,
+)
 from dpscope.profiling.store.ownership import (
     CALIBRATION_FIGURE_NAME,
     MANIFEST_OF,
@@ -24,14 +30,26 @@ from dpscope.profiling.store.ownership import (
     is_calibration,
     is_manifest,
 )
-from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_NAME, holds_epochs, is_train_folder
+from dpscope.profiling.store.training_folders import (
+    TRAIN_LOG_NAME,
+    TRAININGS_NAME,
+    holds_epochs,
+    is_train_folder,
+)
 
 LOCK_NAME = ".lock"
 
-_BEFORE_A_MANIFEST = (LOCK_NAME, TRAIN_LOG_NAME, CALIBRATION_NAME, CALIBRATION_FIGURE_NAME, EQUALITY_NAME)
+_BEFORE_A_MANIFEST = (
+    LOCK_NAME,
+    TRAIN_LOG_NAME,
+    CALIBRATION_NAME,
+    CALIBRATION_FIGURE_NAME,
+    EQUALITY_NAME,
+)
 """Files at the top of a folder that a killed command leaves, or that others provide for dpscope."""
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as network file systems answer
+# as network file systems answer
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)
 
 _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
@@ -43,7 +61,12 @@ def check_run_place(out: Path) -> None:
 
 def check_train_place(out: Path) -> None:
     """The same for `dpscope train`."""
-    _check(out, TRAININGS_NAME, lambda: check_report_folder(out / REPORT_NAME), lambda: check_training_events(out))
+    _check(
+        out,
+        TRAININGS_NAME,
+        lambda: check_report_folder(out / REPORT_NAME),
+        lambda: check_training_events(out),
+    )
     if holds_epochs(out) and not is_train_folder(out):
         raise DpscopeError(
             f"--out {out}: its {TRAIN_LOG_NAME} was not written by dpscope train; move it away, or name another folder"
@@ -85,14 +108,18 @@ def _naming(out: Path) -> Iterator[None]:
 
 
 def _check_begun_by_dpscope(out: Path) -> bool:
-    """Whether `out` exists; raises DpscopeError unless it is writable and all its files can be dpscope's."""
+    """Whether `out` exists; raises DpscopeError unless it is writable and all its files can be
+    dpscope's.
+    """
     check_writable(out)
     if not out.exists():
         return False
     if not out.is_dir():
         raise DpscopeError(f"--out {out}: exists and is not a run folder; name another")
     manifests = [out / name for name, _ in MANIFEST_OF.values()]
-    if not any(map(is_manifest, manifests)) and (foreign := next(filter(_is_foreign, sorted(out.iterdir())), None)):
+    if not any(map(is_manifest, manifests)) and (
+        foreign := next(filter(_is_foreign, sorted(out.iterdir())), None)
+    ):
         raise DpscopeError(
             f"--out {out}: exists and is not a run folder; name another ({foreign.name} is not dpscope's)"
         )
@@ -100,7 +127,9 @@ def _check_begun_by_dpscope(out: Path) -> bool:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether dpscope neither writes such a file or folder at the top nor leaves it when it is killed at its start."""
+    """Whether dpscope neither writes such a file or folder at the top nor leaves it when it is
+    killed at its start.
+    """
     if path.name in (CELLS_NAME, TRAININGS_NAME):
         return not all(fits_layout(file.relative_to(path.parent)) for file in files_in(path))
     if path.name in (EQUALITY_FOLDER, REPORT_NAME, TENSORBOARD_NAME):
@@ -109,7 +138,9 @@ def _is_foreign(path: Path) -> bool:
 
 
 def check_writable(out: Path) -> None:
-    """Raise DpscopeError unless `out` is, or can become, a folder to write to; leaves nothing there."""
+    """Raise DpscopeError unless `out` is, or can become, a folder to write to; leaves nothing
+    there.
+    """
     path = out.absolute()
     existing = next(one for one in (path, *path.parents) if os.path.lexists(one))
     try:
@@ -119,15 +150,17 @@ def check_writable(out: Path) -> None:
 
 
 def _unwritable(out: Path, error: OSError, place: Path) -> DpscopeError:
-    return DpscopeError(f"--out {out}: cannot write in {place} ({error.strerror}); name another folder")
+    return DpscopeError(
+        f"--out {out}: cannot write in {place} ({error.strerror}); name another folder"
+    )
 
 
 @contextmanager
 def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[None]:
     """Hold the folder's lock; creates the folder if it is absent.
 
-    Without `wait`, a lock that another process holds is a DpscopeError. On a file system without locks, `note` gets a message and
-    the block runs without a lock.
+    Without `wait`, a lock that another process holds is a DpscopeError. On a file system without
+    locks, `note` gets a message and the block runs without a lock.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,16 +170,22 @@ def locked(folder: Path, wait: bool, note: Callable[[str], None]) -> Iterator[No
     try:
         held = _lock(descriptor, wait)
         if held is False:
-            raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another")
+            raise DpscopeError(
+                f"--out {folder}: another dpscope is writing it; wait for it, or name another"
+            )
         if held is not True:
-            note(f"note: {folder} cannot be locked ({held}): start no other dpscope with the same --out")
+            note(
+                f"note: {folder} cannot be locked ({held}): start no other dpscope with the same --out"
+            )
         yield
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int, wait: bool = False) -> bool | str:
-    """Lock an open file or folder; False if another process has, the reason where the file system has no locks."""
+    """Lock an open file or folder; False if another process has, the reason where the file system
+    has no locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -168,7 +207,9 @@ def claim(folder: Path) -> None:
         if _lock(descriptor):
             return
         time.sleep(_CLAIM_POLL_S)
-    raise DpscopeError(f"{folder}: another job is measuring it; wait for that one, then start again")
+    raise DpscopeError(
+        f"{folder}: another job is measuring it; wait for that one, then start again"
+    )
 
 
 def claimed(folder: Path) -> bool:

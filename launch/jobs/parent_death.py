@@ -1,8 +1,9 @@
 """Ties a process's life to its parent's, so that a killed run leaves nothing behind.
 
-torchrun starts each worker in a separate session: a signal to torchrun's process group does not reach them, and a killed
-torchrun cannot pass one on. Linux's parent-death signal does both once a process has requested it; an earlier death of the parent
-is checked. Imports only the standard library, so that a worker can request the signal before slow imports.
+torchrun starts each worker in a separate session: a signal to torchrun's process group does not
+reach them, and a killed torchrun cannot pass one on. Linux's parent-death signal does both once a
+process has requested it; an earlier death of the parent is checked. Imports only the standard
+library, so that a worker can request the signal before slow imports.
 """
 
 import ctypes
@@ -20,9 +21,11 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_process(parent_id: int) -> None:
-    """Have the kernel kill this process when its parent dies; end at once when that is no longer `parent_id`.
+    """Have the kernel kill this process when its parent dies; end at once when that is no longer
+    `parent_id`.
 
-    The parent's death is that of the thread that started this process. Outside Linux only the check has an effect.
+    The parent's death is that of the thread that started this process. Outside Linux only the check
+    has an effect.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -33,16 +36,18 @@ def die_with_process(parent_id: int) -> None:
 def dying_with_process(parent_id: int, command: Sequence[str]) -> list[str]:
     """A command that calls `die_with_process` and then becomes `command`.
 
-    For callers with threads, where nothing may run between fork and exec: a separate program requests the signal; exec keeps it.
+    For callers with threads, where nothing may run between fork and exec: a separate program
+    requests the signal; exec keeps it.
     """
     return [sys.executable, "-I", "-S", __file__, str(parent_id), *command]
 
 
 def die_with_job() -> None:
-    """`die_with_process` for a process whose parent belongs to the same job; ends at once if that has died already.
+    """`die_with_process` for a process whose parent belongs to the same job; ends at once if that
+    has died already.
 
-    A process that lost its parent early is the child of another process, which lacks the job's token. Without a token, as in a
-    process started by hand, only a later death is noticed.
+    A process that lost its parent early is the child of another process, which lacks the job's
+    token. Without a token, as in a process started by hand, only a later death is noticed.
     """
     parent_id = os.getppid()
     die_with_process(parent_id)
@@ -55,7 +60,9 @@ def die_with_job() -> None:
 
 
 def has_token(process_id: int, token: str) -> bool:
-    """Whether a live process has `token` (NAME=value) in its environment; False if that cannot be read."""
+    """Whether a live process has `token` (NAME=value) in its environment; False if that cannot be
+    read.
+    """
     try:
         environment = Path(f"/proc/{process_id}/environ").read_bytes()
     except OSError:  # gone, or another user's

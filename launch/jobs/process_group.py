@@ -19,8 +19,12 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
 
-def devices_of(kind: str, place: TorchrunPlace, cell: Cell | None = None) -> tuple[torch.device, ...]:
-    """The devices this process drives, its first one first and made the current one: all of a `cell` with one process."""
+def devices_of(
+    kind: str, place: TorchrunPlace, cell: Cell | None = None
+) -> tuple[torch.device, ...]:
+    """The devices this process drives, its first one first and made the current one: all of a
+    `cell` with one process.
+    """
     if kind == "cpu":
         return (torch.device("cpu"),)
     own = [place.local_rank] if cell is None or cell.per_device else range(cell.devices)
@@ -29,22 +33,27 @@ def devices_of(kind: str, place: TorchrunPlace, cell: Cell | None = None) -> tup
     return devices
 
 
-COLLECTIVE_S = 120.0  # no warm step takes as long; NCCL then reports which collective a rank did not join
+# no warm step takes as long; NCCL then reports which collective a rank did not join
+COLLECTIVE_S = 120.0
 _SHARE_OF_JOB = 0.8
 
 
 def wait_limit_s(device: torch.device, job_s: float, longest_s: float = math.inf) -> float:
-    """Seconds that ranks may wait for each other in a job that may take `job_s`, on a GPU at most `longest_s`.
+    """Seconds that ranks may wait for each other in a job that may take `job_s`, on a GPU at most
+    `longest_s`.
 
-    Imports from a cold file system, data sets and compilation delay ranks by minutes until all are warm. On a GPU it is less than
-    the job's limit, so that NCCL's message is seen. gloo's ranks wait as long as the job may take: a step on shared cores may
-    take minutes, and gloo reports nothing more.
+    Imports from a cold file system, data sets and compilation delay ranks by minutes until all are
+    warm. On a GPU it is less than the job's limit, so that NCCL's message is seen. gloo's ranks
+    wait as long as the job may take: a step on shared cores may take minutes, and gloo reports
+    nothing more.
     """
     return min(longest_s, _SHARE_OF_JOB * job_s) if device.type == "cuda" else job_s
 
 
 def limit_collectives(device: torch.device, job_s: float) -> None:
-    """Lower the limit of collectives from that of joining; does nothing without a process group or on the CPU."""
+    """Lower the limit of collectives from that of joining; does nothing without a process group or
+    on the CPU.
+    """
     if device.type == "cuda" and distributed.is_initialized():
         _Limit.of_collectives = timedelta(seconds=wait_limit_s(device, job_s, COLLECTIVE_S))
         limit_all_groups()
@@ -55,11 +64,15 @@ class _Limit:
 
 
 def limit_all_groups() -> None:
-    """Give this process's limit to every group, such as those of a device mesh, which torch makes with its own default."""
+    """Give this process's limit to every group, such as those of a device mesh, which torch makes
+    with its own default.
+    """
     if _Limit.of_collectives is None:
         return
     # torch <= 2.13 has it as a private function.
-    set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
+    set_timeout = (
+        getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
+    )
     for group in list(distributed.distributed_c10d._world.pg_map):
         set_timeout(_Limit.of_collectives, group)
 
@@ -68,18 +81,27 @@ ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "Proces
 """The class of each of torch's engines that can be chosen."""
 
 
-def join_process_group(device: torch.device, timeout_s: float, engine: NcclEngine = "default") -> None:
-    """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`.
+def join_process_group(
+    device: torch.device, timeout_s: float, engine: NcclEngine = "default"
+) -> None:
+    """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails
+    after `timeout_s`.
 
     Raises DpscopeError if torch cannot run NCCL on the chosen engine.
     """
     timeout = _Limit.of_collectives = timedelta(seconds=timeout_s)
     place: dict[str, Any] = {}
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":  # hosts count their own restarts
-        # torch 2.15 keeps one store for all attempts, which still holds the addresses of processes that have ended.
+    # hosts count their own restarts
+    if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # torch 2.15 keeps one store for all attempts, which still holds the addresses of processes
+        # that have ended.
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        place = {"store": PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
+        place = {
+            "store": PrefixStore(f"attempt_{attempt}", store),
+            "rank": rank,
+            "world_size": world_size,
+        }
     if device.type == "cuda":
         choose_nccl_engine(engine)
         distributed.init_process_group("nccl", timeout=timeout, device_id=device, **place)
@@ -102,7 +124,8 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
             f"--nccl-engine {engine}: torch {torch.__version__} does not have it; omit it, or use legacy"
         )
     value = "0" if engine == "legacy" else "1"
-    if not hasattr(c10d, "_register_builtin_nccl_backend"):  # private: a later torch may have another way
+    # private: a later torch may have another way
+    if not hasattr(c10d, "_register_builtin_nccl_backend"):
         if default_engine(distributed) == ENGINES[engine]:
             return
         raise DpscopeError(
@@ -139,7 +162,9 @@ def rank_0_value(number: int, device: torch.device) -> int:
 def all_ranks_numbers(
     own: Sequence[int], device: torch.device, group: distributed.ProcessGroup | None = None
 ) -> list[tuple[int, ...]]:
-    """Each rank's numbers, equally many, in the order of the ranks; only this process's without a process group."""
+    """Each rank's numbers, equally many, in the order of the ranks; only this process's without a
+    process group.
+    """
     if not distributed.is_initialized():
         return [tuple(own)]
     value = torch.tensor(own, dtype=torch.int64, device=device)
@@ -151,7 +176,8 @@ def all_ranks_numbers(
 def gather_states(own: Any, group: distributed.ProcessGroup) -> list[Any]:
     """Tensors and plain values of each rank of a gloo group, on rank 0; empty on the others.
 
-    `torch.distributed.gather_object` would unpickle, and so execute, whatever arrives from the network.
+    `torch.distributed.gather_object` would unpickle, and so execute, whatever arrives from the
+    network.
     """
     buffer = io.BytesIO()
     torch.save(own, buffer)
@@ -159,10 +185,15 @@ def gather_states(own: Any, group: distributed.ProcessGroup) -> list[Any]:
     sizes = [size for (size,) in all_ranks_numbers([len(content)], content.device, group)]
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(content)] = content
-    everyone = [torch.empty_like(padded) for _ in sizes] if distributed.get_rank(group) == 0 else None
+    everyone = (
+        [torch.empty_like(padded) for _ in sizes] if distributed.get_rank(group) == 0 else None
+    )
     distributed.gather(padded, everyone, dst=0, group=group)
     received = zip(everyone or [], sizes, strict=False)
-    return [torch.load(io.BytesIO(one[:size].numpy().tobytes()), weights_only=True) for one, size in received]
+    return [
+        torch.load(io.BytesIO(one[:size].numpy().tobytes()), weights_only=True)
+        for one, size in received
+    ]
 
 
 def synchronise(devices: Sequence[torch.device]) -> None:

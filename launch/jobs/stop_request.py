@@ -1,4 +1,6 @@
-"""Signals as a request to stop, for processes that wait for a torchrun job or train in one. Imports no torch."""
+"""Signals as a request to stop, for processes that wait for a torchrun job or train in one. Imports
+no torch.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ class StoppedError(DpscopeError):
 
 
 class StopRequest:
-    """Whether this process was requested to stop. Signals only set this flag, so that files and clean-up are completed."""
+    """Whether this process was requested to stop. Signals only set this flag, so that files and
+    clean-up are completed.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -25,7 +29,9 @@ class StopRequest:
 
     @property
     def exit_status(self) -> int:
-        """The conventional exit status after a signal: 128 + its number, SIGTERM's if there was none."""
+        """The conventional exit status after a signal: 128 + its number, SIGTERM's if there was
+        none.
+        """
         return 128 + (self.signal_number or signal.SIGTERM)
 
     @contextmanager

@@ -1,4 +1,6 @@
-"""One torchrun job: its command, its log, its time limit, its end. Leaves no process behind. Imports no torch."""
+"""One torchrun job: its command, its log, its time limit, its end. Leaves no process behind.
+Imports no torch.
+"""
 
 import contextlib
 import os
@@ -11,14 +13,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscope.launch.jobs.job_outcome import STARTED_AT_VARIABLE, JobWait, memory_kills, read_progress
-from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
+from dpscope.launch.jobs.job_outcome import (
+    STARTED_AT_VARIABLE,
+    JobWait,
+    memory_kills,
+    read_progress,
+)
+from dpscope.launch.jobs.parent_death import (
+    JOB_TOKEN_VARIABLE,
+    RUN_TOKEN_VARIABLE,
+    dying_with_process,
+    has_token,
+)
 from dpscope.profiling.store.folders import JobFolder, RunFolder, remove_torchrun_logs
 
 TORCHRUN_MODULE = "dpscope.launch.torchrun"
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
-_KILL_S = 5.0  # after SIGKILL: a process that is still there waits inside the kernel and cannot be ended
+# after SIGKILL: a process that is still there waits inside the kernel and cannot be ended
+_KILL_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +46,8 @@ class Job:
     nodes: int = 1  # among which the processes are divided
     max_restarts: int = 0
     run: RunFolder | None = None  # by which its leftover processes can be found
-    grace_s: float = 0.0  # for a job that is stopped or passes its time limit, to save what it has and to end by itself
+    # for a job that is stopped or passes its time limit, to save what it has and to end by itself
+    grace_s: float = 0.0
     done: bool = False  # its result was there when it was planned
     node: int = 0  # of several nodes, the one that runs the command
     address: str = "HOST0"  # of node 0; this one is a placeholder
@@ -46,10 +60,22 @@ class Job:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """torchrun with dpscope's settings, and the program; it also works by hand, with node 0's address."""
-        meeting = (f"--node-rank={self.node}", f"--master-addr={self.address}", f"--master-port={self.port}")
+        """torchrun with dpscope's settings, and the program; it also works by hand, with node 0's
+        address.
+        """
+        meeting = (
+            f"--node-rank={self.node}",
+            f"--master-addr={self.address}",
+            f"--master-port={self.port}",
+        )
         return (
-            *(sys.executable, "-m", TORCHRUN_MODULE, f"--nnodes={self.nodes}", *(meeting if self.nodes > 1 else ())),
+            *(
+                sys.executable,
+                "-m",
+                TORCHRUN_MODULE,
+                f"--nnodes={self.nodes}",
+                *(meeting if self.nodes > 1 else ()),
+            ),
             f"--nproc-per-node={self.per_node}",
             *(f"--max-restarts={self.max_restarts}", "--role=rank", "--tee=3"),
             f"--log-dir={self.folder.torchrun_path}",
@@ -60,9 +86,9 @@ class Job:
 class TorchrunJob:
     """A running torchrun with all its processes, found by a token in their environment.
 
-    torchrun puts every worker into a separate session, and workers have children (data loaders): neither a
-    process group nor the tree under a dead torchrun would reach them all. Where processes cannot be listed (without
-    /proc) its process group is signalled: torchrun then ends its workers.
+    torchrun puts every worker into a separate session, and workers have children (data loaders):
+    neither a process group nor the tree under a dead torchrun would reach them all. Where processes
+    cannot be listed (without /proc) its process group is signalled: torchrun then ends its workers.
     """
 
     lost: str | None = None  # why waiting ended with "lost": which node, and the evidence
@@ -74,7 +100,8 @@ class TorchrunJob:
         """
         self.folder = job.folder
         self.processes_per_node = job.per_node
-        self.memory_kills_before = memory_kills()  # processes that the kernel had killed on this host before
+        # processes that the kernel had killed on this host before
+        self.memory_kills_before = memory_kills()
         token = uuid.uuid4().hex
         self._token = f"{JOB_TOKEN_VARIABLE}={token}"
         environment = {
@@ -97,9 +124,14 @@ class TorchrunJob:
         )
 
     def wait(
-        self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
+        self,
+        timeout_s: float,
+        on_progress: Callable[[str | None], None],
+        stop_requested: Callable[[], bool],
     ) -> tuple[JobWait, int | None]:
-        """How waiting ended, and torchrun's exit status if it did; `on_progress` gets the job's pass."""
+        """How waiting ended, and torchrun's exit status if it did; `on_progress` gets the job's
+        pass.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if stop_requested():
@@ -111,8 +143,12 @@ class TorchrunJob:
                 continue
         return "timed_out", None
 
-    def ask_to_end(self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None) -> None:
-        """Ask torchrun, and thereby its workers, to end, and wait as `wait` does, up to `grace_s`, while they finish."""
+    def ask_to_end(
+        self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None
+    ) -> None:
+        """Ask torchrun, and thereby its workers, to end, and wait as `wait` does, up to `grace_s`,
+        while they finish.
+        """
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         # Not a subclass's `wait`, which ends when another node does.
@@ -121,7 +157,8 @@ class TorchrunJob:
     def end(self) -> list[int]:
         """End every process of the job that is still there, and remove torchrun's own files.
 
-        Returns the ids of this host's processes that outlive even SIGKILL because they wait for a device or a file system.
+        Returns the ids of this host's processes that outlive even SIGKILL because they wait for a
+        device or a file system.
         """
         left = end_processes(self._token, self._process)
         self._log.close()
@@ -130,18 +167,23 @@ class TorchrunJob:
         return left
 
     def rank_location(self, rank: int | None) -> str:
-        """The node on which a rank ran, such as `` on node 1 (gpu07)``; empty if there is only one node."""
+        """The node on which a rank ran, such as `` on node 1 (gpu07)``; empty if there is only one
+        node.
+        """
         return ""
 
 
 def end_leftovers(run: RunFolder) -> list[int]:
-    """End processes that earlier sweeps of this run folder left on this host; returns the ids of those that survive."""
+    """End processes that earlier sweeps of this run folder left on this host; returns the ids of
+    those that survive.
+    """
     return end_processes(f"{RUN_TOKEN_VARIABLE}={run.path.resolve()}")
 
 
 def end_processes(token: str, started: subprocess.Popen[bytes] | None = None) -> list[int]:
     """End all processes with the token, and the group of `started`; returns those that survive."""
-    _signal(_alive(token, started), started, signal.SIGTERM)  # once: a second one would cut torchrun's own end short
+    # once: a second one would cut torchrun's own end short
+    _signal(_alive(token, started), started, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_S
     while _alive(token, started) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -157,7 +199,9 @@ def _alive(token: str, started: subprocess.Popen[bytes] | None) -> list[int]:
     return sorted({*running, *processes_with(token)})
 
 
-def _signal(processes: Sequence[int], started: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
+def _signal(
+    processes: Sequence[int], started: subprocess.Popen[bytes] | None, number: signal.Signals
+) -> None:
     if started is not None and started.pid in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(started.pid, number)
@@ -167,6 +211,8 @@ def _signal(processes: Sequence[int], started: subprocess.Popen[bytes] | None, n
 
 
 def processes_with(token: str) -> list[int]:
-    """Ids of the live processes that have `token` (NAME=value) in their environment, this one excepted."""
+    """Ids of the live processes that have `token` (NAME=value) in their environment, this one
+    excepted.
+    """
     ids = {int(folder.name) for folder in Path("/proc").glob("[0-9]*")} - {os.getpid()}
     return [process_id for process_id in sorted(ids) if has_token(process_id, token)]

@@ -1,4 +1,6 @@
-"""A process under torchrun: its place in the job, and the frame that reads the job and reports progress and failures."""
+"""A process under torchrun: its place in the job, and the frame that reads the job and reports
+progress and failures.
+"""
 
 import contextlib
 import gc
@@ -38,8 +40,10 @@ class TorchrunPlace:
     node: int
     nodes: int = 1
     began_s: float = field(default=0.0, compare=False)  # Unix time at which the job started
-    report: Callable[[str], None] = field(default=lambda state: None, compare=False)  # gets each pass at its start
-    conclude: Callable[[str], None] = field(default=lambda text: None, compare=False)  # gets what to print at the end
+    # gets each pass at its start
+    report: Callable[[str], None] = field(default=lambda state: None, compare=False)
+    # gets what to print at the end
+    conclude: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
 
 def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
@@ -60,8 +64,12 @@ def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
         ) from missing
 
 
-def planned_cell(name: str, plan: Sequence[PlannedCell], manifest: Path, place: TorchrunPlace) -> Cell:
-    """The cell of a plan that a process measures; raises DpscopeError unless it is there and fits torchrun's job."""
+def planned_cell(
+    name: str, plan: Sequence[PlannedCell], manifest: Path, place: TorchrunPlace
+) -> Cell:
+    """The cell of a plan that a process measures; raises DpscopeError unless it is there and fits
+    torchrun's job.
+    """
     cells = {planned.cell.name: planned.cell for planned in plan if planned.skip_reason is None}
     if name not in cells:
         raise DpscopeError(f"--cell {name}: not in {manifest}; it has {', '.join(cells)}")
@@ -91,8 +99,8 @@ def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
 def starting_up() -> Iterator[None]:
     """Pause garbage collection during imports and while a model is built.
 
-    Their objects are kept, and repeated searches through them take a seventh of torch's import time. Measured steps collect
-    garbage as in any program.
+    Their objects are kept, and repeated searches through them take a seventh of torch's import
+    time. Measured steps collect garbage as in any program.
     """
     gc.disable()
     try:
@@ -107,13 +115,15 @@ Task = Callable[[TorchrunPlace], Result]
 
 
 def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Task]]) -> None:
-    """Run the task named by this process's arguments; ends the process with status 1 on failure, 2 on a user's mistake.
+    """Run the task named by this process's arguments; ends the process with status 1 on failure, 2
+    on a user's mistake.
 
-    `read_task` returns the job's folder and the task. Only the task imports torch: a mistake in the arguments should not take the
-    seconds that this takes.
+    `read_task` returns the job's folder and the task. Only the task imports torch: a mistake in the
+    arguments should not take the seconds that this takes.
     """
     os.environ.setdefault(*GPU_ORDER)  # in which the manifest lists the devices
-    began_s = min(time.time(), float(os.environ.get(STARTED_AT_VARIABLE, "inf")))  # of torchrun, if dpscope started it
+    # of torchrun, if dpscope started it
+    began_s = min(time.time(), float(os.environ.get(STARTED_AT_VARIABLE, "inf")))
     try:
         place = torchrun_place(os.environ)
         folder, task = read_task(sys.argv[1:], place)
@@ -127,16 +137,20 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
     conclusions: list[str] = []
     try:
         result = task(replace(place, began_s=began_s, report=report, conclude=conclusions.append))
-        leave_group()  # before a result is stored: it may raise what the last collectives on a device failed with
+        # before a result is stored: it may raise what the last collectives on a device failed with
+        leave_group()
         if place.rank == 0:
             if result is not None:
                 write_json(folder.result_path, result)
-            if STARTED_AT_VARIABLE not in os.environ:  # dpscope does when all ranks have ended: another may fail yet
+            # dpscope does when all ranks have ended: another may fail yet
+            if STARTED_AT_VARIABLE not in os.environ:
                 remove_job_files(folder.path)
         sys.stdout.writelines(conclusions)
-        gc.freeze()  # as the process ends, Python would visit all of torch's objects, for half a second
+        # as the process ends, Python would visit all of torch's objects, for half a second
+        gc.freeze()
     except Exception as error:
-        # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.
+        # The group is never torn down here: another rank may wait in a collective, and torchrun
+        # ends it.
         text = str(error) if isinstance(error, DpscopeError) else traceback.format_exc()
         try:
             write_failure(folder.path, place.node, place.rank, error)
@@ -153,7 +167,8 @@ def leave_group() -> None:
 
 
 def _end(message: str, status: int) -> None:
-    with contextlib.suppress(OSError):  # torchrun's log of this process lies in the run folder, whose disk may be full
+    # torchrun's log of this process lies in the run folder, whose disk may be full
+    with contextlib.suppress(OSError):
         sys.stderr.write(message.rstrip() + "\n")
         sys.stderr.flush()
     os._exit(status)

@@ -47,22 +47,34 @@ _ORDER: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment
 
 
 def plan_calibration(
-    plan: Collection[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize, stored: Calibration | None
+    plan: Collection[PlannedCell],
+    config: ResolvedConfig,
+    kind: DeviceType,
+    size: ModelSize,
+    stored: Calibration | None,
 ) -> CalibrationSettings | None:
-    """What a run times before its cells; None if it needs nothing, has everything already, or is not to calibrate.
+    """What a run times before its cells; None if it needs nothing, has everything already, or is
+    not to calibrate.
 
-    DDP needs all-reduces and broadcasts of buffers, DataParallel broadcasts and reduces, FSDP all-gathers and reduce-scatters;
-    dp-host uses no link. A calibration from nccl-tests' logs, which the user provides, is not extended.
+    DDP needs all-reduces and broadcasts of buffers, DataParallel broadcasts and reduces, FSDP
+    all-gathers and reduce-scatters; dp-host uses no link. A calibration from nccl-tests' logs,
+    which the user provides, is not extended.
     """
     missing = needed_pairs(plan) - (_held(stored) if stored is not None else set())
-    if not config.measurement.calibrate or not missing or (stored is not None and stored.source != "measured"):
+    if (
+        not config.measurement.calibrate
+        or not missing
+        or (stored is not None and stored.source != "measured")
+    ):
         return None
     sizes = calibrated_sizes(config.matrix, size)
     return CalibrationSettings(
         device=kind,
         devices=tuple(sorted({layout.devices for _, layout in missing if layout.nodes == 1})),
         layouts=tuple(map(str, sorted({layout for _, layout in missing if layout.nodes > 1}))),
-        collectives=tuple(one for one in _ORDER if one in {collective for collective, _ in missing}),
+        collectives=tuple(
+            one for one in _ORDER if one in {collective for collective, _ in missing}
+        ),
         min_bytes=sizes[0],
         max_bytes=sizes[-1],
         iterations=_ITERATIONS,
@@ -75,10 +87,13 @@ def plan_calibration(
 def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     """The collectives that the planned cells run, each with its layout of devices.
 
-    Without those that several groups run at once on the same links: a calibration times one group alone.
+    Without those that several groups run at once on the same links: a calibration times one group
+    alone.
     """
     pairs: set[Pair] = set()
-    for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
+    for cell in (
+        planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1
+    ):
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
         if cell.traits.sharded:
             pairs |= _pairs_of_shards(cell)
@@ -98,22 +113,28 @@ def _pairs_of_shards(cell: Cell) -> set[Pair]:
     if groups > 1:
         pairs.add(("all_reduce", Layout(groups, 1) if cell.nodes > 1 else Layout(1, groups)))
     concurrent = concurrent_collectives(cell.strategy, cell.devices, cell.nodes)
-    return {(kind, layout) for kind, layout in pairs if kind not in concurrent and layout.devices > 1}
+    return {
+        (kind, layout) for kind, layout in pairs if kind not in concurrent and layout.devices > 1
+    }
 
 
 def _held(calibration: Calibration) -> set[Pair]:
     return {(point.collective, _layout(calibration, point)) for point in calibration.points}
 
 
-def _layout(calibration: Calibration, timed: CalibrationPoint | CollectiveFit | Contention) -> Layout:
+def _layout(
+    calibration: Calibration, timed: CalibrationPoint | CollectiveFit | Contention
+) -> Layout:
     nodes = timed.nodes or calibration.nodes_of(timed.devices) or 1
     return Layout(nodes, timed.devices // nodes)
 
 
 def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
-    """Two small sizes, and the largest bucket with three fractions of it, in bytes: whole numbers of KiB.
+    """Two small sizes, and the largest bucket with three fractions of it, in bytes: whole numbers
+    of KiB.
 
-    The largest bucket follows from the largest cap, or holds all gradients if they are smaller or nothing overlaps.
+    The largest bucket follows from the largest cap, or holds all gradients if they are smaller or
+    nothing overlaps.
     """
     gradients = size.parameters * ITEM_BYTES["float32"]
     cap_mb = max(_DEFAULT_CAP_MB if cap == "default" else cap for cap in matrix.bucket_mb)
@@ -126,9 +147,14 @@ def calibration_seconds(settings: CalibrationSettings) -> float:
     """Estimated duration; a reduce or broadcast counts as an all-reduce."""
     calls = sum(settings.sizes) * _CALLS * len(settings.collectives)
     if "all_reduce" in settings.collectives:
-        calls += contended_bytes(settings.sizes) * CONTENDED_CALLS * (settings.iterations + settings.warmup_iterations)
+        calls += (
+            contended_bytes(settings.sizes)
+            * CONTENDED_CALLS
+            * (settings.iterations + settings.warmup_iterations)
+        )
     moved = calls * len(settings.groups)
-    jobs = 1 + (len(settings.groups) if settings.device == "cuda" else 0)  # NCCL's choices: a short job per count
+    # NCCL's choices: a short job per count
+    jobs = 1 + (len(settings.groups) if settings.device == "cuda" else 0)
     return jobs * _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
 
 
@@ -152,7 +178,8 @@ def calibrate_first(
     console: Console,
     starter: JobStarter = THIS_HOST,
 ) -> tuple[Finding, ...]:
-    """Run a calibration and merge it into the run folder's, unless that is another machine's or NCCL engine's.
+    """Run a calibration and merge it into the run folder's, unless that is another machine's or
+    NCCL engine's.
 
     A failure is a finding. Raises StoppedError if a signal ends it.
     """
@@ -161,7 +188,11 @@ def calibrate_first(
     try:
         measured = run_calibration(settings, console, starter=starter, scratch=run.path)
         stored = of_this_machine(stored_calibration(run), environment)
-        if stored is not None and stored.environment is not None and stored.nccl_engine == measured.nccl_engine:
+        if (
+            stored is not None
+            and stored.environment is not None
+            and stored.nccl_engine == measured.nccl_engine
+        ):
             measured = _together(stored, measured)
         write_json(run.calibration_path, measured)
     except StoppedError:
@@ -181,10 +212,14 @@ def of_this_machine(stored: Calibration | None, environment: Environment) -> Cal
 
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
-    """Both calibrations' points as one with the later time; fits are kept with their points, and readers compute the others."""
+    """Both calibrations' points as one with the later time; fits are kept with their points, and
+    readers compute the others.
+    """
     held = _held(measured)
     timed = {_layout(measured, one) for one in measured.contention}
-    kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in held)
+    kept = tuple(
+        point for point in stored.points if (point.collective, _layout(stored, point)) not in held
+    )
     fits = tuple(fit for fit in stored.fits if (fit.collective, _layout(stored, fit)) not in held)
     chosen = {(one.devices, one.nodes) for one in measured.nccl}
     slowed = tuple(one for one in stored.contention if _layout(stored, one) not in timed)
@@ -195,7 +230,10 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
         points=(*kept, *measured.points),
         fits=fits,
         contention=(*slowed, *measured.contention),
-        nccl=(*(one for one in stored.nccl if (one.devices, one.nodes) not in chosen), *measured.nccl),
+        nccl=(
+            *(one for one in stored.nccl if (one.devices, one.nodes) not in chosen),
+            *measured.nccl,
+        ),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),
         links={**stored.links, **measured.links},
         findings=tuple(dict.fromkeys((*stored.findings, *measured.findings))),

@@ -1,4 +1,6 @@
-"""One process's job: process group, model, separate passes over its cell (warm-up, timed, traced, DDP's counters), results."""
+"""One process's job: process group, model, separate passes over its cell (warm-up, timed, traced,
+DDP's counters), results.
+"""
 
 import math
 import os
@@ -43,12 +45,20 @@ from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import CellResult, DeviceMemory, DeviceState, RankResult, TimedBlock, cell_workload
+from dpscope.profiling.records.run import (
+    CellResult,
+    DeviceMemory,
+    DeviceState,
+    RankResult,
+    TimedBlock,
+    cell_workload,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
-LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1  # until DDP stops counting; the same for all strategies
+# until DDP stops counting; the same for all strategies
+LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1
 LEAST_DEVICE_S = 1.5  # a device's clocks rise and kernels are chosen during warm-up
 LOAD_S = 1.0  # duration of the steps in which the devices' states are sampled
 _LEAST_LOAD_STEPS = 2
@@ -67,7 +77,8 @@ class CellProcess:
     devices: tuple[torch.device, ...]  # all devices of this process
     model: nn.Module  # wrapped by the strategy
     step: TrainStep
-    device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # current states of this process's devices
+    # current states of this process's devices
+    device_states: Callable[[], tuple[DeviceState, ...]] | None = None
 
     def synchronise(self) -> None:
         """Wait for this process's devices and for the other processes."""
@@ -75,11 +86,14 @@ class CellProcess:
 
 
 def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
-    """Measure a cell in this process and save it; returns the result in global rank 0, after all ranks have saved theirs."""
+    """Measure a cell in this process and save it; returns the result in global rank 0, after all
+    ranks have saved theirs.
+    """
     torch.set_num_threads(job.threads)
     if job.kind == "cpu":
         keep_freed_memory()
-    before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
+    # before any process of this job is on them
+    before = _device_states(job, place, own_process_ids=())
     devices = devices_of(job.kind, place, job.cell)
     if job.cell.per_device:
         limit_s = wait_limit_s(devices[0], job.config.measurement.timeout_s)
@@ -103,12 +117,18 @@ def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
     if job.by_hand:
         steps_us = [sample.step_us for sample in samples if sample.measuring_pass == "timed"]
         step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
-        place.conclude(f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n")
-    return CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - place.began_s)
+        place.conclude(
+            f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
+        )
+    return CellResult(
+        cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - place.began_s
+    )
 
 
 def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
-    """Run every pass of a cell; saves traces and counters, returns the samples and the measured fields of a RankResult."""
+    """Run every pass of a cell; saves traces and counters, returns the samples and the measured
+    fields of a RankResult.
+    """
     job, place, device = process.job, process.place, process.devices[0]
     cell, measurement, folder = job.cell, job.config.measurement, job.folder
     if measurement.epochs is None:
@@ -127,19 +147,25 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
         if one.type == "cuda":
             torch.cuda.reset_peak_memory_stats(one)
     blocks, samples = _timed(process)
-    process.step.batches.leave_out_short_batches()  # timed epochs had them; traced steps must be alike
+    # timed epochs had them; traced steps must be alike
+    process.step.batches.leave_out_short_batches()
     memory = tuple(
-        DeviceMemory(one.index, torch.cuda.max_memory_allocated(one), torch.cuda.max_memory_reserved(one))
+        DeviceMemory(
+            one.index, torch.cuda.max_memory_allocated(one), torch.cuda.max_memory_reserved(one)
+        )
         for one in process.devices
         if one.type == "cuda"
     )
-    under_load = _states_under_load(process, statistics.median(sample.step_us for sample in samples) / 1e6)
+    under_load = _states_under_load(
+        process, statistics.median(sample.step_us for sample in samples) / 1e6
+    )
     process.place.report("traced")
     samples += StepTrace(
         measurement.traced_steps,
         folder.trace_path(place.node, place.rank),
         device,
-        # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that are not traced by default.
+        # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that
+        # are not traced by default.
         all_threads=cell.traits.threaded or cell.options.comm_hook == "powersgd",
         synchronise=process.synchronise,
         replica_threads=cell.devices if cell.traits.threaded else 0,
@@ -147,7 +173,13 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
     if isinstance(process.model, DistributedDataParallel) and cell.devices > 1:
         process.place.report("counters")
         path = folder.counters_trace_path(place.node, place.rank)
-        trace = StepTrace(measurement.traced_steps, path, device, all_threads=False, synchronise=process.synchronise)
+        trace = StepTrace(
+            measurement.traced_steps,
+            path,
+            device,
+            all_threads=False,
+            synchronise=process.synchronise,
+        )
         counters = ddp_counters.record_counters(process.model, process.step, trace)
         write_json(folder.counters_path(place.node, place.rank), counters)
     compiled = None
@@ -159,7 +191,8 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
         "memory": memory,
         "compilation": compiled,
         "device_states_after": under_load,
-        "matmul_peak": peak,  # of the CPU, in all processes at the same time; devices have a specified one
+        # of the CPU, in all processes at the same time; devices have a specified one
+        "matmul_peak": peak,
     }
 
 
@@ -183,7 +216,11 @@ def _warm_up(process: CellProcess) -> None:
             # Steps until LEAST_DEVICE_S have passed, at the pace so far; the same in every process.
             process.synchronise()
             passed_s = time.monotonic() - began_s
-            left = math.ceil((LEAST_DEVICE_S - passed_s) * done / passed_s) if passed_s < LEAST_DEVICE_S else 0
+            left = (
+                math.ceil((LEAST_DEVICE_S - passed_s) * done / passed_s)
+                if passed_s < LEAST_DEVICE_S
+                else 0
+            )
             steps = rank_0_value(left, device)
 
 
@@ -195,19 +232,25 @@ def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
     blocks, all_samples = [], []
     per_epoch = process.step.batches.steps_per_epoch
     for epoch in range(measurement.epochs or 0):
-        block, samples = time_block(process.step, per_epoch, device, process.synchronise, epoch * per_epoch, epoch)
+        block, samples = time_block(
+            process.step, per_epoch, device, process.synchronise, epoch * per_epoch, epoch
+        )
         blocks.append(block)
         all_samples += samples
     return blocks, all_samples
 
 
 def _states_under_load(process: CellProcess, step_s: float) -> tuple[DeviceState, ...]:
-    """The devices' states during about LOAD_S of untimed steps, the same number in every process; empty on the CPU."""
+    """The devices' states during about LOAD_S of untimed steps, the same number in every process;
+    empty on the CPU.
+    """
     read_states = process.device_states
     if read_states is None:
         return ()
     process.place.report("device states")
-    steps = rank_0_value(max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0])
+    steps = rank_0_value(
+        max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0]
+    )
     samples: list[tuple[DeviceState, ...]] = []
     ended = Event()
 
@@ -231,8 +274,12 @@ def _states_under_load(process: CellProcess, step_s: float) -> tuple[DeviceState
     return environment.states_under_load(samples)
 
 
-def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S) -> None:
-    """Wait until this process sees the files of all ranks; raises DpscopeError that names those missing."""
+def _wait_for_all_files(
+    folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S
+) -> None:
+    """Wait until this process sees the files of all ranks; raises DpscopeError that names those
+    missing.
+    """
     deadline = time.monotonic() + timeout_s
     while len(ranks := {result.rank for result in folder.ranks()}) < world_size:
         if time.monotonic() > deadline:
@@ -258,7 +305,9 @@ def _prepare(
     units = sharded_units(model, cell.strategy) if cell.traits.sharded else ()
     wrapped = wrap_for(model.train(), cell, device)
     batches = open_stream(workload, cell, built, place.rank if cell.per_device else 0, device)
-    step = TrainStep(wrapped, batches, job.config.optimizer, workload.amp, device, micro_batching(cell), built)
+    step = TrainStep(
+        wrapped, batches, job.config.optimizer, workload.amp, device, micro_batching(cell), built
+    )
     known = {"model": sizes, "units": units, "tokens_per_sample": built.tokens, "flops": flops}
     return CellProcess(job, place, devices, wrapped, step), known
 
@@ -281,7 +330,9 @@ def _own_process_ids(node: int, device: torch.device) -> tuple[int, ...] | None:
     return tuple(process for process, _ in here) if all(seen for _, seen in here) else None
 
 
-def _rank_result(process: CellProcess, fields: dict[str, Any], before: tuple[DeviceState, ...]) -> RankResult:
+def _rank_result(
+    process: CellProcess, fields: dict[str, Any], before: tuple[DeviceState, ...]
+) -> RankResult:
     """The result of this process from the `fields` that are known already."""
     job, place, devices, batches = process.job, process.place, process.devices, process.step.batches
     on_gpus = devices[0].type == "cuda"
@@ -313,7 +364,9 @@ def _rank_result(process: CellProcess, fields: dict[str, Any], before: tuple[Dev
         last_loss=None if process.step.last_loss is None else process.step.last_loss.item(),
         state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=host,
-        interfaces=interfaces_to_others(int(os.environ["MASTER_PORT"])) if place.nodes > 1 else None,
+        interfaces=interfaces_to_others(int(os.environ["MASTER_PORT"]))
+        if place.nodes > 1
+        else None,
     )
 
 
@@ -324,7 +377,10 @@ def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Findin
     if devices[0].type == "cuda" and torch.version.hip is None:
         emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
         names = sorted({torch.cuda.get_device_name(one) for one in emulating})
-    return [PlanCode.BF16_EMULATED.finding(f"{name} has no units for bf16: it is emulated there.") for name in names]
+    return [
+        PlanCode.BF16_EMULATED.finding(f"{name} has no units for bf16: it is emulated there.")
+        for name in names
+    ]
 
 
 def _cpu_has_bf16_units() -> bool:

@@ -1,4 +1,6 @@
-"""The plan of a run on this machine, and the run: calibration, then the cells with interleaved repeats. Imports no torch."""
+"""The plan of a run on this machine, and the run: calibration, then the cells with interleaved
+repeats. Imports no torch.
+"""
 
 import shlex
 import sys
@@ -14,7 +16,14 @@ from rich.text import Text
 
 from dpscope.launch.jobs.devices import resolve_devices
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, duration_text, held
+from dpscope.launch.jobs.job_queue import (
+    THIS_HOST,
+    JobQueue,
+    JobStarter,
+    Outcome,
+    duration_text,
+    held,
+)
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, Job
 from dpscope.launch.measuring import calibration
@@ -29,7 +38,14 @@ from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellOptions, CellResult, CellStatus, Manifest, PlannedCell
+from dpscope.profiling.records.run import (
+    Cell,
+    CellOptions,
+    CellResult,
+    CellStatus,
+    Manifest,
+    PlannedCell,
+)
 from dpscope.profiling.records.settings import idle_settings, settings_of, with_settings
 from dpscope.profiling.records.turns import Order, balanced_orders
 from dpscope.profiling.store.files import write_json
@@ -66,12 +82,17 @@ class RunPlan(planning.Plan[CellJob]):
     estimates: Mapping[Cell, planning.CellEstimate]  # of one repeat of each cell that is measured
     model_size: ModelSize
     calibration: CalibrationSettings | None  # before the cells
-    orders: tuple[Order, ...]  # of the cells in each repeat; none in a run whose first cells were measured by hand
+    # of the cells in each repeat; none in a run whose first cells were measured by hand
+    orders: tuple[Order, ...]
 
     @property
     def duration_s(self) -> float:
         """Estimated time of the calibration and the remaining jobs."""
-        first = calibration.calibration_seconds(self.calibration) if self.calibration is not None else 0.0
+        first = (
+            calibration.calibration_seconds(self.calibration)
+            if self.calibration is not None
+            else 0.0
+        )
         return first + sum(self.estimates[job.cell].duration_s for job in self.to_do)
 
     @property
@@ -82,11 +103,17 @@ class RunPlan(planning.Plan[CellJob]):
 
 
 def plan_run(
-    config: RunConfig, out: Path, fresh: bool = False, repeats_by_cell: Mapping[str, int] | None = None, nodes: int = 1
+    config: RunConfig,
+    out: Path,
+    fresh: bool = False,
+    repeats_by_cell: Mapping[str, int] | None = None,
+    nodes: int = 1,
 ) -> RunPlan:
-    """Plan of `run_sweep`; starts and writes nothing. Raises DpscopeError for a run that is not possible.
+    """Plan of `run_sweep`; starts and writes nothing. Raises DpscopeError for a run that is not
+    possible.
 
-    `repeats_by_cell` reduces the number of repeats of cells, by name; cells may span up to `nodes` nodes.
+    `repeats_by_cell` reduces the number of repeats of cells, by name; cells may span up to `nodes`
+    nodes.
     """
     devices = resolve_devices(config.workload.device)
     kind, resolved = devices.kind, resolve(config, devices, nodes=nodes)
@@ -96,7 +123,9 @@ def plan_run(
     begun = run.manifest() if is_run_folder(out) and not fresh else None
     plan = make_plan(resolved.matrix, resolved.workload.samples, kind)
     if begun is not None:
-        planning.check_same_settings(f"--out {out}: holds a run", begun.config, resolved, MAY_CHANGE)
+        planning.check_same_settings(
+            f"--out {out}: holds a run", begun.config, resolved, MAY_CHANGE
+        )
     size = checked_model_size(resolved.workload, resolved.optimizer)
     cells, repeats = planning.measured_cells(plan), resolved.measurement.repeats
     orders = () if begun is not None and not begun.orders else _orders(cells, resolved, begun)
@@ -114,7 +143,9 @@ def plan_run(
     )
     first = None
     if any(not job.done for job in jobs):
-        first = calibration.plan_calibration(plan, resolved, kind, size, calibration.stored_calibration(run))
+        first = calibration.plan_calibration(
+            plan, resolved, kind, size, calibration.stored_calibration(run)
+        )
     return RunPlan(
         device_type=kind,
         threads=threads,
@@ -129,12 +160,16 @@ def plan_run(
     )
 
 
-def _orders(cells: Sequence[Cell], config: ResolvedConfig, begun: Manifest | None) -> tuple[Order, ...]:
+def _orders(
+    cells: Sequence[Cell], config: ResolvedConfig, begun: Manifest | None
+) -> tuple[Order, ...]:
     measured = begun.orders if begun is not None else ()
     return balanced_orders(len(cells), config.measurement.repeats, config.workload.seed, measured)
 
 
-def _jobs(run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int, orders: Sequence[Order]) -> list[CellJob]:
+def _jobs(
+    run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int, orders: Sequence[Order]
+) -> list[CellJob]:
     """All repeats of the cells in turns, each in its order; without orders in that of the cells."""
     turns = orders or [tuple(range(len(cells)))] * repeats
     module = ("-m", "dpscope.launch.worker", "--out", str(run.path))
@@ -164,18 +199,22 @@ def planned_cells(out: Path) -> Sequence[Job]:
     return _jobs(run, cells, repeats, manifest.threads_per_process, manifest.orders)
 
 
-def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1) -> RunPlan:
+def describe_plan(
+    config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
+) -> RunPlan:
     """Print and return the plan of a run, with its estimates and exact commands; starts nothing.
 
-    A command for each cell's first repeat to do, which works by hand: those of a run that has begun name a cell of its manifest,
-    others name all settings.
+    A command for each cell's first repeat to do, which works by hand: those of a run that has begun
+    name a cell of its manifest, others name all settings.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
     planning.print_left_out(description.plan, console)
     console.print(_cells_table(description))
     if len(description.estimates) > 1 and len(description.orders) > 1:
         orders = ", ".join(_numbers(order) for order in description.orders)
-        console.print(f"Order of the cells in each repeat: {orders}.", highlight=False, soft_wrap=True)
+        console.print(
+            f"Order of the cells in each repeat: {orders}.", highlight=False, soft_wrap=True
+        )
     if (first := description.calibration) is not None:
         about = f"about {duration_text(calibration.calibration_seconds(first))}"
         console.print(f"{calibration.described(first)}: {about}", highlight=False, soft_wrap=True)
@@ -192,13 +231,19 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
     if len(first_jobs) < len(description.to_do):
         console.print("A command for each cell; --repeat is the number of the repeat:")
     for job in first_jobs:
-        command = job.command if begun else _standalone_command(description.config, job.cell, job.repeat, out)
+        command = (
+            job.command
+            if begun
+            else _standalone_command(description.config, job.cell, job.repeat, out)
+        )
         console.print(Text(shlex.join(command)), soft_wrap=True)
     return description
 
 
 def _cells_table(description: RunPlan) -> Table:
-    """A row for each cell: its number, its repeats, how many of them are done and what one takes."""
+    """A row for each cell: its number, its repeats, how many of them are done and what one
+    takes.
+    """
     heading = Column("cell: -d devices, -b batch per device", no_wrap=True)
     table = Table("", heading, "repeats", "done", "time per repeat")
     for number, (cell, estimate) in enumerate(description.estimates.items(), 1):
@@ -222,18 +267,31 @@ def _first_of_each_cell(jobs: Sequence[CellJob]) -> list[CellJob]:
 
 
 def _standalone_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
-    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
+    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs
+    from the defaults.
 
-    The threads are those of the whole run, which a worker that sees one cell cannot know. Over several nodes the command
-    is given on each, with its number and the first one's name.
+    The threads are those of the whole run, which a worker that sees one cell cannot know. Over
+    several nodes the command is given on each, with its number and the first one's name.
     """
     strategy = cell.traits.stands_for or cell.strategy
     left_out = {*idle_settings(config), *(["amp"] if cell.options.amp else [])}
     settings = [name for name in WORKER_SETTINGS if name not in left_out]
     meeting = ("--node-rank=NODE", "--master-addr=HOST0", "--master-port=29501")
     return [
-        *(sys.executable, "-m", TORCHRUN_MODULE, f"--nnodes={cell.nodes}", *(meeting if cell.nodes > 1 else ())),
-        *(f"--nproc-per-node={cell.processes // cell.nodes}", "-m", "dpscope.launch.worker", "--out", str(out)),
+        *(
+            sys.executable,
+            "-m",
+            TORCHRUN_MODULE,
+            f"--nnodes={cell.nodes}",
+            *(meeting if cell.nodes > 1 else ()),
+        ),
+        *(
+            f"--nproc-per-node={cell.processes // cell.nodes}",
+            "-m",
+            "dpscope.launch.worker",
+            "--out",
+            str(out),
+        ),
         *("--strategy", strategy, "--batch-size", str(cell.batch_size)),
         *(("--devices", str(cell.devices)) if cell.traits.threaded else ()),
         *_flags(config, RunConfig(), settings),
@@ -245,7 +303,9 @@ def _standalone_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Pa
 def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str]) -> list[str]:
     values, usual = settings_of(chosen), settings_of(defaults)
     flags = [(flag_name(name), values[name]) for name in names if values[name] != usual[name]]
-    return [part for flag, value in flags for part in ([flag] if value is True else [flag, str(value)])]
+    return [
+        part for flag, value in flags for part in ([flag] if value is True else [flag, str(value)])
+    ]
 
 
 def print_beginning(description: RunPlan, console: Console) -> None:
@@ -271,9 +331,10 @@ def run_sweep(
 ) -> Outcome[CellResult]:
     """Measure every cell of a run that is not measured yet, with interleaved repeats (A B C C B A).
 
-    The run continues after a cell that fails, which is recorded; one that ran out of memory or time is not tried again in this
-    sweep, nor are larger batches of it. SIGINT and SIGTERM end and record the running cell. `repeats_by_cell` is as in
-    `plan_run`; `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything starts.
+    The run continues after a cell that fails, which is recorded; one that ran out of memory or time
+    is not tried again in this sweep, nor are larger batches of it. SIGINT and SIGTERM end and
+    record the running cell. `repeats_by_cell` is as in `plan_run`; `starter` starts the jobs on its
+    nodes. Raises DpscopeError for a mistake of the user before anything starts.
     """
     description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
     if repeats_by_cell is None or description.to_do:  # --detect prints its choice itself
@@ -299,19 +360,30 @@ def _remove_measurements(run: RunFolder) -> None:
 
 
 def _open_manifest(
-    run: RunFolder, description: RunPlan, console: Console, repeats_by_cell: dict[str, int], starter: JobStarter
+    run: RunFolder,
+    description: RunPlan,
+    console: Console,
+    repeats_by_cell: dict[str, int],
+    starter: JobStarter,
 ) -> None:
-    """Write the run's manifest if the run is new or is resumed with more repeats or another time limit.
+    """Write the run's manifest if the run is new or is resumed with more repeats or another time
+    limit.
 
     The collectives are timed before it is written, so that predictions of the cells are forecasts.
     """
     manifest = planning.new_manifest(
-        description.config, description.device_type, description.threads, description.plan, code=Path.cwd()
+        description.config,
+        description.device_type,
+        description.threads,
+        description.plan,
+        code=Path.cwd(),
     )
     manifest = msgspec.structs.replace(manifest, orders=description.orders)
     hosts = starter.hosts(manifest.environment)
     unlike = planning.hosts_findings(manifest.environment, hosts)
-    manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
+    manifest = msgspec.structs.replace(
+        manifest, hosts=hosts, findings=(*manifest.findings, *unlike)
+    )
     had = run.manifest() if is_run_folder(run.path) else None
     if had is not None:
         planning.check_comparable(run.path, condition_differences(had, manifest))
@@ -319,18 +391,29 @@ def _open_manifest(
     if description.to_do:  # a stored calibration of another machine does not count
         if had is not None:
             mixed = planning.commit_findings(had.environment.commit, manifest.environment.commit)
-        stored = calibration.of_this_machine(calibration.stored_calibration(run), manifest.environment)
+        stored = calibration.of_this_machine(
+            calibration.stored_calibration(run), manifest.environment
+        )
         size, kind = description.model_size, description.device_type
-        settings = calibration.plan_calibration(description.plan, description.config, kind, size, stored)
+        settings = calibration.plan_calibration(
+            description.plan, description.config, kind, size, stored
+        )
     failures = calibration.calibrate_first(run, settings, manifest.environment, console, starter)
     if had is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = msgspec.structs.replace(manifest, created_at=now, findings=(*manifest.findings, *failures))
+        manifest = msgspec.structs.replace(
+            manifest, created_at=now, findings=(*manifest.findings, *failures)
+        )
         write_json(run.manifest_path, manifest)
         return
     requested = settings_of(description.config)
     renewed = (PlanCode.CALIBRATION_FAILED.code, PlanCode.MIXED_HOSTS.code)
-    findings = (*(one for one in had.findings if one.code not in renewed), *unlike, *mixed, *failures)
+    findings = (
+        *(one for one in had.findings if one.code not in renewed),
+        *unlike,
+        *mixed,
+        *failures,
+    )
     updated = msgspec.structs.replace(
         had,
         config=with_settings(had.config, **{name: requested[name] for name in MAY_CHANGE}),
@@ -357,10 +440,14 @@ class _Sweep(JobQueue[CellJob, CellResult]):
         job.folder.clear()
 
     def failed(self, job: CellJob, outcome: JobOutcome, took_s: float) -> CellResult:
-        remove_written(job.folder.run.path, job.folder.path, lambda path: path == job.folder.log_path)
+        remove_written(
+            job.folder.run.path, job.folder.path, lambda path: path == job.folder.log_path
+        )
         if outcome.status in ("out_of_memory", "timed_out"):
             self._failed_cells.setdefault(job.cell, outcome.status)
-        return CellResult(job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail)
+        return CellResult(
+            job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail
+        )
 
     def reason_to_skip(self, job: CellJob) -> str | None:
         """If this cell, or the same with a smaller batch, failed in a way that will recur."""
@@ -376,9 +463,11 @@ class _Sweep(JobQueue[CellJob, CellResult]):
         return None
 
     def time_left_s(self, index: int) -> float:
-        """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the ratio so far.
+        """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the
+        ratio so far.
 
-        In that ratio the estimate itself counts as one job: the first job alone, which reads torch from a cold disk, says little.
+        In that ratio the estimate itself counts as one job: the first job alone, which reads torch
+        from a cold disk, says little.
         """
         took_s = {job.cell: seconds for job, seconds in self.took_s}
         estimates_s = {cell: estimate.duration_s for cell, estimate in self._estimates.items()}

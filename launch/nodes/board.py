@@ -1,4 +1,5 @@
-"""How nodes meet in a torch.distributed.TCPStore, and the sealed states that they exchange there. Imports no torch.
+"""How nodes meet in a torch.distributed.TCPStore, and the sealed states that they exchange there.
+Imports no torch.
 
 Node 0 opens the store and announces it in the run folder for the others.
 """
@@ -39,13 +40,15 @@ NOTE_EVERY_S = 15.0
 THREAD_NAME = "dpscope-nodes"
 _POLL_S = 0.2
 _CALL_S = timedelta(seconds=3.0)
-_ATTEMPT_S = 15.0  # at an address: torch waits for ever for the answer of what accepts a connection and is silent
+# at an address: torch waits for ever for the answer of what accepts a connection and is silent
+_ATTEMPT_S = 15.0
 _PREFIX = ".tmp-nodes-"
 _STATE, _CLAIM = "state", "claim"  # keys of each node
 _TORCH_KEY = "init/"  # in which torch's store counts its clients
 _NOT_NODE_0 = "what listens there is not node 0 of this command"
 _SEAL_DIGITS = 64  # hexadecimal, of SHA-256
-_LONGEST_BYTES = 1 << 20  # of a state: one of a node with all its devices and variables has some tens of kilobytes
+# of a state: one of a node with all its devices and variables has some tens of kilobytes
+_LONGEST_BYTES = 1 << 20
 _Kind = TypeVar("_Kind")
 
 
@@ -62,7 +65,9 @@ class Meeting(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """Prefix of all keys. The secret itself is never sent: a store lists its keys to every client."""
+        """Prefix of all keys. The secret itself is never sent: a store lists its keys to every
+        client.
+        """
         return hashlib.sha256(f"prefix {self.secret}".encode()).hexdigest()
 
 
@@ -83,7 +88,8 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat: int = 0  # increases as long as the node lives
     info: NodeInfo | None = None  # once it has joined
     attempt: int = 0  # at a job, counted by node 0
-    # Node 0: digest of the job's command, as every node derives it from its plan; None: end leftovers of earlier commands.
+    # Node 0: digest of the job's command, as every node derives it from its plan; None: end
+    # leftovers of earlier commands.
     job: str | None = None
     port: int = 0  # node 0: of its torchrun
     grace_s: float | None = None  # node 0: the attempt must end; it has this time to end by itself
@@ -103,8 +109,9 @@ class NodeLostError(DpscopeError):
 class Board:
     """The published state of this node, and the states of the others.
 
-    A thread exchanges them, because a call to the store blocks for ever if the network is cut. Each value is sealed with the
-    run's secret; a value without a valid seal is ignored, and its node overwrites it.
+    A thread exchanges them, because a call to the store blocks for ever if the network is cut. Each
+    value is sealed with the run's secret; a value without a valid seal is ignored, and its node
+    overwrites it.
     """
 
     def __init__(
@@ -141,7 +148,11 @@ class Board:
             return known
         if time.monotonic() - self._heard_s[node] <= LOST_S:
             return None
-        why = ", and a program without the run's secret writes in its name" if node in self._forged else ""
+        why = (
+            ", and a program without the run's secret writes in its name"
+            if node in self._forged
+            else ""
+        )
         return f"it was silent for {LOST_S:g} s{why}"
 
     def close(self) -> None:
@@ -160,7 +171,8 @@ class Board:
                 for other in set(self.states) - set(self._failures):
                     if self._store.check([key := f"{other}/{_STATE}"]):
                         self._hear(other, key, self._store.get(key))
-        except RuntimeError:  # torch.distributed.DistError: the store, which is in node 0's process, is gone
+        except RuntimeError:
+            # torch.distributed.DistError: the store, which is in node 0's process, is gone
             self._failures = dict.fromkeys(self.states, "dpscope has exited there") | self._failures
 
     def _hear(self, other: int, key: str, stored: bytes) -> None:
@@ -181,13 +193,17 @@ class SealError(ValueError):
 
 
 def sealed(secret: str, name: str, value: object) -> str:
-    """The value as JSON after its seal (HMAC, RFC 2104), which cannot be made or moved to another name without the secret."""
+    """The value as JSON after its seal (HMAC, RFC 2104), which cannot be made or moved to another
+    name without the secret.
+    """
     content = msgspec.json.encode(value)
     return (_seal(secret, name, content) + content).decode()
 
 
 def unsealed(secret: str, name: str, stored: bytes, kind: type[_Kind]) -> _Kind:
-    """The sealed value with printable texts; raises SealError for a wrong seal and MsgspecError for another kind."""
+    """The sealed value with printable texts; raises SealError for a wrong seal and MsgspecError for
+    another kind.
+    """
     content = stored[_SEAL_DIGITS:]
     too_long = len(content) > _LONGEST_BYTES
     if too_long or not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, name, content)):
@@ -201,11 +217,17 @@ def _printable(value: Any) -> Any:
         return one_line(value)
     if isinstance(value, list):
         return [_printable(one) for one in value]
-    return {key: _printable(one) for key, one in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: _printable(one) for key, one in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def _seal(secret: str, name: str, content: bytes) -> bytes:
-    return hmac.new(secret.encode(), name.encode() + b"\0" + content, hashlib.sha256).hexdigest().encode()
+    return (
+        hmac.new(secret.encode(), name.encode() + b"\0" + content, hashlib.sha256)
+        .hexdigest()
+        .encode()
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +238,9 @@ class NodeStart:
     note: Callable[[str], None]  # prints a line
     wait_s: float  # for the other nodes
     plan: Callable[[], Sequence[Job]] = tuple
-    """Reads the jobs planned over several nodes from `out`: every node derives the same, and none is sent a command."""
+    """Reads the jobs planned over several nodes from `out`: every node derives the same, and none
+    is sent a command.
+    """
 
     @property
     def name(self) -> str:
@@ -253,22 +277,32 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
     store.set(_public(place), "")
     own_name, secret = socket.gethostname(), secrets.token_hex(16)
     hosts = (own_name, *interface_addresses().values()) if everywhere else (host,)
-    meeting = Meeting(own_name, start.terms, on_gpus, place.job, tuple(dict.fromkeys(hosts)), port, secret)
-    known = {f"{meeting.prefix}/{node}/{key}" for node in range(place.count) for key in (_STATE, _CLAIM)}
+    meeting = Meeting(
+        own_name, start.terms, on_gpus, place.job, tuple(dict.fromkeys(hosts)), port, secret
+    )
+    known = {
+        f"{meeting.prefix}/{node}/{key}" for node in range(place.count) for key in (_STATE, _CLAIM)
+    }
     known |= {_public(place), _TORCH_KEY}
 
     def remove_unknown_keys() -> None:
-        """Keep strangers from filling this process's memory, where torch (>= 2.14) can list the keys."""
+        """Keep strangers from filling this process's memory, where torch (>= 2.14) can list the
+        keys.
+        """
         if hasattr(store, "list_keys"):
             for key in set(store.list_keys()) - known:
                 store.delete_key(key)
 
-    board = Board(PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count), remove_unknown_keys)
+    board = Board(
+        PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count), remove_unknown_keys
+    )
     path = start.out / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         write_json(path, meeting, mode=0o600)
         at = "all addresses" if everywhere else host
-        start.note(f"Node 0 of {place.count} ({own_name}) is waiting for the others on {at}, port {port}.")
+        start.note(
+            f"Node 0 of {place.count} ({own_name}) is waiting for the others on {at}, port {port}."
+        )
         yield board
     finally:
         path.unlink(missing_ok=True)
@@ -276,7 +310,9 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
 
 
 def found_meeting(start: NodeStart) -> Found:
-    """Look for node 0 at the rendezvous and at addresses in the run folder; raises DpscopeError if it is not found."""
+    """Look for node 0 at the rendezvous and at addresses in the run folder; raises DpscopeError if
+    it is not found.
+    """
     place, out, wait_s = start.place, start.out, start.wait_s
     began_s = noted_s = time.monotonic()
     start.note(
@@ -288,7 +324,9 @@ def found_meeting(start: NodeStart) -> Found:
         meetings = _meetings(place, out)
         announced = [Address(host, meeting.port) for meeting in meetings for host in meeting.hosts]
         stated = [] if place.address is None else [place.address]
-        for address in dict.fromkeys((*stated, *announced) if place.port_stated else (*announced, *stated)):
+        for address in dict.fromkeys(
+            (*stated, *announced) if place.port_stated else (*announced, *stated)
+        ):
             if isinstance(answer := _answer(place, address, meetings), Found):
                 return answer
             reasons[address] = answer or _NOT_NODE_0
@@ -297,10 +335,15 @@ def found_meeting(start: NodeStart) -> Found:
                     f"--out {out}: {start.name} does not see or cannot read what node 0 at {address} wrote there (it looked in "
                     f"{out.absolute()}); name one folder that all nodes share, and install the same dpscope on all of them"
                 )
-        seen = ", ".join(f"{address}: {why}" for address, why in reasons.items()) or f"no trace of it in {out}"
+        seen = (
+            ", ".join(f"{address}: {why}" for address, why in reasons.items())
+            or f"no trace of it in {out}"
+        )
         if now_s - noted_s > NOTE_EVERY_S:
             noted_s = now_s
-            start.note(f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {seen}.")
+            start.note(
+                f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {seen}."
+            )
         time.sleep(_POLL_S)
     raise DpscopeError(
         f"{start.name} did not find node 0 within {wait_s:g} s ({seen}): check that it is running, that it can be reached, and "
@@ -311,7 +354,9 @@ def found_meeting(start: NodeStart) -> Found:
 def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | str:
     """`_met` in a thread, because it may block for ever."""
     answers: queue.SimpleQueue[Found | DpscopeError | str] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_met(place, address, meetings)), name=THREAD_NAME, daemon=True).start()
+    threading.Thread(
+        target=lambda: answers.put(_met(place, address, meetings)), name=THREAD_NAME, daemon=True
+    ).start()
     try:
         answer = answers.get(timeout=_ATTEMPT_S)
     except queue.Empty:
@@ -322,12 +367,19 @@ def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Foun
 
 
 def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | DpscopeError | str:
-    """Node 0, or the reason; empty if node 0 of this start responds but none of the visible files is its."""
+    """Node 0, or the reason; empty if node 0 of this start responds but none of the visible files
+    is its.
+    """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
 
     try:
-        with socket.create_connection((address.host, address.port), _CALL_S.total_seconds()) as probe:
-            near, far = (str(end[0]).removeprefix("::ffff:") for end in (probe.getsockname(), probe.getpeername()))
+        with socket.create_connection(
+            (address.host, address.port), _CALL_S.total_seconds()
+        ) as probe:
+            near, far = (
+                str(end[0]).removeprefix("::ffff:")
+                for end in (probe.getsockname(), probe.getpeername())
+            )
         store = TCPStore(far, address.port, None, False, _CALL_S, False)
         for meeting in meetings:
             shared = PrefixStore(meeting.prefix, store)
@@ -343,7 +395,9 @@ def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found |
 
 
 def _claimed(store: "Store", secret: str, rank: int) -> bool:
-    """Whether this process is the only one of the run with its rank; a claim without a valid seal is overwritten."""
+    """Whether this process is the only one of the run with its rank; a claim without a valid seal
+    is overwritten.
+    """
     name = f"{rank}/{_CLAIM}"
     own = sealed(secret, name, secrets.token_hex(8))
     claim = store.compare_set(name, "", own)
@@ -361,8 +415,12 @@ def _public(place: NodePlace) -> str:
 
 
 def _listener(place: NodePlace) -> socket.socket:
-    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the folder announces."""
-    host, port = (place.address.host, place.address.port) if place.address else (socket.gethostname(), 0)
+    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the
+    folder announces.
+    """
+    host, port = (
+        (place.address.host, place.address.port) if place.address else (socket.gethostname(), 0)
+    )
     try:
         return listening_socket(host, port)
     except OSError as error:
@@ -374,20 +432,31 @@ def _listener(place: NodePlace) -> socket.socket:
 
 
 def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
-    """Announcements for this start in a folder, newest first, including those that killed commands left."""
+    """Announcements for this start in a folder, newest first, including those that killed commands
+    left.
+    """
     port = place.address.port if place.address is not None and place.port_stated else None
     found = []
     with suppress(OSError):
-        for path in sorted(out.glob(f"{_PREFIX}*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        for path in sorted(
+            out.glob(f"{_PREFIX}*"), key=lambda path: path.stat().st_mtime, reverse=True
+        ):
             with suppress(DpscopeError):
                 found.append(read_json_if_there(path, Meeting))
-    return [one for one in found if one is not None and one.job == place.job and port in (None, one.port)]
+    return [
+        one
+        for one in found
+        if one is not None and one.job == place.job and port in (None, one.port)
+    ]
 
 
 def check_alike(start: NodeStart, meeting: Meeting) -> None:
     """Raise DpscopeError where this node was started otherwise than node 0."""
     for what in dict.fromkeys((*start.terms, *meeting.terms)):
-        own, first = (f"{what} {of[what]}" if what in of else f"no {what}" for of in (start.terms, meeting.terms))
+        own, first = (
+            f"{what} {of[what]}" if what in of else f"no {what}"
+            for of in (start.terms, meeting.terms)
+        )
         if own != first:
             raise DpscopeError(
                 f"{start.name} was started with {own}, node 0 with {first}: give the same command, of the same version, on all "
@@ -396,7 +465,9 @@ def check_alike(start: NodeStart, meeting: Meeting) -> None:
 
 
 def check_devices(start: NodeStart, meeting: Meeting, on_gpus: bool) -> None:
-    """Raise DpscopeError where this node runs on the CPU and node 0 on GPUs, or the other way round."""
+    """Raise DpscopeError where this node runs on the CPU and node 0 on GPUs, or the other way
+    round.
+    """
     if on_gpus != meeting.on_gpus:
         nodes = (start.name, f"node 0 ({meeting.hostname})")
         has, lacks = nodes if on_gpus else nodes[::-1]

@@ -1,4 +1,5 @@
-"""Nodes that have met: node 0 starts jobs on all of them, watches them and ends them together; the others run their parts.
+"""Nodes that have met: node 0 starts jobs on all of them, watches them and ends them together; the
+others run their parts.
 
 Imports no torch.
 """
@@ -44,7 +45,8 @@ from dpscope.profiling.store.folders import JobFolder, RunFolder
 
 _CLEARED_S = 30.0  # ending processes that outlive SIGTERM takes ten
 _LEAVE_S = 5.0  # for the others to read how the command ended, before the store ends with node 0
-_SELF_END_S = 8.0  # in which torchrun ends by itself after another node's: its ranks notice that their peers are gone
+# in which torchrun ends by itself after another node's: its ranks notice that their peers are gone
+_SELF_END_S = 8.0
 _REPORT_S = 15.0  # for a node's report on its part of a job that has ended
 _AT_SUCCESS_S = 60.0  # the same after success: no node is ended before it has ended by itself
 _LOSS_SEEN_S = 17.0  # longer than a node may be silent
@@ -98,7 +100,9 @@ class Team(JobStarter):
                 )
             if now_s - noted_s > NOTE_EVERY_S:
                 noted_s = now_s
-                note(f"Waiting for node{'s' * (',' in missing)} {missing}, {now_s - began_s:.0f} s of {wait_s:g} s.")
+                note(
+                    f"Waiting for node{'s' * (',' in missing)} {missing}, {now_s - began_s:.0f} s of {wait_s:g} s."
+                )
             time.sleep(_POLL_S)
 
     @property
@@ -112,11 +116,14 @@ class Team(JobStarter):
 
     def name(self, node: int) -> str:
         """Such as ``node 1 (gpu07)``."""
-        hosts = {0: socket.gethostname()} | {one: info.host.hostname for one, info in self._board.joined.items()}
+        hosts = {0: socket.gethostname()} | {
+            one: info.host.hostname for one, info in self._board.joined.items()
+        }
         return f"node {node} ({hosts.get(node, 'not joined')})"
 
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
-        node0 = msgspec.structs.replace(host_at(0, self._address, environment), environment=None)  # in the manifest
+        # in the manifest
+        node0 = msgspec.structs.replace(host_at(0, self._address, environment), environment=None)
         return node0, *(self._board.joined[node].host for node in self.others)
 
     @property
@@ -158,13 +165,18 @@ class Team(JobStarter):
         self._board.publish(grace_s=grace_s)
 
     def ended(self, node: int) -> tuple[int | None] | None:
-        """torchrun's exit status once a node's part of the job is over; None within if it did not end by itself."""
+        """torchrun's exit status once a node's part of the job is over; None within if it did not
+        end by itself.
+        """
         state = self._board.states[node]
         return (state.exit_status,) if state.attempt == self._attempt and state.ended else None
 
     def await_ends(self, nodes: Sequence[int], wait_s: float) -> None:
         """Wait until the parts of these nodes are over, lost nodes excepted."""
-        _wait(wait_s, lambda: all(self.ended(one) is not None or self.loss(one) is not None for one in nodes))
+        _wait(
+            wait_s,
+            lambda: all(self.ended(one) is not None or self.loss(one) is not None for one in nodes),
+        )
 
     def relay_stops(self) -> None:
         """If another node was requested to stop, send this process the same signal, once."""
@@ -177,28 +189,46 @@ class Team(JobStarter):
     def dismiss(self, exit_status: int, message: str = "") -> None:
         self._board.publish(left=message, exit_status=exit_status)
         states = self._board.states
-        _wait(_LEAVE_S, lambda: all(states[one].left is not None or self.loss(one) for one in self._board.joined))
+        _wait(
+            _LEAVE_S,
+            lambda: all(
+                states[one].left is not None or self.loss(one) for one in self._board.joined
+            ),
+        )
 
 
 class NodesJob(TorchrunJob):
-    """Node 0's part of a job, and the reports of the `others` on theirs; a job of node 0 alone has no others."""
+    """Node 0's part of a job, and the reports of the `others` on theirs; a job of node 0 alone has
+    no others.
+    """
 
-    def __init__(self, team: Team, others: Sequence[int], job: Job, interface: str | None = None) -> None:
+    def __init__(
+        self, team: Team, others: Sequence[int], job: Job, interface: str | None = None
+    ) -> None:
         self._team, self._others = team, others
         self._failed_at_s: float | None = None  # when another node's torchrun failed
         self._exit_status: int | None = None
         super().__init__(job, interface)
 
     def wait(
-        self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
+        self,
+        timeout_s: float,
+        on_progress: Callable[[str | None], None],
+        stop_requested: Callable[[], bool],
     ) -> tuple[JobWait, int | None]:
-        """Wait for all nodes: once a node's torchrun has failed, the others have _SELF_END_S to end by themselves."""
+        """Wait for all nodes: once a node's torchrun has failed, the others have _SELF_END_S to end
+        by themselves.
+        """
 
         def over() -> bool:
             self._team.relay_stops()
-            if self._failed_at_s is None and any(self._team.ended(one) not in (None, (0,)) for one in self._others):
+            if self._failed_at_s is None and any(
+                self._team.ended(one) not in (None, (0,)) for one in self._others
+            ):
                 self._failed_at_s = time.monotonic()
-            failed = self._failed_at_s is not None and time.monotonic() - self._failed_at_s > _SELF_END_S
+            failed = (
+                self._failed_at_s is not None and time.monotonic() - self._failed_at_s > _SELF_END_S
+            )
             return stop_requested() or self._is_lost() or failed
 
         how, self._exit_status = super().wait(timeout_s, on_progress, over)
@@ -211,7 +241,9 @@ class NodesJob(TorchrunJob):
                 return "lost", None
         return ("exited", 1) if how == "stopped" else (how, self._exit_status)
 
-    def ask_to_end(self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None) -> None:
+    def ask_to_end(
+        self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None
+    ) -> None:
         """Ask all nodes at once."""
         self._team.let_end(grace_s)
         super().ask_to_end(grace_s, on_progress)
@@ -232,16 +264,24 @@ class NodesJob(TorchrunJob):
         return left
 
     def rank_location(self, rank: int | None) -> str:
-        return f" on {self._team.name(rank // self.processes_per_node)}" if rank is not None and self._others else ""
+        return (
+            f" on {self._team.name(rank // self.processes_per_node)}"
+            if rank is not None and self._others
+            else ""
+        )
 
     def _is_lost(self) -> bool:
-        self.lost = next((loss for one in self._others if (loss := self._team.loss(one)) is not None), None)
+        self.lost = next(
+            (loss for one in self._others if (loss := self._team.loss(one)) is not None), None
+        )
         return self.lost is not None
 
 
 @contextmanager
 def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
-    """Node 0, once all nodes have joined; a DpscopeError of the block dismisses them with its message."""
+    """Node 0, once all nodes have joined; a DpscopeError of the block dismisses them with its
+    message.
+    """
     with opened_meeting(start, on_gpus) as board:
         team = Team(board, start)
         try:
@@ -255,14 +295,16 @@ def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
 def follow(start: NodeStart, info: Callable[[Found], NodeInfo]) -> int:
     """Any other node: look for node 0 and take part until the end; returns node 0's exit status.
 
-    `info` describes this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not found, was started otherwise,
-    or starts a job that is not planned.
+    `info` describes this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not
+    found, was started otherwise, or starts a job that is not planned.
     """
     found = found_meeting(start)
     why = ""
     try:
         check_alike(start, found.meeting)
-        return _Follower(start, info(found), found.board, f"node 0 ({found.meeting.hostname})").follow()
+        return _Follower(
+            start, info(found), found.board, f"node 0 ({found.meeting.hostname})"
+        ).follow()
     except DpscopeError as error:
         why = str(error)
         raise
@@ -304,7 +346,8 @@ class _Follower:
     def _run(self, begun: State) -> int | None:
         """Run this node's part of an attempt until it ends by itself or node 0 ends it.
 
-        Returns torchrun's exit status if it ended by itself; leaves no process, and its log in the job's folder.
+        Returns torchrun's exit status if it ended by itself; leaves no process, and its log in the
+        job's folder.
         """
         if begun.job is None:
             end_leftovers(RunFolder(self.start.out))
@@ -321,7 +364,9 @@ class _Follower:
         self.start.note(f"{job.name}: started")
         folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
         try:
-            part = replace(job, node=node, address=self.info.node0_address, port=begun.port, folder=folder)
+            part = replace(
+                job, node=node, address=self.info.node0_address, port=begun.port, folder=folder
+            )
             running = TorchrunJob(part, self.info.host.interface)
             try:
                 how, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
@@ -331,14 +376,18 @@ class _Follower:
             finally:
                 running.end()
             with contextlib.suppress(OSError):
-                job.folder.node_log_path(node).write_bytes(folder.log_path.read_bytes()[-_LOG_BYTES:])
+                job.folder.node_log_path(node).write_bytes(
+                    folder.log_path.read_bytes()[-_LOG_BYTES:]
+                )
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         self.start.note(f"{job.name}: ended")
         return exit_status
 
     def _planned(self, digest: str) -> Job:
-        """The job that node 0 means, as this node derives it; node 0's files may become visible late."""
+        """The job that node 0 means, as this node derives it; node 0's files may become visible
+        late.
+        """
         deadline = time.monotonic() + SEEN_WITHIN_S
         while time.monotonic() < deadline:
             for job in self.start.plan():

@@ -1,4 +1,6 @@
-"""What will be measured: the cells of a run, for this machine. Imports no torch unless a model's name needs it."""
+"""What will be measured: the cells of a run, for this machine. Imports no torch unless a model's
+name needs it.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,10 +10,21 @@ import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType, doubling, resolve_devices
 from dpscope.launch.planning.run_config import check_idle, flag_name, raising_user_errors
-from dpscope.launch.planning.variants import alone_options, strategy_options, too_few_devices, too_large, uncompilable
+from dpscope.launch.planning.variants import (
+    alone_options,
+    strategy_options,
+    too_few_devices,
+    too_large,
+    uncompilable,
+)
 from dpscope.launch.workload.data_files import CIFAR_RESNET, SMALL_RESNET, TRAINING_SAMPLES
 from dpscope.profiling.machine.cores import usable_cores
-from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, RunConfig, Workload
+from dpscope.profiling.records.config import (
+    ResolvedConfig,
+    ResolvedMeasurement,
+    RunConfig,
+    Workload,
+)
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import (
     BY_CUDA_GRAPHS,
@@ -36,18 +49,26 @@ from dpscope.profiling.records.strategies import (
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (32,)}
-"""On a modern GPU ResNet-18 for CIFAR at batch 32 only measures how fast the host launches kernels."""
+"""On a modern GPU ResNet-18 for CIFAR at batch 32 only measures how fast the host launches
+kernels.
+"""
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 150}
 DEFAULT_MODELS: dict[DeviceType, str] = {"cuda": CIFAR_RESNET, "cpu": SMALL_RESNET}
 DEFAULT_REPEATS: dict[DeviceType, int] = {"cuda": 2, "cpu": 5}
-"""A CPU's cores are shared with other programs, so repeats differ more than a GPU's do; its steps are short instead."""
+"""A CPU's cores are shared with other programs, so repeats differ more than a GPU's do; its steps
+are short instead.
+"""
 
 
-def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None, nodes: int = 1) -> ResolvedConfig:
-    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be.
+def resolve(
+    config: RunConfig, devices: Devices, on_this_host: int | None = None, nodes: int = 1
+) -> ResolvedConfig:
+    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming
+    what cannot be.
 
-    `nodes` are the hosts that the command was started on, each with this one's devices. Of a job started by hand that may
-    span several hosts, `on_this_host` is how many of its processes, a device each, run here.
+    `nodes` are the hosts that the command was started on, each with this one's devices. Of a job
+    started by hand that may span several hosts, `on_this_host` is how many of its processes, a
+    device each, run here.
     """
     workload, requested = resolved_workload(config.workload, devices.kind), config.measurement
     steps = requested.steps if requested.steps or requested.epochs else DEFAULT_STEPS[devices.kind]
@@ -64,7 +85,9 @@ def resolved_workload(workload: Workload, kind: DeviceType) -> Workload:
     """The workload on this machine's devices; raises DpscopeError for what they cannot do."""
     _check_precisions((workload.amp,), kind)
     if workload.pin_memory and kind == "cpu":
-        raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; omit it")
+        raise DpscopeError(
+            "--pin-memory on the CPU: it speeds up copies to GPUs and there are none; omit it"
+        )
     return msgspec.structs.replace(
         workload,
         device=kind,
@@ -76,7 +99,9 @@ def resolved_workload(workload: Workload, kind: DeviceType) -> Workload:
 
 def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
     if "fp16" in precisions and kind == "cpu":
-        raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
+        raise DpscopeError(
+            "--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off"
+        )
 
 
 def resolved_matrix(
@@ -87,7 +112,9 @@ def resolved_matrix(
     _check_precisions(matrix.amp_variants, devices.kind)
     if on_cpu and (mode := next((one for one in matrix.compile if one in BY_CUDA_GRAPHS), None)):
         other = BY_CUDA_GRAPHS[mode]
-        raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}")
+        raise DpscopeError(
+            f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}"
+        )
     if on_cpu and matrix.nccl_engine != ("default",):
         raise DpscopeError(
             f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
@@ -99,7 +126,9 @@ def resolved_matrix(
         layouts = whole_nodes if spans_nodes(matrix.strategies) else ()
     _check_layouts(counts, layouts, matrix.strategies, nodes)
     if on_this_host is None:
-        _check_device_count("--devices", max((*counts, *(one.per_node for one in layouts))), devices)
+        _check_device_count(
+            "--devices", max((*counts, *(one.per_node for one in layouts))), devices
+        )
     else:
         _check_device_count("--nproc-per-node", on_this_host, devices)
     everywhere = {*counts, *(one.devices for one in layouts)}
@@ -108,7 +137,9 @@ def resolved_matrix(
         multiple = math.lcm(*everywhere)  # a global batch that every device count divides
         if not matrix.batch_sizes:
             sizes = tuple(sorted({math.ceil(size / multiple) * multiple for size in sizes}))
-        for count, size in ((count, size) for count in sorted(everywhere) for size in sizes if size % count):
+        for count, size in (
+            (count, size) for count in sorted(everywhere) for size in sizes if size % count
+        ):
             raise DpscopeError(
                 f"--batch-size {size} with --scaling {matrix.scaling}: a global batch of {size} "
                 f"cannot be split over {counted(count, 'device')}; choose a multiple of {count}"
@@ -126,7 +157,9 @@ def resolved_matrix(
 
 
 def check_idle_options(config: RunConfig, flags: Mapping[str, object], nodes: int = 1) -> None:
-    """Raise DpscopeError for one of the `flags` (options) that has no effect with the devices that this machine has."""
+    """Raise DpscopeError for one of the `flags` (options) that has no effect with the devices that
+    this machine has.
+    """
     given = {
         name: flag_name(name, flags[one.option])
         for name, one in declarations(RunConfig).items()
@@ -136,8 +169,12 @@ def check_idle_options(config: RunConfig, flags: Mapping[str, object], nodes: in
         check_idle(resolve(config, resolve_devices(config.workload.device), nodes=nodes), given)
 
 
-def _check_layouts(counts: Sequence[int], layouts: Sequence[Layout], strategies: Sequence[str], nodes: int) -> None:
-    """Raise DpscopeError for cells over more nodes than there are, for none over the nodes that there are."""
+def _check_layouts(
+    counts: Sequence[int], layouts: Sequence[Layout], strategies: Sequence[str], nodes: int
+) -> None:
+    """Raise DpscopeError for cells over more nodes than there are, for none over the nodes that
+    there are.
+    """
     written = ",".join(map(str, (*counts, *layouts)))
     most = max((one.nodes for one in layouts), default=1)
     if layouts and not spans_nodes(strategies):
@@ -151,7 +188,10 @@ def _check_layouts(counts: Sequence[int], layouts: Sequence[Layout], strategies:
             f"--devices {written}: {there} available, {most} are needed; start the same command on {counted(most, 'node')}, with "
             f"--nodes {most} or --nodes auto"
         )
-    given, example = f"--nodes {nodes} with --devices {written}", f"{nodes}x{max(counts, default=1)}"
+    given, example = (
+        f"--nodes {nodes} with --devices {written}",
+        f"{nodes}x{max(counts, default=1)}",
+    )
     if nodes > most > 1:
         raise DpscopeError(
             f"{given}: only {most} of the nodes would be used; name counts over all of them, such as {example}, or give "
@@ -175,28 +215,44 @@ def _check_device_count(flag: str, count: int, devices: Devices) -> None:
 
 
 def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[PlannedCell, ...]:
-    """The cells of a matrix, small batches first, variants together; batches are per device, `samples` an epoch's.
+    """The cells of a matrix, small batches first, variants together; batches are per device,
+    `samples` an epoch's.
 
-    Weak scaling puts each listed batch on every device; strong scaling splits it, with single-device cells at
-    the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
+    Weak scaling puts each listed batch on every device; strong scaling splits it, with
+    single-device cells at the whole batch and at every share. Raises DpscopeError when nothing is
+    left to measure.
     """
     cells: dict[Cell, None] = {}
-    places = [*((one, 1) for one in matrix.devices), *((one.devices, one.nodes) for one in layouts_of(matrix))]
+    places = [
+        *((one, 1) for one in matrix.devices),
+        *((one.devices, one.nodes) for one in layouts_of(matrix)),
+    ]
     for count, nodes in places:
         whole = _sizes(matrix, samples // count) if matrix.scaling != "strong" else []
-        shares = [size // count for size in _sizes(matrix, samples)] if matrix.scaling != "weak" else []
+        shares = (
+            [size // count for size in _sizes(matrix, samples)] if matrix.scaling != "weak" else []
+        )
         for size in (*whole, *shares):
             cells |= dict.fromkeys(_cells(matrix, kind, count, size, nodes))
         for size in shares:
-            cells |= dict.fromkeys(one for one in _cells(matrix, kind, 1, size) if one.traits.baseline)
+            cells |= dict.fromkeys(
+                one for one in _cells(matrix, kind, 1, size) if one.traits.baseline
+            )
     planned = tuple(
-        PlannedCell(cell=cell, skip_reason=too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples))
+        PlannedCell(
+            cell=cell,
+            skip_reason=too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples),
+        )
         for cell in sorted(
-            cells, key=lambda one: (one.batch_size, one.devices, one.nodes, strategy_order(one.strategy))
+            cells,
+            key=lambda one: (one.batch_size, one.devices, one.nodes, strategy_order(one.strategy)),
         )
     )
     if all(entry.skip_reason for entry in planned):
-        needs = (*map(_needs, matrix.strategies), "a step takes no more samples than the data set has")
+        needs = (
+            *map(_needs, matrix.strategies),
+            "a step takes no more samples than the data set has",
+        )
         reasons = dict.fromkeys(entry.skip_reason for entry in planned) or needs
         raise DpscopeError(
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
@@ -219,21 +275,29 @@ def _sizes(matrix: ResolvedMatrix, largest: int) -> list[int]:
     return [size for size in sizes if matrix.batch_growth is None or size <= largest]
 
 
-def _cells(matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, nodes: int = 1) -> Iterator[Cell]:
-    """The cells on a number of devices with `size` samples each; DDP is on one device only next to others, if requested."""
+def _cells(
+    matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, nodes: int = 1
+) -> Iterator[Cell]:
+    """The cells on a number of devices with `size` samples each; DDP is on one device only next to
+    others, if requested.
+    """
     for strategy in matrix.strategies:
         traits = traits_of(strategy)
         if traits.baseline or count > 1 or max(matrix.counts) == 1:
             options = strategy_options(matrix, strategy)
         else:
-            options = alone_options(matrix, strategy) if traits.plain_reducer and matrix.ddp_alone else ()
+            options = (
+                alone_options(matrix, strategy) if traits.plain_reducer and matrix.ddp_alone else ()
+            )
         if not (traits.baseline and count > 1) and not (traits.one_process and nodes > 1):
             for chosen in options:
                 yield Cell(strategy_on(strategy, kind), count, size, options=chosen, nodes=nodes)
 
 
 def threads_per_process(matrix: ResolvedMatrix) -> int:
-    """Intra-op threads of every process, equal for all cells: the cores over the most devices on a node."""
+    """Intra-op threads of every process, equal for all cells: the cores over the most devices on a
+    node.
+    """
     return max(1, usable_cores() // matrix.most_on_a_node)
 
 
@@ -254,14 +318,20 @@ def plan_findings(
                 f"Use --devices up to {cores} on this machine.",
             )
         )
-    if kind == "cuda" and here + workers > cores:  # each GPU is fed by a process, which has loader workers
+    # each GPU is fed by a process, which has loader workers
+    if kind == "cuda" and here + workers > cores:
         loaders = f" and {counted(workers, 'loader worker')}" if workers else ""
         findings.append(
             PlanCode.FEW_HOST_CORES.finding(
                 f"{counted(here, 'GPU')}{loaders} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
             )
         )
-    if workload.data != "synthetic" and any_reducer(matrix.strategies) and in_all and in_all < largest:
+    if (
+        workload.data != "synthetic"
+        and any_reducer(matrix.strategies)
+        and in_all
+        and in_all < largest
+    ):
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
                 f"{counted(in_all, 'loader worker')} in all for {largest} DDP processes: some of "

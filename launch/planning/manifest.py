@@ -1,9 +1,11 @@
-"""Makes a run's manifest, and estimates how long the run takes and how much it writes. Imports torch only for a manifest.
+"""Makes a run's manifest, and estimates how long the run takes and how much it writes. Imports
+torch only for a manifest.
 
-The estimate is rough on purpose: a step is a fixed part, a part that grows with the model's parameters (the optimizer, DP's and
-DDP's communication) and one that grows with its multiplications. For CPUs the constants were measured once with ResNet-18 for
-CIFAR, for GPUs they are assumed. They prevent starting an hour by mistake; the remaining time that a running sweep shows is
-corrected by the times of its finished cells.
+The estimate is rough on purpose: a step is a fixed part, a part that grows with the model's
+parameters (the optimizer, DP's and DDP's communication) and one that grows with its
+multiplications. For CPUs the constants were measured once with ResNet-18 for CIFAR, for GPUs they
+are assumed. They prevent starting an hour by mistake; the remaining time that a running sweep shows
+is corrected by the times of its finished cells.
 """
 
 import importlib.metadata
@@ -25,14 +27,26 @@ from dpscope.launch.planning.cells import plan_findings, threads_per_process
 from dpscope.launch.planning.run_config import published_of, read_published, setting_text
 from dpscope.launch.workload.data_files import CIFAR_RESNET, normalisation
 from dpscope.launch.workload.model_size import SIZES, ModelSize
-from dpscope.profiling.machine.conditions import ConditionDifference, machine_differences, setting_differences
+from dpscope.profiling.machine.conditions import (
+    ConditionDifference,
+    machine_differences,
+    setting_differences,
+)
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, Commit, Environment, Host, Manifest, PlannedCell
+from dpscope.profiling.records.run import (
+    SCHEMA_VERSION,
+    Cell,
+    Commit,
+    Environment,
+    Host,
+    Manifest,
+    PlannedCell,
+)
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -42,8 +56,10 @@ _BASIS = {
 }
 _UNCOUNTED = "this model's multiplications cannot be counted ({}) and are taken as those of ResNet-18 for CIFAR"
 
-_START_S = {"cuda": 15.0, "cpu": 6.5}  # torchrun, imports, process group, model; on GPUs a second of sampled load
-_COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
+# torchrun, imports, process group, model; on GPUs a second of sampled load
+_START_S = {"cuda": 15.0, "cpu": 6.5}
+# small models; inductor less once its caches are there
+_COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and steps that are not traced
 _YARDSTICK = SIZES[CIFAR_RESNET]
 _TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
@@ -82,16 +98,24 @@ def measured_cells(plan: Iterable[PlannedCell]) -> list[Cell]:
 def print_left_out(plan: Iterable[PlannedCell], console: Console) -> None:
     for planned in plan:
         if planned.skip_reason is not None:
-            console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
+            console.print(
+                Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True
+            )
 
 
 def print_findings(findings: Iterable[Finding], console: Console) -> None:
     for finding in findings:
-        console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)
+        console.print(
+            Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True
+        )
 
 
-def check_same_settings(holds: str, had: msgspec.Struct, now: msgspec.Struct, may_change: Collection[str]) -> None:
-    """Raise DpscopeError that names the first setting that differs from what a folder `holds` and may not change."""
+def check_same_settings(
+    holds: str, had: msgspec.Struct, now: msgspec.Struct, may_change: Collection[str]
+) -> None:
+    """Raise DpscopeError that names the first setting that differs from what a folder `holds` and
+    may not change.
+    """
     names = [name for name in settings_of(now) if name not in may_change]
     for one in setting_differences(had, now, names)[:1]:
         raise DpscopeError(
@@ -102,10 +126,16 @@ def check_same_settings(holds: str, had: msgspec.Struct, now: msgspec.Struct, ma
 
 def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
     """What the estimates rest on."""
-    return _BASIS[kind] if size.multiplications is not None else f"{_BASIS[kind]}; {_UNCOUNTED.format(size.uncounted)}"
+    return (
+        _BASIS[kind]
+        if size.multiplications is not None
+        else f"{_BASIS[kind]}; {_UNCOUNTED.format(size.uncounted)}"
+    )
 
 
-def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
+def estimate_cell(
+    cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize
+) -> CellEstimate:
     """Time and disk of one repeat of a cell."""
     measurement = config.measurement
     # The traced one, and DDP's counters pass, which is traced as well.
@@ -114,21 +144,31 @@ def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: Mo
     if measurement.epochs is None:
         steps += measurement.warmup_steps + (measurement.steps or 0)
     else:
-        steps += (1 + measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size)
+        steps += (1 + measurement.epochs) * math.ceil(
+            config.workload.samples / cell.global_batch_size
+        )
     compile_s = _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"])
     return CellEstimate(
         duration_s=_START_S[kind] + compile_s + steps * _step_s(cell, config, kind, size),
-        bytes=passes * cell.devices * (measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind] + 20_000,
+        bytes=passes * cell.devices * (measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
+        + 20_000,
     )
 
 
 def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
     parameters = size.parameters / _YARDSTICK.parameters
     assert _YARDSTICK.multiplications is not None
-    multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
+    multiplications = (
+        size.multiplications or _YARDSTICK.multiplications
+    ) / _YARDSTICK.multiplications
     traffic = cell.traits.traffic if cell.devices > 1 else 0.0
     if kind == "cuda":
-        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + 0.01 * parameters * traffic
+        return (
+            0.014
+            + 0.001 * parameters
+            + 5e-5 * multiplications * cell.batch_size
+            + 0.01 * parameters * traffic
+        )
     threads = threads_per_process(config.matrix)
     one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
     turns = max(1.0, cell.devices * threads / usable_cores())
@@ -151,7 +191,11 @@ def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
 
 def estimate_findings(estimates: Mapping[Cell, CellEstimate], limit_s: float) -> list[Finding]:
     """Cells that will probably be ended by the time limit before they are measured."""
-    if not (over := {cell.name: one.duration_s for cell, one in estimates.items() if one.duration_s > limit_s}):
+    if not (
+        over := {
+            cell.name: one.duration_s for cell, one in estimates.items() if one.duration_s > limit_s
+        }
+    ):
         return []
     return [
         PlanCode.ESTIMATE_OVER_TIMEOUT.finding(
@@ -169,8 +213,12 @@ def new_manifest(
     on_this_host: int | None = None,
     code: Path | None = None,
 ) -> Manifest:
-    """The manifest of a run that starts now, here; `on_this_host` as in `cells.resolve`, `code` as in `collect_environment`."""
-    environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code)
+    """The manifest of a run that starts now, here; `on_this_host` as in `cells.resolve`, `code` as
+    in `collect_environment`.
+    """
+    environment = collect_environment(
+        open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code
+    )
     findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
     if on_this_host is None:  # a cell started by hand is one of several
         findings += baseline_findings(plan)
@@ -201,22 +249,34 @@ def check_comparable(out: Path, differences: Sequence[ConditionDifference]) -> N
 
 
 def commit_findings(then: Commit | None, now: Commit | None) -> tuple[Finding, ...]:
-    """What it means that a run goes on with other code than it was begun with; nothing where either is not known."""
+    """What it means that a run goes on with other code than it was begun with; nothing where either
+    is not known.
+    """
     if then is None or now is None or then == now:
         return ()
-    return (PlanCode.MIXED_COMMITS.finding(f"the run was begun with the code at {then} and goes on with {now}."),)
+    return (
+        PlanCode.MIXED_COMMITS.finding(
+            f"the run was begun with the code at {then} and goes on with {now}."
+        ),
+    )
 
 
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:
     """`host_findings` of all nodes of a command."""
-    return tuple(one for host in hosts if host.environment for one in host_findings(first, host.environment))
+    return tuple(
+        one for host in hosts if host.environment for one in host_findings(first, host.environment)
+    )
 
 
 def host_findings(first: Environment, other: Environment) -> tuple[Finding, ...]:
-    """Conditions that make a job over several hosts unfair, found on another host than the first."""
+    """Conditions that make a job over several hosts unfair, found on another host than the
+    first.
+    """
     if not (differences := machine_differences(first, other, partly=["GPUs"])):
         return ()
-    message = (
-        f"{other.hostname} is unlike {first.hostname}, on which the run began ({'; '.join(map(str, differences))})"
+    message = f"{other.hostname} is unlike {first.hostname}, on which the run began ({'; '.join(map(str, differences))})"
+    return (
+        PlanCode.MIXED_HOSTS.finding(
+            f"{message}: every synchronous step waits for the slowest host."
+        ),
     )
-    return (PlanCode.MIXED_HOSTS.finding(f"{message}: every synchronous step waits for the slowest host."),)

@@ -17,14 +17,22 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import Amp, Matrix, check_micro_batches
 from dpscope.profiling.records.run import Cell, PublishedValue
-from dpscope.profiling.records.settings import Setting, SettingError, declarations, idle_settings, value_text
+from dpscope.profiling.records.settings import (
+    Setting,
+    SettingError,
+    declarations,
+    idle_settings,
+    value_text,
+)
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, read_option, unreadable
 
 
 def read_published(path: Path, origin: str = "--published") -> tuple[PublishedValue, ...]:
-    """The rows of a table whose headings are the fields of PublishedValue; raises DpscopeError naming the row."""
+    """The rows of a table whose headings are the fields of PublishedValue; raises DpscopeError
+    naming the row.
+    """
     try:
         content = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -32,30 +40,44 @@ def read_published(path: Path, origin: str = "--published") -> tuple[PublishedVa
     except UnicodeDecodeError as error:
         raise DpscopeError(f"{origin} {path}: not UTF-8 text; name a CSV file in UTF-8") from error
     reader = csv.DictReader(io.StringIO(content, newline=""))
-    if missing := [name for name in PublishedValue.__struct_fields__ if name not in (reader.fieldnames or ())]:
-        raise DpscopeError(f"{origin} {path}: no column {missing[0]}; see examples/published/cell_values.csv")
+    if missing := [
+        name for name in PublishedValue.__struct_fields__ if name not in (reader.fieldnames or ())
+    ]:
+        raise DpscopeError(
+            f"{origin} {path}: no column {missing[0]}; see examples/published/cell_values.csv"
+        )
     values = []
     for row in reader:
         try:
             values.append(msgspec.convert(dict(row), PublishedValue, strict=False))
         except msgspec.ValidationError as error:
             message = str(error).replace("`$.", "column `")
-            raise DpscopeError(f"{origin} {path}, row {reader.line_num}: {message}; correct that row") from error
+            raise DpscopeError(
+                f"{origin} {path}, row {reader.line_num}: {message}; correct that row"
+            ) from error
     return tuple(values)
 
 
 def published_of(
     values: Collection[PublishedValue], workload: Workload, cells: Collection[Cell]
 ) -> list[PublishedValue]:
-    """Those of these cells: the same model, data, strategy, devices and batch; a variant and dp-host have none."""
-    wanted = {(one.strategy, one.devices, one.batch_size) for one in cells if not one.variant and one.nodes == 1}
+    """Those of these cells: the same model, data, strategy, devices and batch; a variant and
+    dp-host have none.
+    """
+    wanted = {
+        (one.strategy, one.devices, one.batch_size)
+        for one in cells
+        if not one.variant and one.nodes == 1
+    }
     own = [one for one in values if (one.model, one.data) == (workload.model, workload.data)]
     return [one for one in own if (one.strategy, one.devices, one.batch_size) in wanted]
 
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
-_REPLACED = {"link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'}
+_REPLACED = {
+    "link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'
+}
 _ALL = {**declarations(TrainConfig), **declarations(RunConfig)}
 
 
@@ -63,15 +85,19 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     """The configuration of a TOML file overlaid by flags.
 
     Keys of both are the flags' names, with ``_`` or ``-`` (`batch_size = "32,128"`), or settings'
-    names; lists may be given as lists or as text. `flags` holds only the flags that were given; None counts as
-    not given. Raises DpscopeError naming field, value and fix.
+    names; lists may be given as lists or as text. `flags` holds only the flags that were given;
+    None counts as not given. Raises DpscopeError naming field, value and fix.
     """
     given, origins = given_settings(config_path, flags, declarations(RunConfig))
     if (link := given.get("link")) is not None:
         given["link"] = str(link)
         read_option(origins["link"], str(link), parse_link)
     if (table := given.get("published")) is not None:
-        folder = config_path.parent if config_path is not None and flags.get("published") is None else Path()
+        folder = (
+            config_path.parent
+            if config_path is not None and flags.get("published") is None
+            else Path()
+        )
         read_published(folder / str(table), origins["published"])
         given["published"] = os.path.normpath(folder / str(table))
     workload = build(Workload, given, origins)
@@ -88,7 +114,9 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
 
 
 def check_idle(config: msgspec.Struct, origins: Mapping[str, str]) -> None:
-    """Raise DpscopeError for a setting without effect that was given as a flag; a file may serve several commands."""
+    """Raise DpscopeError for a setting without effect that was given as a flag; a file may serve
+    several commands.
+    """
     for field, why in idle_settings(config).items():
         if origins.get(field, "").startswith("--"):
             raise DpscopeError(f"{origins[field]} does nothing here: {why}; omit it")
@@ -97,7 +125,9 @@ def check_idle(config: msgspec.Struct, origins: Mapping[str, str]) -> None:
 def given_settings(
     config_path: Path | None, flags: Mapping[str, object], declared: Mapping[str, Setting]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Settings as a file and flags give them, texts read, and where each was given, such as ``--lr``; raises DpscopeError."""
+    """Settings as a file and flags give them, texts read, and where each was given, such as
+    ``--lr``; raises DpscopeError.
+    """
     raw: dict[str, tuple[object, str]] = {}
     for key, value in _read_toml(config_path).items() if config_path is not None else ():
         if key == "out":  # where a run lies is not a setting of it: `out_folder`
@@ -108,7 +138,9 @@ def given_settings(
             )
         field = _field_name(key, f"{config_path}: {key}", declared)
         if field in raw:
-            raise DpscopeError(f"{raw[field][1].removesuffix(' =')}: set again as {key}; keep one of them")
+            raise DpscopeError(
+                f"{raw[field][1].removesuffix(' =')}: set again as {key}; keep one of them"
+            )
         raw[field] = value, f"{config_path}: {key} ="
     for key, value in flags.items():
         if value is not None:
@@ -124,7 +156,9 @@ def given_settings(
 
 
 def _read_setting(one: Setting, value: object, origin: str) -> dict[str, object]:
-    """The values that a setting's text stands for, also those of the other settings that it sets."""
+    """The values that a setting's text stands for, also those of the other settings that it
+    sets.
+    """
     if isinstance(value, list | tuple) and one.joins(value):
         value = ",".join(map(str, value))
     if one.text is None or not isinstance(value, str | int | float):
@@ -136,21 +170,30 @@ def _read_setting(one: Setting, value: object, origin: str) -> dict[str, object]
 
 
 def out_folder(config_path: Path | None) -> Path | None:
-    """The run folder that a TOML file names with ``out``, if it does; raises DpscopeError where that is not a path."""
+    """The run folder that a TOML file names with ``out``, if it does; raises DpscopeError where
+    that is not a path.
+    """
     out = _read_toml(config_path).get("out") if config_path is not None else None
     if out is not None and not (isinstance(out, str) and out):
-        raise DpscopeError(f'{config_path}: out = {out!r}: must be a folder, such as out = "runs/mine"')
+        raise DpscopeError(
+            f'{config_path}: out = {out!r}: must be a folder, such as out = "runs/mine"'
+        )
     return Path(out) if out is not None else None
 
 
 def flag_name(field: str, value: object = None) -> str:
-    """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``; of a switch that is off ``--no-...``."""
-    return ("--no-" if value is False else "--") + (_ALL[field].option if field in _ALL else field).replace("_", "-")
+    """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``; of a switch that
+    is off ``--no-...``.
+    """
+    return ("--no-" if value is False else "--") + (
+        _ALL[field].option if field in _ALL else field
+    ).replace("_", "-")
 
 
 def _read_toml(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))  # editors on Windows begin files with a mark
+        # editors on Windows begin files with a mark
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise DpscopeError(f"--config: {unreadable(path, error)}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -170,12 +213,15 @@ def _field_name(key: str, origin: str, declared: Mapping[str, Setting]) -> str:
 
 
 def build(kind: type[_Struct], given: Mapping[str, object], origins: Mapping[str, str]) -> _Struct:
-    """A part or a configuration from those of the given values that are its fields', lists as tuples or lists.
+    """A part or a configuration from those of the given values that are its fields', lists as
+    tuples or lists.
 
     Raises DpscopeError.
     """
     own = {name: value for name, value in given.items() if name in kind.__struct_fields__}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in own.items()
+    }
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -186,7 +232,9 @@ def build(kind: type[_Struct], given: Mapping[str, object], origins: Mapping[str
 
 
 def build_matrix(given: Mapping[str, object], origins: Mapping[str, str], amp: Amp) -> Matrix:
-    """As `build`, of batches that can be cut into micro-batches; `amp` is the workload's precision, no variant of it."""
+    """As `build`, of batches that can be cut into micro-batches; `amp` is the workload's precision,
+    no variant of it.
+    """
     matrix = build(Matrix, given, origins)
     others = tuple(one for one in matrix.amp_variants if one != amp)
     matrix = msgspec.structs.replace(matrix, amp_variants=others)
@@ -197,15 +245,21 @@ def build_matrix(given: Mapping[str, object], origins: Mapping[str, str], amp: A
 
 @contextmanager
 def raising_user_errors(origins: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turns a SettingError into a DpscopeError of one line that names where each setting was given, by default its flag."""
+    """Turns a SettingError into a DpscopeError of one line that names where each setting was given,
+    by default its flag.
+    """
     try:
         yield
     except SettingError as error:
-        raise DpscopeError(error.message(lambda name: (origins or {}).get(name, flag_name(name)))) from error
+        raise DpscopeError(
+            error.message(lambda name: (origins or {}).get(name, flag_name(name)))
+        ) from error
 
 
 def read_text(text: str, parse: Callable[[str], Any], origin: str, example: str) -> Any:
-    """What `parse` makes of a text; its ValueError becomes a DpscopeError that names where the text stood."""
+    """What `parse` makes of a text; its ValueError becomes a DpscopeError that names where the text
+    stood.
+    """
     try:
         return parse(text)
     except ValueError as error:

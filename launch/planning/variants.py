@@ -7,13 +7,13 @@ from dpscope.profiling.records.matrix import SHARDED_HOOKS, Amp, CompileMode, Ma
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import Strategy, shard_groups, traits_of
 
-PASS_THROUGH_REASON = (
-    "nn.DataParallel does not replicate on one device: it would be the single-device run under another name"
-)
+PASS_THROUGH_REASON = "nn.DataParallel does not replicate on one device: it would be the single-device run under another name"
 
 
 def too_few_devices(cell: Cell) -> str | None:
-    """Why a strategy has nothing to do on a cell's devices, or cannot divide them; None where it can."""
+    """Why a strategy has nothing to do on a cell's devices, or cannot divide them; None where it
+    can.
+    """
     least = cell.traits.least_devices
     if cell.traits.threaded and cell.devices < least:
         return PASS_THROUGH_REASON
@@ -32,7 +32,9 @@ def too_few_devices(cell: Cell) -> str | None:
 
 
 def uncompilable(cell: Cell) -> str | None:
-    """Why torch.compile cannot do what a cell's options request; None where it can, or does not have to."""
+    """Why torch.compile cannot do what a cell's options request; None where it can, or does not
+    have to.
+    """
     if cell.options.compile == "off":
         return None
     if cell.traits.threaded:
@@ -46,17 +48,25 @@ def too_large(cell: Cell, samples: int) -> str | None:
     """Why a cell's steps cannot be whole, None when they can."""
     if cell.global_batch_size <= samples:
         return None
-    return f"a step takes {counted(cell.global_batch_size, 'sample')} and the data set has {samples:,}"
+    return (
+        f"a step takes {counted(cell.global_batch_size, 'sample')} and the data set has {samples:,}"
+    )
 
 
 def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
-    """The options of a strategy's cells on several devices: every combination of the values of the variants it has.
+    """The options of a strategy's cells on several devices: every combination of the values of the
+    variants it has.
 
-    DDP has all of them, the others micro-batches, precisions and compilation, FSDP also the types in which gradients are reduced.
-    Without overlap a bucket holds everything, so bucket sizes make no difference there.
+    DDP has all of them, the others micro-batches, precisions and compilation, FSDP also the types
+    in which gradients are reduced. Without overlap a bucket holds everything, so bucket sizes make
+    no difference there.
     """
     traits = traits_of(strategy)
-    names = Variants.__struct_fields__ if traits.reducer else ("accumulate", "amp_variants", "compile", "comm_hook")
+    names = (
+        Variants.__struct_fields__
+        if traits.reducer
+        else ("accumulate", "amp_variants", "compile", "comm_hook")
+    )
     values = {name: getattr(matrix, name) for name in names}
     values["amp_variants"] = (None, *matrix.amp_variants)  # the run's own first
     if not traits.reducer:
@@ -73,7 +83,8 @@ def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, .
 
 
 def alone_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
-    """The options of DDP on one device: of DDP's cells the first with each number of micro-batches, precision and compilation.
+    """The options of DDP on one device: of DDP's cells the first with each number of micro-batches,
+    precision and compilation.
 
     What the others do otherwise is done to messages, and there is none on one device.
     """

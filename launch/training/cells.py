@@ -1,4 +1,6 @@
-"""From a TOML file and flags to the configuration and cells of trainings, with their learning rates. Imports no torch."""
+"""From a TOML file and flags to the configuration and cells of trainings, with their learning
+rates. Imports no torch.
+"""
 
 import math
 from collections.abc import Iterator
@@ -10,14 +12,24 @@ import msgspec
 from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning import run_config
-from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
+from dpscope.launch.planning.cells import (
+    make_plan,
+    plan_findings,
+    resolved_matrix,
+    resolved_workload,
+)
 from dpscope.launch.training.checkpoints import CheckpointFolder, verify
 from dpscope.launch.workload.data_files import SMALL_RESNET
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.settings import check_settings, declarations, top_level_settings, value_text
+from dpscope.profiling.records.settings import (
+    check_settings,
+    declarations,
+    top_level_settings,
+    value_text,
+)
 from dpscope.profiling.records.strategies import strategy_order, traits_of
 from dpscope.profiling.records.training import (
     CheckpointDescription,
@@ -33,7 +45,13 @@ from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder
 TRAIN_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name != "seed"}
 """Settings of a training; its workload's seed is one of `seeds`."""
 
-_DEFAULTS = {"data": "digits", "model": SMALL_RESNET, "scaling": "strong", "learning_rate": 0.05, "epochs": 12}
+_DEFAULTS = {
+    "data": "digits",
+    "model": SMALL_RESNET,
+    "scaling": "strong",
+    "learning_rate": 0.05,
+    "epochs": 12,
+}
 _SCHEDULE: dict[str, object] = {"epochs": 12, "warmup_epochs": 1, "milestones": (7, 10)}
 """Used together if none of them is given; digits are learned to 99% with it."""
 
@@ -55,10 +73,16 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     elif matrix.scaling == "both":
         refused = f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
     elif matrix.batch_growth is not None:
-        refused = f"{origins['batch_sizes']} with growth: name each size to train with, such as 32,128"
+        refused = (
+            f"{origins['batch_sizes']} with growth: name each size to train with, such as 32,128"
+        )
     if refused:
         raise DpscopeError(refused)
-    parts = {"workload": workload, "optimizer": run_config.build(Optimizer, values, origins), "matrix": matrix}
+    parts = {
+        "workload": workload,
+        "optimizer": run_config.build(Optimizer, values, origins),
+        "matrix": matrix,
+    }
     own = {name: values[name] for name in top_level_settings(TrainConfig) if name in values}
     config = run_config.build(TrainConfig, parts | own, origins)
     seeds, milestones = tuple(dict.fromkeys(config.seeds)), tuple(sorted(set(config.milestones)))
@@ -72,8 +96,9 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
 def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
     """A cell's learning rate, before warm-up and milestones, by the growth of its global batch.
 
-    linear: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv:1706.02677), which holds while batches are small against
-    the gradient's noise; sqrt: A. Krizhevsky, One weird trick (arXiv:1404.5997), which keeps the noise's variance.
+    linear: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv:1706.02677), which holds while
+    batches are small against the gradient's noise; sqrt: A. Krizhevsky, One weird trick
+    (arXiv:1404.5997), which keeps the noise's variance.
     """
     growth = _batch_growth(config, cell)
     factors = {"none": 1.0, "sqrt": math.sqrt(growth), "linear": growth}
@@ -81,7 +106,9 @@ def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
 
 
 def _batch_growth(config: TrainConfig, cell: Cell) -> int:
-    """A cell's global batch divided by that of the single device that it is compared with: 1 under strong scaling."""
+    """A cell's global batch divided by that of the single device that it is compared with: 1 under
+    strong scaling.
+    """
     return cell.devices if config.matrix.scaling == "weak" else 1
 
 
@@ -89,7 +116,9 @@ TRAINING_BATCH_SIZE = 32
 
 
 def resolve_training(config: TrainConfig, devices: Devices, nodes: int = 1) -> ResolvedTrainConfig:
-    """The configuration with every automatic value chosen for this machine; raises DpscopeError for an impossible one."""
+    """The configuration with every automatic value chosen for this machine; raises DpscopeError for
+    an impossible one.
+    """
     workload = resolved_workload(config.workload, devices.kind)
     matrix = resolved_matrix(config.matrix, devices, nodes=nodes)
     if config.matrix.batch_sizes is None:
@@ -98,22 +127,34 @@ def resolve_training(config: TrainConfig, devices: Devices, nodes: int = 1) -> R
         matrix = resolved_matrix(
             msgspec.structs.replace(config.matrix, batch_sizes=(batch_size,)), devices, nodes=nodes
         )
-    return ResolvedTrainConfig(**{**msgspec.structs.asdict(config), "workload": workload, "matrix": matrix})
+    return ResolvedTrainConfig(
+        **{**msgspec.structs.asdict(config), "workload": workload, "matrix": matrix}
+    )
 
 
 def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[PlannedTraining, ...]:
     """The cells of a resolved configuration, each batch size's single device first.
 
-    Under strong scaling, training's default, each listed batch is trained on whole by one device and divided among several:
-    every strategy takes the same steps. Under weak scaling each device gets the listed batch. A single-device cell is
-    planned whether or not 1 is among the device counts. Raises DpscopeError when nothing is left to train.
+    Under strong scaling, training's default, each listed batch is trained on whole by one device
+    and divided among several: every strategy takes the same steps. Under weak scaling each device
+    gets the listed batch. A single-device cell is planned whether or not 1 is among the device
+    counts. Raises DpscopeError when nothing is left to train.
     """
     matrix = config.matrix
-    with_single = (1, *matrix.devices) if any(traits_of(one).baseline for one in matrix.strategies) else matrix.devices
+    with_single = (
+        (1, *matrix.devices)
+        if any(traits_of(one).baseline for one in matrix.strategies)
+        else matrix.devices
+    )
     shared = msgspec.structs.replace(matrix, devices=with_single, ddp_alone=False)
     planned = make_plan(shared, config.workload.samples, kind)
-    # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
-    chosen = [one for one in planned if not one.cell.traits.baseline or one.cell.batch_size in matrix.batch_sizes]
+    # Strong scaling measures single devices at every share as well; to learn from, the whole
+    # batch's is the one.
+    chosen = [
+        one
+        for one in planned
+        if not one.cell.traits.baseline or one.cell.batch_size in matrix.batch_sizes
+    ]
     chosen.sort(
         key=lambda one: (
             one.cell.batch_size if matrix.scaling == "weak" else one.cell.global_batch_size,
@@ -153,13 +194,18 @@ def train_findings(
             f"--warmup-epochs {config.warmup_epochs}: with {epochs} the learning rate grows to the end of the training.",
             f"Use fewer than {config.epochs} warm-up epochs.",
         )
-    if config.learning_rate_scaling != "none" and all(_batch_growth(config, one.cell) == 1 for one in plan):
+    if config.learning_rate_scaling != "none" and all(
+        _batch_growth(config, one.cell) == 1 for one in plan
+    ):
         yield LearningCode.LEARNING_RATE_NOT_SCALED.finding(
             f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
             f"single device it is compared with, so that all learn with {config.optimizer.learning_rate:g}."
         )
     if repeated := {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}:
-        counts = ", ".join(f"{count} of them with {counted(devices, 'device')}" for devices, count in repeated.items())
+        counts = ", ".join(
+            f"{count} of them with {counted(devices, 'device')}"
+            for devices, count in repeated.items()
+        )
         yield LearningCode.SAMPLES_PADDED.finding(
             f"{counted(plan[0].train_samples, 'sample')} cannot be shared evenly: an epoch trains twice on {counts}. "
             "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
@@ -177,13 +223,18 @@ class TrainJob(Job):
     seed: int
     kind: DeviceType
     grace_s: float = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
-    resumption: CheckpointDescription | None = None  # the checkpoint that it continues from, as planned
+    # the checkpoint that it continues from, as planned
+    resumption: CheckpointDescription | None = None
 
     @property
     def trained(self) -> TrainResult | None:
         """Its stored result, if it has been trained for all its epochs."""
         result = self.folder.result()
-        return result if result is not None and result.status == "ok" and result.epochs >= self.config.epochs else None
+        return (
+            result
+            if result is not None and result.status == "ok" and result.epochs >= self.config.epochs
+            else None
+        )
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -210,7 +261,9 @@ class TrainJob(Job):
             return None
         had = verify(last)
         if (had.cell, had.seed) != (self.cell, self.seed):
-            raise DpscopeError(f"{last} is of {had.cell.name} with seed {had.seed}; remove it, or give --fresh")
+            raise DpscopeError(
+                f"{last} is of {had.cell.name} with seed {had.seed}; remove it, or give --fresh"
+            )
         if had.epochs > self.config.epochs:
             raise DpscopeError(
                 f"--epochs {self.config.epochs}: {last} is at the end of epoch {had.epochs} already; give more epochs, or start "
@@ -220,9 +273,23 @@ class TrainJob(Job):
 
 
 def train_job(
-    out: TrainFolder, config: ResolvedTrainConfig, cell: Cell, seed: int, kind: DeviceType, threads: int
+    out: TrainFolder,
+    config: ResolvedTrainConfig,
+    cell: Cell,
+    seed: int,
+    kind: DeviceType,
+    threads: int,
 ) -> TrainJob:
-    module = ("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed))
+    module = (
+        "-m",
+        "dpscope.launch.training.worker",
+        "--out",
+        str(out.path),
+        "--cell",
+        cell.name,
+        "--seed",
+        str(seed),
+    )
     return TrainJob(
         name=f"{cell.name} seed {seed}",
         program=module,
@@ -230,7 +297,8 @@ def train_job(
         threads=threads,
         processes=cell.processes,
         nodes=cell.nodes,
-        # On several nodes, torchrun's agents would restart their processes independently: the same command resumes instead.
+        # On several nodes, torchrun's agents would restart their processes independently: the same
+        # command resumes instead.
         max_restarts=config.max_restarts if cell.nodes == 1 else 0,
         run=RunFolder(out.path),
         config=config,

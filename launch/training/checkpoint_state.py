@@ -1,16 +1,17 @@
-"""The checkpoints of a running training: what is saved of it, collected from all processes and restored in each.
+"""The checkpoints of a running training: what is saved of it, collected from all processes and
+restored in each.
 
 Everything is a tensor or a plain Python value, so that `torch.load(weights_only=True)` reads it:
 
-    description    CheckpointDescription, as plain values
-    model          state of the unwrapped model, with the same keys under every strategy and precision
-    optimizer, schedule, scaler
-    ranks          per rank: random generators, buffers that DDP does not synchronise
-    epochs         list of EpochRecord, as plain values
+    description    CheckpointDescription, as plain values model          state of the unwrapped
+    model, with the same keys under every strategy and precision optimizer, schedule, scaler ranks
+    per rank: random generators, buffers that DDP does not synchronise epochs         list of
+    EpochRecord, as plain values
 
-Tensors that FSDP shards are saved whole, so that a checkpoint is one file. `torch.distributed.checkpoint` gathers
-and distributes the model's. It cannot load every optimizer (torch 2.14: `set_optimizer_state_dict` raises for SGD without
-momentum and for parameters without gradient), so the optimizer's tensors are gathered and distributed here.
+Tensors that FSDP shards are saved whole, so that a checkpoint is one file.
+`torch.distributed.checkpoint` gathers and distributes the model's. It cannot load every optimizer
+(torch 2.14: `set_optimizer_state_dict` raises for SGD without momentum and for parameters without
+gradient), so the optimizer's tensors are gathered and distributed here.
 """
 
 import math
@@ -66,7 +67,8 @@ class TrainCheckpoints:
         self._agreement = StopAgreement(stop, self._group)
 
     def go_on(self, state: TrainState) -> None:
-        """Restore a training that has not begun from its checkpoint, if it has one; raises as `find_resumption` does.
+        """Restore a training that has not begun from its checkpoint, if it has one; raises as
+        `find_resumption` does.
 
         Raises DpscopeError unless every process of the job continues after the same epoch.
         """
@@ -101,7 +103,9 @@ class TrainCheckpoints:
         apart = isinstance(wrapped, DistributedDataParallel) and not wrapped.broadcast_buffers
         own = {
             "generators": rng_states(self._devices),
-            "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
+            "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()}
+            if apart
+            else None,
         }
         ranks = [own] if self._group is None else gather_states(own, self._group)
         if rank > 0:
@@ -124,7 +128,9 @@ class TrainCheckpoints:
         self._folder.write(description, lambda file: torch.save(content, file), best)
 
     def _restore(self, state: TrainState, had: CheckpointDescription, content: Content) -> None:
-        """Restore a checkpoint's state in a process that has not begun; raises DpscopeError if the model is another one."""
+        """Restore a checkpoint's state in a process that has not begun; raises DpscopeError if the
+        model is another one.
+        """
         own = content["ranks"][self._place.rank]
         try:
             load_model_state(state.model, content["model"], is_sharded(state.step.model))
@@ -157,10 +163,12 @@ def host_group() -> distributed.ProcessGroup | None:
 
 
 class StopAgreement:
-    """Agreement of a job's processes on whether any of them was requested to stop, so that all stop after the same step.
+    """Agreement of a job's processes on whether any of them was requested to stop, so that all stop
+    after the same step.
 
-    About twice a second, after the same steps, they exchange their states by gloo during the next step: no device waits, and they
-    agree within a second or two steps after a signal. A single process uses its own state.
+    About twice a second, after the same steps, they exchange their states by gloo during the next
+    step: no device waits, and they agree within a second or two steps after a signal. A single
+    process uses its own state.
     """
 
     def __init__(self, request: StopRequest, group: distributed.ProcessGroup | None) -> None:
@@ -200,7 +208,9 @@ class StopAgreement:
         pause_steps = min(_LONGEST_PAUSE_STEPS, max(1, int(_PAUSE_S / max(step_s, 1e-9))))
         # The maximum over processes: whether one was requested to stop, and the shortest pause.
         state = torch.tensor([int(self._request.requested), -pause_steps])
-        work = distributed.all_reduce(state, distributed.ReduceOp.MAX, group=self._group, async_op=True)
+        work = distributed.all_reduce(
+            state, distributed.ReduceOp.MAX, group=self._group, async_op=True
+        )
         assert work is not None
         self._exchange, self._exchange_began_s, self._steps = (state, work), now_s, 0
 
@@ -216,16 +226,22 @@ class StopAgreement:
 
 
 def whole_model_state(model: nn.Module, sharded: bool) -> Content:
-    """State of a model. Every process must call this; of a sharded model, rank 0 gets all and the others nothing."""
+    """State of a model. Every process must call this; of a sharded model, rank 0 gets all and the
+    others nothing.
+    """
     if not sharded:
         return model.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
 
 
 def load_model_state(model: nn.Module, state: Content, sharded: bool) -> None:
-    """Restore the state of a model, which every process has whole; raises RuntimeError if it is another model's."""
+    """Restore the state of a model, which every process has whole; raises RuntimeError if it is
+    another model's.
+    """
     if not sharded:
         model.load_state_dict(state)
         return
@@ -235,7 +251,9 @@ def load_model_state(model: nn.Module, state: Content, sharded: bool) -> None:
 
 
 def whole_optimizer_state(optimizer: Optimizer) -> Content:
-    """State of an optimizer. Every process must call this; only rank 0 gets the sharded tensors, gathered on the host."""
+    """State of an optimizer. Every process must call this; only rank 0 gets the sharded tensors,
+    gathered on the host.
+    """
     keep = not distributed.is_initialized() or distributed.get_rank() == 0
 
     def gathered(value: Any) -> Any:
@@ -245,21 +263,32 @@ def whole_optimizer_state(optimizer: Optimizer) -> Content:
         return full.cpu() if keep else None
 
     state = optimizer.state_dict()
-    values = {place: {name: gathered(one) for name, one in held.items()} for place, held in state["state"].items()}
+    values = {
+        place: {name: gathered(one) for name, one in held.items()}
+        for place, held in state["state"].items()
+    }
     return {**state, "state": values}
 
 
 def load_optimizer_state(optimizer: Optimizer, state: Content) -> None:
-    """Restore the state of an optimizer, which every process has whole: tensors are sharded as their parameters are."""
+    """Restore the state of an optimizer, which every process has whole: tensors are sharded as
+    their parameters are.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def distributed_like(value: Any, parameter: Any) -> Any:
-        if not (hasattr(parameter, "full_tensor") and isinstance(value, Tensor) and value.shape == parameter.shape):
+        if not (
+            hasattr(parameter, "full_tensor")
+            and isinstance(value, Tensor)
+            and value.shape == parameter.shape
+        ):
             return value
         from torch.distributed.tensor import distribute_tensor
 
         own = value.to(parameter.device)
-        return distribute_tensor(own, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return distribute_tensor(
+            own, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
 
     values = {
         place: {name: distributed_like(one, parameters[place]) for name, one in held.items()}
@@ -270,7 +299,9 @@ def load_optimizer_state(optimizer: Optimizer, state: Content) -> None:
 
 
 def read_checkpoint(path: Path) -> Content:
-    """The content of a checkpoint that was verified; raises DpscopeError when it holds what torch does not load safely."""
+    """The content of a checkpoint that was verified; raises DpscopeError when it holds what torch
+    does not load safely.
+    """
     try:
         content: Content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -282,7 +313,9 @@ def read_checkpoint(path: Path) -> Content:
 
 
 def rng_states(devices: Sequence[torch.device]) -> dict[str, Any]:
-    """States of Python's, NumPy's and torch's generators, and of each CUDA device among `devices`, in their order."""
+    """States of Python's, NumPy's and torch's generators, and of each CUDA device among `devices`,
+    in their order.
+    """
     numpy_state: Any = np.random.get_state(legacy=False)
     inner = numpy_state["state"]
     return {

@@ -1,10 +1,11 @@
 """Checkpoints as files. Imports no torch.
 
 They are written atomically, sealed and verified before reading. A checkpoint is a zip archive of
-`torch.save`. The archive's comment, which `torch.load` ignores, is its seal: a line that identifies the file, the SHA-256 of
-everything before the comment and of the description, and the description as JSON. The zip format's checksums cover neither its
-directory nor a truncated file. `torch.distributed.checkpoint.save` writes a folder with a file per rank, without a digest, which
-is not replaced as a whole.
+`torch.save`. The archive's comment, which `torch.load` ignores, is its seal: a line that identifies
+the file, the SHA-256 of everything before the comment and of the description, and the description
+as JSON. The zip format's checksums cover neither its directory nor a truncated file.
+`torch.distributed.checkpoint.save` writes a folder with a file per rank, without a digest, which is
+not replaced as a whole.
 """
 
 import hashlib
@@ -33,14 +34,20 @@ class CheckpointFolder:
         self.path = path
         self.last, self.best = path / "last.pt", path / "best.pt"
 
-    def write(self, description: CheckpointDescription, write: Callable[[BinaryIO], None], best: bool) -> None:
-        """Write the last checkpoint, which is complete at every moment; with `best` it is also the best one."""
+    def write(
+        self, description: CheckpointDescription, write: Callable[[BinaryIO], None], best: bool
+    ) -> None:
+        """Write the last checkpoint, which is complete at every moment; with `best` it is also the
+        best one.
+        """
         write_sealed(self.last, description, write)
         if best:
             _give_name(self.last, self.best)
 
 
-def write_sealed(path: Path, description: CheckpointDescription, write: Callable[[BinaryIO], None]) -> None:
+def write_sealed(
+    path: Path, description: CheckpointDescription, write: Callable[[BinaryIO], None]
+) -> None:
     """Write and seal a checkpoint atomically; `write` writes a zip archive without a comment."""
     encoded = msgspec.json.encode(description)
     with atomic_path(path) as temporary, open(temporary, "w+b") as file:
@@ -57,7 +64,9 @@ def write_sealed(path: Path, description: CheckpointDescription, write: Callable
 
 
 def _give_name(file: Path, name: Path) -> None:
-    """Give a file a second name, replacing any file of that name; copies it where links are not supported."""
+    """Give a file a second name, replacing any file of that name; copies it where links are not
+    supported.
+    """
     with atomic_path(name) as temporary:
         temporary.unlink()
         try:
@@ -67,7 +76,9 @@ def _give_name(file: Path, name: Path) -> None:
 
 
 def verify(path: Path) -> CheckpointDescription:
-    """The description of a complete and unchanged checkpoint; raises DpscopeError for any other file."""
+    """The description of a complete and unchanged checkpoint; raises DpscopeError for any other
+    file.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -76,13 +87,20 @@ def verify(path: Path) -> CheckpointDescription:
             comment_bytes = len(mark + seal)
             digest, _, encoded = seal.partition(b"\n")
             length = comment_bytes.to_bytes(4, "little")[:2]
-            whole = before.endswith(length) and _digest(file, size - comment_bytes - 2, encoded) == digest
+            whole = (
+                before.endswith(length)
+                and _digest(file, size - comment_bytes - 2, encoded) == digest
+            )
     except OSError as error:
         raise DpscopeError(f"the checkpoint: {unreadable(path, error)}; check the path") from error
     if not mark:
-        raise DpscopeError(f"{path} is no checkpoint of dpscope's, or is torn: its end is missing; {_WHAT_TO_DO}")
+        raise DpscopeError(
+            f"{path} is no checkpoint of dpscope's, or is torn: its end is missing; {_WHAT_TO_DO}"
+        )
     if not whole:
-        raise DpscopeError(f"{path} is damaged or torn: its bytes are not those that were written; {_WHAT_TO_DO}")
+        raise DpscopeError(
+            f"{path} is damaged or torn: its bytes are not those that were written; {_WHAT_TO_DO}"
+        )
     version = msgspec.json.decode(encoded, type=_Version)
     try:  # with a correct digest, one that cannot be decoded was written by another version
         if version.format_version == CHECKPOINT_FORMAT_VERSION:
@@ -90,7 +108,9 @@ def verify(path: Path) -> CheckpointDescription:
         reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
     except msgspec.ValidationError as error:
         reason = str(error)
-    raise DpscopeError(f"{path} was written by dpscope {version.dpscope_version} ({reason}); go on with that version")
+    raise DpscopeError(
+        f"{path} was written by dpscope {version.dpscope_version} ({reason}); go on with that version"
+    )
 
 
 def _digest(file: BinaryIO, body_bytes: int, encoded: bytes) -> bytes:
@@ -113,4 +133,6 @@ class _Version(msgspec.Struct):
 def restore_progress(had: CheckpointDescription, folder: TrainingFolder) -> None:
     """Remove the records of epochs after the checkpoint that a training continues from."""
     if folder.epochs_path.exists():
-        write_json(folder.epochs_path, [record for record in folder.epochs() if record.epoch <= had.epochs])
+        write_json(
+            folder.epochs_path, [record for record in folder.epochs() if record.epoch <= had.epochs]
+        )

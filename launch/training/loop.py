@@ -30,7 +30,9 @@ class Learned:
 
 
 class LearningSums:
-    """Sums over one process's samples, on its device, which is not synchronised until they are read."""
+    """Sums over one process's samples, on its device, which is not synchronised until they are
+    read.
+    """
 
     def __init__(self, device: torch.device) -> None:
         # Loss and correct answers: whole numbers are exact in float64 up to 2^53.
@@ -38,7 +40,9 @@ class LearningSums:
         self._samples = 0  # known without the device
 
     def add(self, logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
-        """Add samples with their mean loss; a sample of several tokens counts by its share of correct ones."""
+        """Add samples with their mean loss; a sample of several tokens counts by its share of
+        correct ones.
+        """
         classes = -1 if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape else 1
         correct = (logits.argmax(dim=classes) == labels).sum()
         self._on_device[0] += mean_loss.double() * len(labels)
@@ -56,11 +60,15 @@ class LearningSums:
         if distributed.is_initialized():
             distributed.all_reduce(total)
         loss, correct, samples = total.tolist()
-        return Learned(loss / samples if math.isfinite(loss) else None, 100 * correct / samples, round(samples))
+        return Learned(
+            loss / samples if math.isfinite(loss) else None, 100 * correct / samples, round(samples)
+        )
 
 
 def check_learnable(name: str, built: BuiltModel) -> None:
-    """Raise DpscopeError for a model whose targets are not classes: trainings are compared by their accuracy."""
+    """Raise DpscopeError for a model whose targets are not classes: trainings are compared by their
+    accuracy.
+    """
     if built.make_batch is None:
         return
     targets = built.make_batch(0, 1)[1]
@@ -89,11 +97,13 @@ def evaluate(
     together: int | None = None,
     loss: BatchLoss | None = None,
 ) -> Learned:
-    """Loss (the model's own, else cross-entropy) and accuracy over all processes; `samples` are this process's.
+    """Loss (the model's own, else cross-entropy) and accuracy over all processes; `samples` are
+    this process's.
 
-    The model is tested with rank 0's buffers, as it would be saved, in eval mode; afterwards its state is as before. For a model
-    that is sharded over the processes, `together` is the number of forward passes that all of them take: a process with fewer
-    batches repeats one that does not count.
+    The model is tested with rank 0's buffers, as it would be saved, in eval mode; afterwards its
+    state is as before. For a model that is sharded over the processes, `together` is the number of
+    forward passes that all of them take: a process with fewer batches repeats one that does not
+    count.
     """
     sums = LearningSums(device)
     was_training = model.training
@@ -103,7 +113,11 @@ def evaluate(
             chosen = samples[start : start + batch_size]
             inputs, labels = moved(images.__getitems__(EpochSamples(0, chosen)), device)
             logits = called(model, inputs).float()
-            mean = nn.functional.cross_entropy(logits.double(), labels) if loss is None else loss(logits, labels)
+            mean = (
+                nn.functional.cross_entropy(logits.double(), labels)
+                if loss is None
+                else loss(logits, labels)
+            )
             sums.add(logits, labels, mean)
         for _ in range(math.ceil(len(samples) / batch_size), together or 0):
             called(model, moved(images.__getitems__(EpochSamples(0, [0]))[0], device))
@@ -115,7 +129,9 @@ def evaluate(
 
 @contextmanager
 def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
-    """Use rank 0's buffers on every process: each rank's batch norm has the running statistics of its share."""
+    """Use rank 0's buffers on every process: each rank's batch norm has the running statistics of
+    its share.
+    """
     if not distributed.is_initialized():
         yield
         return
@@ -129,17 +145,20 @@ def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
 
 
 class LearningRateSchedule:
-    """torch's MultiStepLR, stepped every epoch, combined during warm-up with LinearLR, stepped every step.
+    """torch's MultiStepLR, stepped every epoch, combined during warm-up with LinearLR, stepped
+    every step.
 
-    In a warm-up of W steps, step k (from 1) uses k/W of the rate. Milestones count trained epochs; at each of them the rate is
-    multiplied by gamma.
+    In a warm-up of W steps, step k (from 1) uses k/W of the rate. Milestones count trained epochs;
+    at each of them the rate is multiplied by gamma.
     """
 
     def __init__(self, optimizer: Optimizer, config: TrainConfig, steps_per_epoch: int) -> None:
         self._optimizer = optimizer
         self._milestones = MultiStepLR(optimizer, list(config.milestones), config.gamma)
         warmup_steps = config.warmup_epochs * steps_per_epoch
-        self._warmup = LinearLR(optimizer, start_factor=1 / max(1, warmup_steps), total_iters=max(1, warmup_steps - 1))
+        self._warmup = LinearLR(
+            optimizer, start_factor=1 / max(1, warmup_steps), total_iters=max(1, warmup_steps - 1)
+        )
 
     @property
     def learning_rate(self) -> float:
@@ -167,9 +186,9 @@ class LearningRateSchedule:
 class TrainState:
     """Everything that changes while training.
 
-    `step` holds the wrapped model, the optimizer, the gradient scaler and the batches. `sums` are this process's part of the loss
-    and accuracy of the epoch that is being trained. Random states are the process's own generators (dropout); batches and
-    augmentation need none.
+    `step` holds the wrapped model, the optimizer, the gradient scaler and the batches. `sums` are
+    this process's part of the loss and accuracy of the epoch that is being trained. Random states
+    are the process's own generators (dropout); batches and augmentation need none.
     """
 
     model: nn.Module  # unwrapped: its state has the same keys under every strategy

@@ -26,7 +26,12 @@ from dpscope.launch.training.cells import TrainJob, train_job
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, PlannedTraining, ResolvedTrainConfig, TrainConfig
+from dpscope.profiling.records.training import (
+    TRAINING_MAY_CHANGE,
+    PlannedTraining,
+    ResolvedTrainConfig,
+    TrainConfig,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder, is_train_folder
 
@@ -37,8 +42,11 @@ class TrainPlan(Plan[TrainJob]):
     plan: tuple[PlannedTraining, ...]
 
 
-def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False, nodes: int = 1) -> TrainPlan:
-    """Plan of `run_trainings`; starts and writes nothing. Raises DpscopeError for an impossible training.
+def plan_trainings(
+    config: TrainConfig, out: Path, fresh: bool = False, nodes: int = 1
+) -> TrainPlan:
+    """Plan of `run_trainings`; starts and writes nothing. Raises DpscopeError for an impossible
+    training.
 
     Cells may span up to `nodes` nodes.
     """
@@ -61,10 +69,17 @@ def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False, nodes: i
     jobs = []
     for job in _jobs(folder, resolved, plan, devices.kind, threads):
         done = not fresh and job.trained is not None
-        jobs.append(replace(job, done=done, resumption=None if done or fresh else job.find_resumption()))
+        jobs.append(
+            replace(job, done=done, resumption=None if done or fresh else job.find_resumption())
+        )
     findings = tuple(cells.train_findings(resolved, plan, devices.kind))
     return TrainPlan(
-        device_type=devices.kind, threads=threads, jobs=tuple(jobs), findings=findings, config=resolved, plan=plan
+        device_type=devices.kind,
+        threads=threads,
+        jobs=tuple(jobs),
+        findings=findings,
+        config=resolved,
+        plan=plan,
     )
 
 
@@ -88,7 +103,9 @@ def planned_trainings(out: Path) -> Sequence[Job]:
     return _jobs(folder, had.config, had.plan, had.device_type, had.threads_per_process)
 
 
-def describe_trainings(config: TrainConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1) -> None:
+def describe_trainings(
+    config: TrainConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
+) -> None:
     """Print the plan of trainings and the remaining commands; starts and writes nothing."""
     description = plan_trainings(config, out, fresh, nodes)
     print_train_plan(description, console)
@@ -101,13 +118,24 @@ def describe_trainings(config: TrainConfig, out: Path, console: Console, fresh: 
 
 def print_train_plan(description: TrainPlan, console: Console) -> None:
     """Print the cells that are trained, with data and settings."""
-    config, resumed = description.config, [(job, job.resumption) for job in description.jobs if job.resumption]
-    table = Table(Column("cell", no_wrap=True), "devices", "global batch", "learning rate", "seeds", "done")
+    config, resumed = (
+        description.config,
+        [(job, job.resumption) for job in description.jobs if job.resumption],
+    )
+    table = Table(
+        Column("cell", no_wrap=True), "devices", "global batch", "learning rate", "seeds", "done"
+    )
     print_left_out((one.planned for one in description.plan), console)
     for one in (one for one in description.plan if one.planned.skip_reason is None):
         jobs = [job for job in description.jobs if job.cell == one.cell]
         done = sum(job.done for job in jobs)
-        numbers = (one.cell.devices, one.cell.global_batch_size, f"{one.learning_rate:g}", len(jobs), done)
+        numbers = (
+            one.cell.devices,
+            one.cell.global_batch_size,
+            f"{one.learning_rate:g}",
+            len(jobs),
+            done,
+        )
         table.add_row(one.cell.name, *map(str, numbers))
     console.print(table)
     console.print(
@@ -117,5 +145,7 @@ def print_train_plan(description: TrainPlan, console: Console) -> None:
         soft_wrap=True,
     )
     for job, found in resumed:
-        console.print(Text(f"{job.name} goes on from the end of epoch {found.epochs}"), soft_wrap=True)
+        console.print(
+            Text(f"{job.name} goes on from the end of epoch {found.epochs}"), soft_wrap=True
+        )
     print_findings(description.findings, console)

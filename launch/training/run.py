@@ -1,4 +1,6 @@
-"""The trainings of a run folder, one after another: manifest, progress, results. Imports no torch."""
+"""The trainings of a run folder, one after another: manifest, progress, results. Imports no
+torch.
+"""
 
 import contextlib
 import importlib.metadata
@@ -37,7 +39,9 @@ from dpscope.profiling.store.ownership import remove_events
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 
 
-def open_train_manifest(folder: TrainFolder, description: TrainPlan, starter: JobStarter = THIS_HOST) -> TrainManifest:
+def open_train_manifest(
+    folder: TrainFolder, description: TrainPlan, starter: JobStarter = THIS_HOST
+) -> TrainManifest:
     """The folder's manifest, written for new trainings or with added seeds or epochs.
 
     Raises DpscopeError if the trainings began on another machine.
@@ -55,7 +59,9 @@ def open_train_manifest(folder: TrainFolder, description: TrainPlan, starter: Jo
         environment=environment,
         plan=description.plan,
         findings=(
-            *machine_findings(environment, description.device_type, description.config.matrix.most_on_a_node),
+            *machine_findings(
+                environment, description.device_type, description.config.matrix.most_on_a_node
+            ),
             *hosts_findings(environment, hosts),
             *description.findings,
         ),
@@ -66,7 +72,9 @@ def open_train_manifest(folder: TrainFolder, description: TrainPlan, starter: Jo
         check_comparable(folder.path, machine_differences(had.environment, environment))
         seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
         config = msgspec.structs.replace(manifest.config, seeds=seeds)
-        manifest = msgspec.structs.replace(had, config=config, findings=manifest.findings, hosts=hosts)
+        manifest = msgspec.structs.replace(
+            had, config=config, findings=manifest.findings, hosts=hosts
+        )
     write_json(folder.manifest_path, manifest)
     return manifest
 
@@ -81,10 +89,10 @@ def run_trainings(
 ) -> Outcome[TrainResult]:
     """Train every cell with every seed, seed by seed, except what is trained already.
 
-    An interrupted training continues after its last whole epoch. A training that fails is recorded, and the others follow. SIGINT
-    and SIGTERM end the running one. Every epoch is written to train.json and
-    to `mirrors` at once. `starter` starts the jobs on its nodes. Raises DpscopeError for a mistake of the user before anything
-    starts.
+    An interrupted training continues after its last whole epoch. A training that fails is recorded,
+    and the others follow. SIGINT and SIGTERM end the running one. Every epoch is written to
+    train.json and to `mirrors` at once. `starter` starts the jobs on its nodes. Raises DpscopeError
+    for a mistake of the user before anything starts.
     """
     description = plan_trainings(config, out, fresh, starter.count)
     print_train_plan(description, console)
@@ -112,7 +120,9 @@ def _remove_trainings(folder: TrainFolder) -> None:
 
 
 class _Trainings(JobQueue[TrainJob, TrainResult]):
-    """The jobs of one call; train.json follows them: every epoch of every training, in the order of the plan."""
+    """The jobs of one call; train.json follows them: every epoch of every training, in the order of
+    the plan.
+    """
 
     def __init__(
         self,
@@ -126,7 +136,10 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
         super().__init__(description.jobs, description.config.timeout_s, console, starter)
         self._mirrors, self._log_path = mirrors, folder.log_path
         trainings = [(one.cell, seed) for seed in manifest.config.seeds for one in manifest.plan]
-        self._epochs = {(cell.name, seed): folder.training(cell, seed).epochs() for cell, seed in trainings}  # so far
+        # so far
+        self._epochs = {
+            (cell.name, seed): folder.training(cell, seed).epochs() for cell, seed in trainings
+        }
         self._findings = list(manifest.findings)
 
     def train(self) -> tuple[TrainResult, ...]:
@@ -164,7 +177,9 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
             written_ns = path.stat().st_mtime_ns if path.exists() else -1
             if written_ns != changed_ns and (records := job.folder.epochs()):
                 for record in () if self.console.is_terminal else records[len(known) :]:
-                    self.console.print(Text(f"{job.name} {_epoch_line(record, epochs)}"), soft_wrap=True)
+                    self.console.print(
+                        Text(f"{job.name} {_epoch_line(record, epochs)}"), soft_wrap=True
+                    )
                 known = self._epochs[job.cell.name, job.seed] = records
                 self._write_log()
                 for mirror in self._mirrors:
@@ -177,7 +192,11 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
 
     def failed(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
         last = CheckpointFolder(job.folder.checkpoints_path).last
-        saved = f"saved at the end of epoch {verify(last).epochs}" if last.exists() else "nothing was saved yet"
+        saved = (
+            f"saved at the end of epoch {verify(last).epochs}"
+            if last.exists()
+            else "nothing was saved yet"
+        )
         return TrainResult(
             cell=job.cell,
             seed=job.seed,

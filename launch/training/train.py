@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise, wait_limit_s
+from dpscope.launch.jobs.process_group import (
+    devices_of,
+    join_process_group,
+    synchronise,
+    wait_limit_s,
+)
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.worker_process import TorchrunPlace, leave_group, starting_up
 from dpscope.launch.training import loop
@@ -34,13 +39,15 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
-_LONGEST_WAIT_S = 1800.0  # of a collective for a late rank: torch's default for gloo, and enough to save a checkpoint
+# of a collective for a late rank: torch's default for gloo, and enough to save a checkpoint
+_LONGEST_WAIT_S = 1800.0
 
 
 def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
     """Train a cell in this process and return its result; global rank 0 saves each epoch's record.
 
-    The training continues after its last whole epoch. Signal N ends the process with status 128 + N.
+    The training continues after its last whole epoch. Signal N ends the process with status 128 +
+    N.
     """
     torch.set_num_threads(job.threads)
     devices = devices_of(job.kind, place, job.cell)
@@ -61,7 +68,9 @@ def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
         sys.exit(stop.exit_status)
     parameters = parameter_sizes(state.model).parameter_count
     findings = tuple(_compilation_findings(job))
-    return TrainResult(job.cell, job.seed, "ok", state.epochs, time.time() - place.began_s, parameters, findings)
+    return TrainResult(
+        job.cell, job.seed, "ok", state.epochs, time.time() - place.began_s, parameters, findings
+    )
 
 
 def _compilation_findings(job: TrainJob) -> list[Finding]:
@@ -70,7 +79,11 @@ def _compilation_findings(job: TrainJob) -> list[Finding]:
         return []
     compiled, name = compiled_so_far(), f"{job.cell.name} seed {job.seed}"
     if compiled.graphs == 0:
-        return [RunCode.NOT_COMPILED.finding(f"{name}: no graph was captured, so the model ran as without --compile.")]
+        return [
+            RunCode.NOT_COMPILED.finding(
+                f"{name}: no graph was captured, so the model ran as without --compile."
+            )
+        ]
     text = f"{name}: compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test."
     return [LearningCode.COMPILED_WHILE_TRAINING.finding(text)]
 
@@ -94,8 +107,9 @@ def prepare(
 ) -> tuple[TrainState, Callable[[], Learned]]:
     """The state of a training that has not begun, and its test.
 
-    All devices test together under DataParallel; else each process tests its share of the samples, under DDP with its own copy
-    of the model. FSDP gathers the model in every forward pass, so that all processes need the same number of them.
+    All devices test together under DataParallel; else each process tests its share of the samples,
+    under DDP with its own copy of the model. FSDP gathers the model in every forward pass, so that
+    all processes need the same number of them.
     """
     cell, device = job.cell, devices[0]
     workload = cell_workload(job.workload, cell)
@@ -113,20 +127,32 @@ def prepare(
 
     def counted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         own, smoothing = built.loss, job.config.label_smoothing
-        loss = own(outputs, targets) if own else cross_entropy(outputs, targets, label_smoothing=smoothing)
+        loss = (
+            own(outputs, targets)
+            if own
+            else cross_entropy(outputs, targets, label_smoothing=smoothing)
+        )
         sums.add(outputs.detach(), targets, loss.detach())
         return loss
 
     fed = replace(built, loss=counted_loss)
-    step = TrainStep(wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed)
+    step = TrainStep(
+        wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed
+    )
     schedule = loop.LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
     images = image_set(job.workload, built, train=False)
     tested, shares = (precise, 1) if cell.per_device else (wrapped, cell.devices)
     batch_size = shares * job.config.eval_batch_size
-    together = math.ceil(math.ceil(len(images) / place.world_size) / batch_size) if is_sharded(wrapped) else None
+    together = (
+        math.ceil(math.ceil(len(images) / place.world_size) / batch_size)
+        if is_sharded(wrapped)
+        else None
+    )
     samples = loop.shard(len(images), place.rank, place.world_size)
     state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
-    return state, lambda: loop.evaluate(tested, images, samples, batch_size, device, together, built.loss)
+    return state, lambda: loop.evaluate(
+        tested, images, samples, batch_size, device, together, built.loss
+    )
 
 
 def _seed_all(seed: int) -> None:
@@ -180,7 +206,9 @@ class _Training:
         synchronise(self.devices)
         return time.perf_counter() - began_s
 
-    def _record(self, learned: Learned, tested: Learned, train_s: float, evaluation_s: float) -> None:
+    def _record(
+        self, learned: Learned, tested: Learned, train_s: float, evaluation_s: float
+    ) -> None:
         """Record an epoch; rank 0 saves it."""
         state, cell = self.state, self.job.cell
         record = EpochRecord(

@@ -1,6 +1,7 @@
 """One process of a training under torchrun: it trains, tests and saves.
 
-    python -m dpscope.launch.torchrun --nproc-per-node=2 -m dpscope.launch.training.worker --out R --cell ddp-d2-b16 --seed 0
+    python -m dpscope.launch.torchrun --nproc-per-node=2 -m dpscope.launch.training.worker --out R
+    --cell ddp-d2-b16 --seed 0
 
 `dpscope train` starts it; it can be started by hand once R/train_manifest.json is there.
 """
@@ -29,9 +30,13 @@ from dpscope.profiling.store.training_folders import TrainFolder
 
 def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
     """The job in the folder's manifest that the arguments name; raises DpscopeError."""
-    parser = argparse.ArgumentParser(prog="train_worker.py", description="Train one cell; run it under torchrun.")
+    parser = argparse.ArgumentParser(
+        prog="train_worker.py", description="Train one cell; run it under torchrun."
+    )
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
-    parser.add_argument("--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16")
+    parser.add_argument(
+        "--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16"
+    )
     parser.add_argument("--seed", type=int, required=True, help="one of its seeds")
     options = parser.parse_args(arguments)
     out = TrainFolder(options.out)

@@ -1,4 +1,6 @@
-"""Data sets and names of dpscope's models: everything that is known without reading a data set. Imports no torch."""
+"""Data sets and names of dpscope's models: everything that is known without reading a data set.
+Imports no torch.
+"""
 
 import importlib.metadata
 import os
@@ -17,11 +19,15 @@ TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
 """Samples of an epoch, for data sets with a fixed number."""
 
 IMAGE_SHAPES = {"cifar10": (3, 32, 32), "digits": (3, 32, 32)}
-"""Shape of a sample, for data sets with images of a fixed size; other images have the size that the model needs."""
+"""Shape of a sample, for data sets with images of a fixed size; other images have the size that the
+model needs.
+"""
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_DEVIATION = (0.2023, 0.1994, 0.2010)
-"""Used by nearly all studies on CIFAR-10. The deviations are means over the images of each image's deviation."""
+"""Used by nearly all studies on CIFAR-10. The deviations are means over the images of each image's
+deviation.
+"""
 
 _CIFAR_FOLDER = "cifar-10-batches-py"
 
@@ -31,7 +37,11 @@ def check_data(workload: Workload) -> None:
     if workload.data == "digits":
         digits_file()
     folder = Path(workload.data_dir)
-    if workload.data == "cifar10" and not workload.download and not (folder / _CIFAR_FOLDER).is_dir():
+    if (
+        workload.data == "cifar10"
+        and not workload.download
+        and not (folder / _CIFAR_FOLDER).is_dir()
+    ):
         raise DpscopeError(
             f"--data cifar10: {folder / _CIFAR_FOLDER} does not exist; pass --download, or name the folder that "
             f"contains {_CIFAR_FOLDER} with --data-dir"
@@ -39,29 +49,40 @@ def check_data(workload: Workload) -> None:
 
 
 def normalisation(workload: Workload) -> str | None:
-    """The mean and deviation by which images are normalised, per channel, as text; None for other data than CIFAR-10."""
+    """The mean and deviation by which images are normalised, per channel, as text; None for other
+    data than CIFAR-10.
+    """
     if workload.data != "cifar10":
         return None
-    mean, deviation = ("/".join(f"{value:.4f}" for value in values) for values in (CIFAR_MEAN, CIFAR_DEVIATION))
+    mean, deviation = (
+        "/".join(f"{value:.4f}" for value in values) for values in (CIFAR_MEAN, CIFAR_DEVIATION)
+    )
     return f"mean {mean}, deviation {deviation}"
 
 
 def digits_file() -> Path:
-    """scikit-learn's file of digits: gzipped CSV, 64 pixels (0 to 16) and the digit; raises DpscopeError if missing."""
+    """scikit-learn's file of digits: gzipped CSV, 64 pixels (0 to 16) and the digit; raises
+    DpscopeError if missing.
+    """
     try:
         package = importlib.metadata.distribution("scikit-learn")
     except importlib.metadata.PackageNotFoundError as error:
-        raise DpscopeError("--data digits: scikit-learn is not installed; pip install 'dpscope[digits]'") from error
+        raise DpscopeError(
+            "--data digits: scikit-learn is not installed; pip install 'dpscope[digits]'"
+        ) from error
     path = Path(str(package.locate_file("sklearn/datasets/data/digits.csv.gz")))
     if not path.is_file():
-        raise DpscopeError(f"--data digits: scikit-learn {package.version} has no {path}; install another version")
+        raise DpscopeError(
+            f"--data digits: scikit-learn {package.version} has no {path}; install another version"
+        )
     return path
 
 
 def download_data(workload: Workload) -> None:
     """Download CIFAR-10 if requested and missing. Imports torch only then.
 
-    Raises DpscopeError if that fails, or if another file has the name of one of CIFAR-10's: torchvision would overwrite it.
+    Raises DpscopeError if that fails, or if another file has the name of one of CIFAR-10's:
+    torchvision would overwrite it.
     """
     if workload.data != "cifar10" or not workload.download:
         return
@@ -69,7 +90,11 @@ def download_data(workload: Workload) -> None:
     from torchvision.datasets.utils import check_integrity
 
     folder = Path(workload.data_dir)
-    parts = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
+    parts = [
+        *CIFAR10.train_list,
+        *CIFAR10.test_list,
+        (CIFAR10.meta["filename"], CIFAR10.meta["md5"]),
+    ]
     files = [(folder / CIFAR10.base_folder / name, md5) for name, md5 in parts]
     if all(check_integrity(path, md5) for path, md5 in files):
         return
@@ -81,7 +106,8 @@ def download_data(workload: Workload) -> None:
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-cifar10-", dir=folder) as name:  # whole or not at all
+        # whole or not at all
+        with tempfile.TemporaryDirectory(prefix=".tmp-cifar10-", dir=folder) as name:
             fresh = Path(name)
             if (folder / CIFAR10.filename).exists():
                 (fresh / CIFAR10.filename).symlink_to((folder / CIFAR10.filename).resolve())
@@ -90,7 +116,9 @@ def download_data(workload: Workload) -> None:
             if not place.exists():
                 (fresh / place.name).rename(place)
             else:  # the files that are missing
-                for path in (one for one in (fresh / place.name).iterdir() if not (place / one.name).exists()):
+                for path in (
+                    one for one in (fresh / place.name).iterdir() if not (place / one.name).exists()
+                ):
                     path.rename(place / path.name)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(

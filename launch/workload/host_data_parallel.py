@@ -1,10 +1,13 @@
-"""`dp-host`: DataParallel's schedule on CPU threads, for machines where `nn.DataParallel` is a pass-through.
+"""`dp-host`: DataParallel's schedule on CPU threads, for machines where `nn.DataParallel` is a
+pass-through.
 
-It keeps the four steps of `nn.DataParallel.forward`; copies within host memory replace the copies between devices. No link
-is involved: its communication times describe the schedule, not an interconnect.
+It keeps the four steps of `nn.DataParallel.forward`; copies within host memory replace the copies
+between devices. No link is involved: its communication times describe the schedule, not an
+interconnect.
 
-CPU autograd runs a whole backward pass on the calling thread. Here each replica has a graph with its own leaves, and a custom
-function joins them to the master: its backward runs each replica's backward on a separate thread and then sums the gradients.
+CPU autograd runs a whole backward pass on the calling thread. Here each replica has a graph with
+its own leaves, and a custom function joins them to the master: its backward runs each replica's
+backward on a separate thread and then sums the gradients.
 """
 
 import copy
@@ -28,9 +31,10 @@ _DataParallel: Any = nn.DataParallel
 class HostDataParallel(_DataParallel):  # type: ignore[misc]
     """`nn.DataParallel` with `replica_count` replicas on threads of one CPU process.
 
-    The model must be on the CPU and return one tensor; the first dimension of inputs and output is the batch. Inputs receive
-    no gradient. As under `nn.DataParallel`, replica 0 uses the module's buffers, so running statistics persist; changes to
-    the other replicas' buffers are lost. Each replica thread uses as many intra-op threads as the calling thread.
+    The model must be on the CPU and return one tensor; the first dimension of inputs and output is
+    the batch. Inputs receive no gradient. As under `nn.DataParallel`, replica 0 uses the module's
+    buffers, so running statistics persist; changes to the other replicas' buffers are lost. Each
+    replica thread uses as many intra-op threads as the calling thread.
     """
 
     def __init__(self, module: nn.Module, replica_count: int) -> None:
@@ -40,10 +44,13 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         self.device_ids = list(range(replica_count))
         self.output_device = 0
         self.src_device_obj = torch.device("cpu")
-        self._replicas: list[nn.Module] = []  # a list, so that their parameters do not count as the model's
+        # a list, so that their parameters do not count as the model's
+        self._replicas: list[nn.Module] = []
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
-        """Copies of each replica's chunk of every tensor; other values are passed to all replicas."""
+        """Copies of each replica's chunk of every tensor; other values are passed to all
+        replicas.
+        """
         keywords = kwargs or {}
         sizes = {len(tensor) for tensor in leaves((inputs, keywords))}
         assert len(sizes) == 1, f"inputs with different batch sizes: {sorted(sizes)}"
@@ -55,7 +62,9 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
             start += len(chunk)
         return tuple(zip(*scattered, strict=True))
 
-    def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
+    def replicate(
+        self, module: nn.Module, device_ids: Sequence[int | torch.device]
+    ) -> list[nn.Module]:
         """The replicas, each with a fresh copy of the module's parameters and buffers."""
         while len(self._replicas) < len(device_ids):
             self._replicas.append(copy.deepcopy(module))
@@ -90,10 +99,14 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
 
 
 class _JoinReplicas(torch.autograd.Function):
-    """Forward concatenates the replicas' outputs; backward runs their graphs and sums the gradients for the master."""
+    """Forward concatenates the replicas' outputs; backward runs their graphs and sums the gradients
+    for the master.
+    """
 
     @staticmethod
-    def forward(ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor
+    ) -> Tensor:
         ctx.outputs, ctx.replicas = outputs, replicas
         return _concatenate(outputs)
 
@@ -114,13 +127,16 @@ class _JoinReplicas(torch.autograd.Function):
                 )
             return gradients
 
-        totals: list[Tensor | None] = [None] * len(replicas[0])  # in replica order; None for a parameter that none used
+        # in replica order; None for a parameter that none used
+        totals: list[Tensor | None] = [None] * len(replicas[0])
         for index, gradients in enumerate(_on_threads(backward, len(outputs))):
             with _range(range_names.GRADIENT_REDUCE, index):
                 for position, gradient in enumerate(gradients):
                     if gradient is not None:
                         total = totals[position]
-                        totals[position] = gradient.clone() if total is None else total.add_(gradient)
+                        totals[position] = (
+                            gradient.clone() if total is None else total.add_(gradient)
+                        )
         return (None, None, *totals)
 
 
@@ -166,7 +182,10 @@ def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:
     results: list[Any] = [None] * count
     errors: list[Exception | None] = [None] * count
     threads_each, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
-    autocast_enabled, autocast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    autocast_enabled, autocast_dtype = (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+    )
 
     def run(index: int) -> None:
         torch.set_num_threads(threads_each)  # OpenMP keeps this per thread
@@ -177,7 +196,10 @@ def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:
         except Exception as error:  # raised again in the caller
             errors[index] = error
 
-    threads = [threading.Thread(target=run, args=(index,), name=f"replica-{index}") for index in range(count)]
+    threads = [
+        threading.Thread(target=run, args=(index,), name=f"replica-{index}")
+        for index in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,6 @@
-"""Training and test samples: CIFAR-10, digits, random images, a model's own. Whole batches are made and augmented at once."""
+"""Training and test samples: CIFAR-10, digits, random images, a model's own. Whole batches are made
+and augmented at once.
+"""
 
 import gzip
 from collections.abc import Sequence
@@ -25,11 +27,15 @@ _WHITE = 16  # the largest value of a pixel
 _CLASSES = 10  # of digits and of CIFAR-10
 
 Batch = tuple[Any, Any]
-"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or the nested tensors of a user's model."""
+"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or the nested tensors
+of a user's model.
+"""
 
 
 class Digits(NamedTuple):
-    """All images (1797 x 3 x 32 x 32, uint8), labels (int64), and the indices of the training and the test images."""
+    """All images (1797 x 3 x 32 x 32, uint8), labels (int64), and the indices of the training and
+    the test images.
+    """
 
     images: Tensor
     labels: Tensor
@@ -38,13 +44,16 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> Digits:
-    """scikit-learn's 1,797 hand-written digits (8 x 8 pixels), upsampled to 3 x 32 x 32; raises DpscopeError if missing.
+    """scikit-learn's 1,797 hand-written digits (8 x 8 pixels), upsampled to 3 x 32 x 32; raises
+    DpscopeError if missing.
 
-    Of each digit, 144 images are for training, 1,440 in all, which 2, 3, 4, 5, 6 and 8 devices share evenly; the other 357 are
-    the test set. The split is fixed: each digit's images are ordered by random words of their numbers.
+    Of each digit, 144 images are for training, 1,440 in all, which 2, 3, 4, 5, 6 and 8 devices
+    share evenly; the other 357 are the test set. The split is fixed: each digit's images are
+    ordered by random words of their numbers.
 
-    Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 (its test
-    part), as packed by scikit-learn. `sklearn.datasets.load_digits` is not used: its imports take longer than an epoch.
+    Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine Learning
+    Repository, 1998 (its test part), as packed by scikit-learn. `sklearn.datasets.load_digits` is
+    not used: its imports take longer than an epoch.
     """
     with gzip.open(digits_file(), "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
@@ -53,17 +62,20 @@ def load_digits() -> Digits:
     images = (large * (255 / _WHITE)).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
     labels, words = rows[:, -1].astype(np.int64), random_words(0, 0, range(len(rows)))
     of_digits = (np.flatnonzero(labels == digit) for digit in range(10))
-    training = np.sort(np.concatenate([one[np.argsort(words[one])][:_TRAINED_OF_EACH] for one in of_digits]))
+    training = np.sort(
+        np.concatenate([one[np.argsort(words[one])][:_TRAINED_OF_EACH] for one in of_digits])
+    )
     test = np.setdiff1d(np.arange(len(labels)), training)
     return Digits(images, *(torch.from_numpy(one) for one in (labels, training, test)))
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random shifts of up to `shift` pixels, padded with black, and with `flip` mirroring of half of the images.
+    """Random shifts of up to `shift` pixels, padded with black, and with `flip` mirroring of half
+    of the images.
 
-    They follow from (seed, epoch, sample) alone: in one epoch a sample looks the same under every strategy, whatever its
-    batch, the number of loader workers and their order.
+    They follow from (seed, epoch, sample) alone: in one epoch a sample looks the same under every
+    strategy, whatever its batch, the number of loader workers and their order.
     """
 
     seed: int
@@ -76,7 +88,8 @@ class Augmentation:
         down, right = (_drawn(words, bits, 2 * self.shift + 1) for bits in (0, 24))
         count, _, height, width = images.shape
         padded = nn.functional.pad(images, (self.shift,) * 4)
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: N x C x shift x shift x H x W
+        # a view: N x C x shift x shift x H x W
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         moved = windows[torch.arange(count), :, down, right]
         if not self.flip:
             return moved
@@ -87,8 +100,8 @@ class Augmentation:
 def random_words(seed: int, epoch: int, samples: Sequence[int]) -> NDArray[np.uint64]:
     """64 random bits for each sample, a function of seed, epoch and sample.
 
-    SplitMix64's output function, applied to each of the three in turn (Steele, Lea, Flood: Fast Splittable Pseudorandom
-    Number Generators, OOPSLA 2014).
+    SplitMix64's output function, applied to each of the three in turn (Steele, Lea, Flood: Fast
+    Splittable Pseudorandom Number Generators, OOPSLA 2014).
     """
     word = _mixed(np.array([seed], dtype=np.uint64))
     word = _mixed(word + np.uint64(epoch))
@@ -116,7 +129,9 @@ class EpochSamples(NamedTuple):
 
 
 class LabelledImages(NamedTuple):
-    """Images (N x C x H x W, uint8) and labels (N, int64) in memory, with the mean and deviation of each channel, 0 to 1."""
+    """Images (N x C x H x W, uint8) and labels (N, int64) in memory, with the mean and deviation of
+    each channel, 0 to 1.
+    """
 
     images: Tensor
     labels: Tensor
@@ -145,9 +160,11 @@ class StoredImages(Dataset[Any]):
 
 
 class TransformedImages(Dataset[Any]):
-    """The input path of most training scripts: torchvision's transforms augment, convert and normalise single PIL images.
+    """The input path of most training scripts: torchvision's transforms augment, convert and
+    normalise single PIL images.
 
-    Random choices follow from (seed, epoch, sample), as in `Augmentation`: all strategies train on the same images.
+    Random choices follow from (seed, epoch, sample), as in `Augmentation`: all strategies train on
+    the same images.
     """
 
     def __init__(self, stored: LabelledImages, augmentation: Augmentation | None) -> None:
@@ -161,7 +178,9 @@ class TransformedImages(Dataset[Any]):
             steps.append(v2.RandomCrop(self._images.shape[1], padding=augmentation.shift))
             steps += [v2.RandomHorizontalFlip()] if augmentation.flip else []
         normalise = v2.Normalize(list(stored.mean), list(stored.deviation))
-        self._transform = v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise])
+        self._transform = v2.Compose(
+            [*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise]
+        )
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -178,13 +197,17 @@ class TransformedImages(Dataset[Any]):
 
 
 class FakeImages(Dataset[Any]):
-    """torchvision's FakeData: noise with random labels, made on demand; each sample is always the same."""
+    """torchvision's FakeData: noise with random labels, made on demand; each sample is always the
+    same.
+    """
 
     def __init__(self, built: BuiltModel, first: int, count: int) -> None:
         from torchvision import transforms
         from torchvision.datasets import FakeData
 
-        self._images = FakeData(count, built.input_shape, built.classes, transforms.ToTensor(), random_offset=first)
+        self._images = FakeData(
+            count, built.input_shape, built.classes, transforms.ToTensor(), random_offset=first
+        )
 
     def __len__(self) -> int:
         return len(self._images)
@@ -196,7 +219,9 @@ class FakeImages(Dataset[Any]):
 
 @dataclass(frozen=True)
 class MadeSamples(Dataset[Any]):
-    """Samples made by a user's function, each with its own seed, so that it is the same in every batch."""
+    """Samples made by a user's function, each with its own seed, so that it is the same in every
+    batch.
+    """
 
     make_batch: MakeBatch
     first: int
@@ -214,10 +239,13 @@ class MadeSamples(Dataset[Any]):
 ImageSet = StoredImages | TransformedImages | FakeImages | MadeSamples
 
 
-def image_set(workload: Workload, built: BuiltModel, train: bool = True, augment: bool = True) -> ImageSet:
+def image_set(
+    workload: Workload, built: BuiltModel, train: bool = True, augment: bool = True
+) -> ImageSet:
     """The training samples, augmented from `workload.seed`, or the test samples, never augmented.
 
-    There are a fifth as many fake test samples as training samples. Raises DpscopeError if the data cannot be read.
+    There are a fifth as many fake test samples as training samples. Raises DpscopeError if the data
+    cannot be read.
     """
     if workload.data in ("cifar10", "digits"):
         if workload.data == "cifar10":
@@ -225,15 +253,27 @@ def image_set(workload: Workload, built: BuiltModel, train: bool = True, augment
         else:
             images, labels, training, test = load_digits()
             chosen, shift, flip = training if train else test, 3, False
-            stored = LabelledImages(images[chosen], labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3)
+            stored = LabelledImages(
+                images[chosen], labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3
+            )
         augmentation = Augmentation(workload.seed, shift, flip) if train and augment else None
-        return (TransformedImages if workload.transforms == "per-image" else StoredImages)(stored, augmentation)
-    first, count = (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
-    return FakeImages(built, first, count) if built.make_batch is None else MadeSamples(built.make_batch, first, count)
+        return (TransformedImages if workload.transforms == "per-image" else StoredImages)(
+            stored, augmentation
+        )
+    first, count = (
+        (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
+    )
+    return (
+        FakeImages(built, first, count)
+        if built.make_batch is None
+        else MadeSamples(built.make_batch, first, count)
+    )
 
 
 def check_classes(workload: Workload, built: BuiltModel) -> None:
-    """Raise DpscopeError for a model with fewer classes than the data, or one that makes its own batches."""
+    """Raise DpscopeError for a model with fewer classes than the data, or one that makes its own
+    batches.
+    """
     if built.make_batch is not None and workload.data not in ("synthetic", "fake"):
         raise DpscopeError(
             f"--data {workload.data}: {workload.model} makes its own batches; use synthetic (the same batch in every step) or "

@@ -1,10 +1,13 @@
-"""Endless batches in an order that is the same for all strategies, and their division into micro-batches.
+"""Endless batches in an order that is the same for all strategies, and their division into
+micro-batches.
 
-Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's batch is the r-th share of
-DataParallel's batch, with the same augmentation. Dropout differs: it draws from generators that are seeded per process.
+Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's
+batch is the r-th share of DataParallel's batch, with the same augmentation. Dropout differs: it
+draws from generators that are seeded per process.
 
-A process's batch consists of shares, one per device: one under DDP, N under DataParallel. Micro-batch j holds the j-th part of
-every share, in rank order, so DataParallel's j-th micro-batch has the samples of all DDP ranks' j-th micro-batches.
+A process's batch consists of shares, one per device: one under DDP, N under DataParallel.
+Micro-batch j holds the j-th part of every share, in rank order, so DataParallel's j-th micro-batch
+has the samples of all DDP ranks' j-th micro-batches.
 """
 
 import functools
@@ -30,7 +33,8 @@ _Share = TypeVar("_Share", list[int], Tensor)
 
 
 def part_sizes(share: int, count: int) -> list[int]:
-    """Sizes of the parts of a share of `share` samples: `count` parts, or fewer if it has fewer samples.
+    """Sizes of the parts of a share of `share` samples: `count` parts, or fewer if it has fewer
+    samples.
 
     >>> part_sizes(8, 2), part_sizes(5, 2), part_sizes(1, 2)
     ([4, 4], [3, 2], [1])
@@ -40,7 +44,9 @@ def part_sizes(share: int, count: int) -> list[int]:
 
 
 def by_micro_batches(shares: Sequence[_Share], count: int) -> list[_Share]:
-    """The parts of equally long shares in the order of the batch: part 0 of each share, then part 1, ..."""
+    """The parts of equally long shares in the order of the batch: part 0 of each share, then part
+    1, ...
+    """
     ordered, start = [], 0
     for size in part_sizes(len(shares[0]), count):
         ordered += [share[start : start + size] for share in shares]
@@ -50,7 +56,9 @@ def by_micro_batches(shares: Sequence[_Share], count: int) -> list[_Share]:
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """Division of a process's batch into `count` micro-batches, each with a part of each of `shares` shares."""
+    """Division of a process's batch into `count` micro-batches, each with a part of each of
+    `shares` shares.
+    """
 
     count: int = 1
     shares: int = 1
@@ -62,19 +70,28 @@ class MicroBatching:
         parts, start = [], 0
         for size in part_sizes(batch_size(inputs) // self.shares, self.count):
             length = size * self.shares
-            parts.append(mapped(functools.partial(torch.narrow, dim=0, start=start, length=length), (inputs, targets)))
+            parts.append(
+                mapped(
+                    functools.partial(torch.narrow, dim=0, start=start, length=length),
+                    (inputs, targets),
+                )
+            )
             start += length
         return parts
 
 
 def micro_batching(cell: Cell) -> MicroBatching:
     """How the processes of a cell divide their batches."""
-    return MicroBatching(count=cell.options.accumulate, shares=1 if cell.per_device else cell.devices)
+    return MicroBatching(
+        count=cell.options.accumulate, shares=1 if cell.per_device else cell.devices
+    )
 
 
 @dataclass
 class SyntheticBatches:
-    """A BatchStream that repeats one random batch, already on the device: nothing is loaded or transferred."""
+    """A BatchStream that repeats one random batch, already on the device: nothing is loaded or
+    transferred.
+    """
 
     batch: Batch
     samples: Sequence[int]
@@ -97,18 +114,26 @@ class SyntheticBatches:
 
 
 class RankOrderBatchSampler(Sampler[EpochSamples]):
-    """Batches that consist of the shares of `ranks` in rank order; each share is what DDP would give that rank.
+    """Batches that consist of the shares of `ranks` in rank order; each share is what DDP would
+    give that rank.
 
-    A DDP process passes its own rank, DataParallel and a single device pass all. Micro-batches are consecutive in a batch,
-    each with its shares in rank order. `whole_only` omits a short last batch, if it is not the only one. `ahead` holds
-    the batches that are being loaded, in order.
+    A DDP process passes its own rank, DataParallel and a single device pass all. Micro-batches are
+    consecutive in a batch, each with its shares in rank order. `whole_only` omits a short last
+    batch, if it is not the only one. `ahead` holds the batches that are being loaded, in order.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], shares: int, ranks: range, batch_size: int, seed: int, micro_batches: int = 1
+        self,
+        dataset: Dataset[Any],
+        shares: int,
+        ranks: range,
+        batch_size: int,
+        seed: int,
+        micro_batches: int = 1,
     ) -> None:
         self._samplers: list[DistributedSampler[Any]] = [
-            DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed) for rank in ranks
+            DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed)
+            for rank in ranks
         ]
         self._batch_size, self._micro_batches = batch_size, micro_batches
         self.whole_only, self.epoch = False, 0
@@ -129,8 +154,11 @@ class RankOrderBatchSampler(Sampler[EpochSamples]):
         shares = [list(sampler) for sampler in self._samplers]
         for start in range(0, len(self) * self._batch_size, self._batch_size):
             batch = [share[start : start + self._batch_size] for share in shares]
-            samples = [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
-            self.ahead.append(EpochSamples(self.epoch, samples))  # loader workers do not know the epoch
+            samples = [
+                index for part in by_micro_batches(batch, self._micro_batches) for index in part
+            ]
+            # loader workers do not know the epoch
+            self.ahead.append(EpochSamples(self.epoch, samples))
             yield self.ahead[-1]
 
 
@@ -167,15 +195,23 @@ class LoadedBatches:
         """End the loader workers, even if something else still refers to their iterator."""
         iterator, self._iterator = self._iterator, iter(())
         if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()  # called by the iterator's __del__; there is no public method
+            # called by the iterator's __del__; there is no public method
+            iterator._shutdown_workers()
 
 
 BatchStream = SyntheticBatches | LoadedBatches
-"""Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch returned."""
+"""Endless batches. `epoch` and `samples`, indices into the data set, describe the last batch
+returned.
+"""
 
 
 def open_stream(
-    workload: Workload, cell: Cell, built: BuiltModel, rank: int, device: torch.device, augment: bool = True
+    workload: Workload,
+    cell: Cell,
+    built: BuiltModel,
+    rank: int,
+    device: torch.device,
+    augment: bool = True,
 ) -> BatchStream:
     """The batches of one process of a cell; `rank` is 0 where one process feeds all devices."""
     ranks = range(rank, rank + 1) if cell.per_device else range(cell.devices)
@@ -183,12 +219,20 @@ def open_stream(
     if workload.data == "synthetic":
         make_batch = built.make_batch or functools.partial(random_batch, built)
         shares = [make_batch(workload.seed + share, cell.batch_size) for share in ranks]
-        batch = joined_batches(shares, lambda tensors: torch.cat(by_micro_batches(tensors, parts)).to(device))
-        indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
+        batch = joined_batches(
+            shares, lambda tensors: torch.cat(by_micro_batches(tensors, parts)).to(device)
+        )
+        indices = [
+            list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks
+        ]
         samples = [index for part in by_micro_batches(indices, parts) for index in part]
-        return SyntheticBatches(batch, samples, math.ceil(workload.samples / cell.global_batch_size))
+        return SyntheticBatches(
+            batch, samples, math.ceil(workload.samples / cell.global_batch_size)
+        )
     images = image_set(workload, built, augment=augment)
-    sampler = RankOrderBatchSampler(images, cell.devices, ranks, cell.batch_size, workload.seed, parts)
+    sampler = RankOrderBatchSampler(
+        images, cell.devices, ranks, cell.batch_size, workload.seed, parts
+    )
     workers = loader_workers(workload, cell, rank)
     loader: DataLoader[Any] = DataLoader(
         images,
@@ -216,7 +260,9 @@ def _whole_batch(batch: Any) -> Any:
 
 
 def _bind_to_parent(worker_index: int) -> None:
-    """End a loader worker with its parent only: signals to the parent's process group do not reach it."""
+    """End a loader worker with its parent only: signals to the parent's process group do not reach
+    it.
+    """
     os.setpgid(0, 0)
     die_with_job()
 

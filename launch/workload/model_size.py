@@ -1,4 +1,6 @@
-"""Sizes of models, known before a run. Imports torch only for models that dpscope does not provide."""
+"""Sizes of models, known before a run. Imports torch only for models that dpscope does not
+provide.
+"""
 
 import os
 import sys
@@ -18,7 +20,8 @@ class ModelSize:
     """Determines a step's time, roughly."""
 
     parameters: int
-    multiplications: int | None  # multiply-adds of one sample's forward pass; None if they cannot be counted
+    # multiply-adds of one sample's forward pass; None if they cannot be counted
+    multiplications: int | None
     uncounted: str = ""  # the error that prevents it, which a wrong shape of samples causes, too
 
 
@@ -32,10 +35,12 @@ SIZES = {
 
 
 def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -> ModelSize:
-    """Build a user's or torchvision's model once, so that errors in it are reported before a job starts; returns its size.
+    """Build a user's or torchvision's model once, so that errors in it are reported before a job
+    starts; returns its size.
 
-    A user's model is searched for in the working directory, as in workers. `optimizer` holds settings that a model with its own
-    optimizer must not contradict. Raises DpscopeError; for a function that fails, with the line of the user's file.
+    A user's model is searched for in the working directory, as in workers. `optimizer` holds
+    settings that a model with its own optimizer must not contradict. Raises DpscopeError; for a
+    function that fails, with the line of the user's file.
     """
     if workload.model in GPTS and workload.data not in ("synthetic", "fake"):
         raise DpscopeError(
@@ -50,15 +55,23 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
 
     before = dict(os.environ)
     try:  # a user's function may read torchrun's variables, here those of a job of one process
-        os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+        os.environ.update(
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        )
         built = build_model(workload.model)
     except MemoryError as error:
-        raise DpscopeError(f"--model {workload.model}: this host does not have enough memory to build it") from error
+        raise DpscopeError(
+            f"--model {workload.model}: this host does not have enough memory to build it"
+        ) from error
     finally:
         os.environ.clear()
         os.environ.update(before)
     check_classes(workload, built)
-    for name in ("momentum", "weight_decay") if optimizer is not None and built.make_optimizer is not None else ():
+    for name in (
+        ("momentum", "weight_decay")
+        if optimizer is not None and built.make_optimizer is not None
+        else ()
+    ):
         if (value := getattr(optimizer, name)) != getattr(Optimizer(), name):
             raise DpscopeError(
                 f"--{name.replace('_', '-')} {value:g} does nothing here: {workload.model} has its own optimizer, which takes "
@@ -68,7 +81,8 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
 
 
 def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> ModelSize:
-    """Parameters and multiplications of a model, from one run on shapes, in which it loses its weights.
+    """Parameters and multiplications of a model, from one run on shapes, in which it loses its
+    weights.
 
     `image_shape` is a sample's (C x H x W), if the data have a fixed size.
     """
@@ -88,5 +102,9 @@ def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> 
             called(model.to("meta"), mapped(lambda tensor: tensor.to("meta"), inputs))
     except Exception as error:  # the user's forward pass may need values
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return ModelSize(parameters=parameters, multiplications=None, uncounted=text[:160].rstrip("."))
-    return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)
+        return ModelSize(
+            parameters=parameters, multiplications=None, uncounted=text[:160].rstrip(".")
+        )
+    return ModelSize(
+        parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples
+    )

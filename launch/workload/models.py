@@ -1,4 +1,6 @@
-"""The models dpscope can train: ResNet-18 and ResNet-8 for CIFAR, GPTs, torchvision's classification models, the user's own."""
+"""The models dpscope can train: ResNet-18 and ResNet-8 for CIFAR, GPTs, torchvision's
+classification models, the user's own.
+"""
 
 import importlib
 import os
@@ -12,13 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpscope.launch.workload.data_files import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
-from dpscope.launch.workload.tasks import BuiltModel, checked_count, checked_shape, model_from_dictionary
+from dpscope.launch.workload.tasks import (
+    BuiltModel,
+    checked_count,
+    checked_shape,
+    model_from_dictionary,
+)
 from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions with batch norm, and a shortcut with a 1x1 convolution where shapes differ."""
+    """Two 3x3 convolutions with batch norm, and a shortcut with a 1x1 convolution where shapes
+    differ.
+    """
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -38,11 +47,11 @@ class _Block(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """Three blocks of 16, 32 and 64 channels at 16, 8 and 4 pixels, 10 classes; 78,042 parameters, 3.1 million
-    multiply-adds an image.
+    """Three blocks of 16, 32 and 64 channels at 16, 8 and 4 pixels, 10 classes; 78,042 parameters,
+    3.1 million multiply-adds an image.
 
-    K. He et al., Deep Residual Learning (arXiv:1512.03385), section 4.2, with n = 1, a stem of stride 2 and, for
-    shortcuts, their option B.
+    K. He et al., Deep Residual Learning (arXiv:1512.03385), section 4.2, with n = 1, a stem of
+    stride 2 and, for shortcuts, their option B.
     """
 
     def __init__(self) -> None:
@@ -71,7 +80,8 @@ class GptSize:
 GPT_SIZES = {
     "gpt_5m": GptSize(layers=4, heads=4, width=256, vocabulary=8192, context=128),
     "gpt_30m": GptSize(layers=8, heads=8, width=512, vocabulary=8192, context=256),
-    "gpt_124m": GptSize(layers=12, heads=12, width=768, vocabulary=50257, context=1024),  # GPT-2's smallest
+    # GPT-2's smallest
+    "gpt_124m": GptSize(layers=12, heads=12, width=768, vocabulary=50257, context=1024),
 }
 
 
@@ -92,7 +102,9 @@ class Block(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Values (N x T x width) to values of the same shape."""
         samples, tokens, width = values.shape
-        parts = self.attention(self.attention_norm(values)).view(samples, tokens, 3, self.heads, width // self.heads)
+        parts = self.attention(self.attention_norm(values)).view(
+            samples, tokens, 3, self.heads, width // self.heads
+        )
         queries, keys, contents = parts.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(queries, keys, contents, is_causal=True)
         values = values + self.projection(attended.transpose(1, 2).reshape(samples, tokens, width))
@@ -118,7 +130,9 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of each token's successor."""
-        values = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        values = self.tokens(tokens) + self.places(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             values = block(values)
         logits: Tensor = self.head(self.norm(values))
@@ -126,7 +140,9 @@ class Gpt(nn.Module):
 
 
 def _gpt(size: GptSize) -> BuiltModel:
-    """A GPT with batches of random tokens; its loss is the mean cross entropy over all tokens of all samples."""
+    """A GPT with batches of random tokens; its loss is the mean cross entropy over all tokens of
+    all samples.
+    """
 
     def make_batch(seed: int, samples: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -138,7 +154,9 @@ def _gpt(size: GptSize) -> BuiltModel:
         input_shape=(size.context,),
         classes=size.vocabulary,
         make_batch=make_batch,
-        loss=lambda logits, targets: functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        loss=lambda logits, targets: functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten()
+        ),
         tokens=size.context,
     )
 
@@ -146,7 +164,8 @@ def _gpt(size: GptSize) -> BuiltModel:
 class AutocastModel(nn.Module):
     """Runs a model's forward in a lower precision.
 
-    The autocast context is inside the model because its dtype does not follow into DataParallel's threads.
+    The autocast context is inside the model because its dtype does not follow into DataParallel's
+    threads.
     """
 
     def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
@@ -164,11 +183,12 @@ class AutocastModel(nn.Module):
 def build_model(name: str) -> BuiltModel:
     """Build the model `name` on the CPU, from the current random state.
 
-    `name` is ``resnet18_cifar``, ``resnet8_cifar``, a GPT such as ``gpt_5m``, a torchvision classification model (224 x 224
-    pixels, 1000 classes), or ``package.module:function``, searched for in the working directory. The function takes no
-    arguments and returns a module, which gets 3 x 32 x 32 pixels and 10 classes, a tuple (module, shape of a sample, classes),
-    or a dictionary that may also hold batches, loss and optimizer (`tasks.model_from_dictionary`). Raises DpscopeError for an
-    unknown name.
+    `name` is ``resnet18_cifar``, ``resnet8_cifar``, a GPT such as ``gpt_5m``, a torchvision
+    classification model (224 x 224 pixels, 1000 classes), or ``package.module:function``, searched
+    for in the working directory. The function takes no arguments and returns a module, which gets 3
+    x 32 x 32 pixels and 10 classes, a tuple (module, shape of a sample, classes), or a dictionary
+    that may also hold batches, loss and optimizer (`tasks.model_from_dictionary`). Raises
+    DpscopeError for an unknown name.
     """
     if name in (CIFAR_RESNET, SMALL_RESNET):
         return BuiltModel(model=cifar_resnet18() if name == CIFAR_RESNET else SmallResNet())
@@ -180,13 +200,19 @@ def build_model(name: str) -> BuiltModel:
 
     check_model(name)
     # By default these two return auxiliary outputs in training.
-    options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    options = (
+        {"aux_logits": False, "init_weights": False}
+        if name in ("googlenet", "inception_v3")
+        else {}
+    )
     model: nn.Module = models.get_model(name, weights=None, **options)
     return BuiltModel(model=model, input_shape=(3, 224, 224), classes=1000)
 
 
 def cifar_resnet18() -> nn.Module:
-    """ResNet-18 for 32 x 32 pixels: 3x3 stem of stride 1, no max-pool, 10 classes; 11,173,962 parameters."""
+    """ResNet-18 for 32 x 32 pixels: 3x3 stem of stride 1, no max-pool, 10 classes; 11,173,962
+    parameters.
+    """
     from torchvision.models import resnet18
 
     model: nn.Module = resnet18(num_classes=10)
@@ -207,7 +233,11 @@ def check_model(name: str) -> None:
     known = sorted(models.list_models(module=models))  # for classification
     if name not in known:
         close = nearest(name, [*OWN_MODELS, *known], most=3)
-        hint = f"did you mean {', '.join(close)}? Otherwise" if close else f"{CIFAR_RESNET} is the default;"
+        hint = (
+            f"did you mean {', '.join(close)}? Otherwise"
+            if close
+            else f"{CIFAR_RESNET} is the default;"
+        )
         raise DpscopeError(
             f"--model {name}: no such model; {hint} name a torchvision classification model or your own "
             "as package.module:function"
@@ -218,7 +248,9 @@ def _user_function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
     is_file = os.sep in module_name or (module_name.endswith(".py") and os.path.isfile(module_name))
     if not module_name or module_name.startswith(".") or not function_name or is_file:
-        raise DpscopeError(f"--model {name}: write it as package.module:function, relative to the working directory")
+        raise DpscopeError(
+            f"--model {name}: write it as package.module:function, relative to the working directory"
+        )
     try:
         module = importlib.import_module(module_name)
     except MemoryError:
@@ -246,7 +278,9 @@ def _error_text(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     others = (__file__, importlib.__file__, "<frozen", "site-packages")
     frames = [
-        one for one in traceback.extract_tb(error.__traceback__) if not any(name in one.filename for name in others)
+        one
+        for one in traceback.extract_tb(error.__traceback__)
+        if not any(name in one.filename for name in others)
     ]
     return f"{text} in {frames[-1].filename}, line {frames[-1].lineno}" if frames else text
 
@@ -268,7 +302,10 @@ def _users_model(name: str) -> BuiltModel:
         return BuiltModel(model=made)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
         call = f"--model {name}: {function_name}()"
-        shape, classes = checked_shape(call, made[1]), checked_count(call, "the number of classes", made[2])
+        shape, classes = (
+            checked_shape(call, made[1]),
+            checked_count(call, "the number of classes", made[2]),
+        )
         return BuiltModel(model=made[0], input_shape=shape, classes=classes)
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "

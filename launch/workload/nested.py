@@ -22,7 +22,9 @@ def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def joined_batches(values: Sequence[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
-    """One nested value from several of the same structure: tensors are joined, other values are the first one's."""
+    """One nested value from several of the same structure: tensors are joined, other values are the
+    first one's.
+    """
     first = values[0]
     if isinstance(first, Tensor):
         return join(list(values))
@@ -47,7 +49,9 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def called(model: nn.Module, inputs: Any) -> Any:
-    """The model's output for nested inputs: a dictionary holds keyword arguments, a tuple or list positional ones."""
+    """The model's output for nested inputs: a dictionary holds keyword arguments, a tuple or list
+    positional ones.
+    """
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)

@@ -1,6 +1,8 @@
-"""FLOPs of a training step, counted on torch's meta device: from shapes, without computing and without memory.
+"""FLOPs of a training step, counted on torch's meta device: from shapes, without computing and
+without memory.
 
-And the rate at which a CPU multiplies matrices, measured: what a step's rate is compared with there.
+And the rate at which a CPU multiplies matrices, measured: what a step's rate is compared with
+there.
 """
 
 import copy
@@ -23,10 +25,16 @@ from dpscope.profiling.store.folders import RepeatFolder
 _COUNTED = ("aten", "prim", "prims")  # namespaces of torch's operators, which the counter knows
 
 
-def cell_step_flops(repeats: Iterable[RepeatFolder], built: BuiltModel, cell: Cell, amp: Amp) -> StepFlops:
-    """FLOPs of a cell's step as one of its repeats counted them, else counted now, which takes half a second."""
+def cell_step_flops(
+    repeats: Iterable[RepeatFolder], built: BuiltModel, cell: Cell, amp: Amp
+) -> StepFlops:
+    """FLOPs of a cell's step as one of its repeats counted them, else counted now, which takes half
+    a second.
+    """
     stored = (rank.flops for repeat in repeats for rank in repeat.ranks() if rank.flops is not None)
-    return next(stored, None) or count_step_flops(built, cell.batch_size, amp, cell.options.compile != "off")
+    return next(stored, None) or count_step_flops(
+        built, cell.batch_size, amp, cell.options.compile != "off"
+    )
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -42,13 +50,18 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: bool = False) -> StepFlops:
-    """Forward and backward of `built` on one device's batch, with the precision that this process's settings allow.
+def count_step_flops(
+    built: BuiltModel, batch_size: int, amp: Amp, compiled: bool = False
+) -> StepFlops:
+    """Forward and backward of `built` on one device's batch, with the precision that this process's
+    settings allow.
 
-    Matrix products, convolutions and attention count, with two FLOPs per multiply-add, as in torch.utils.flop_counter; the rest
-    of a step is memory-bound. Attention counts in full, even if a mask omits half of it.
+    Matrix products, convolutions and attention count, with two FLOPs per multiply-add, as in
+    torch.utils.flop_counter; the rest of a step is memory-bound. Attention counts in full, even if
+    a mask omits half of it.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # takes 0.2 s to import, and only one repeat counts
+    # takes 0.2 s to import, and only one repeat counts
+    from torch.utils.flop_counter import FlopCounterMode
 
     if compiled:
         return StepFlops(missing="compiled graphs are not counted")
@@ -58,28 +71,42 @@ def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: boo
             model = _on_meta(built.model).train()
             inputs, targets = mapped(lambda tensor: tensor.to("meta"), make_batch(0, batch_size))
             with FlopCounterMode(display=False) as counter, _Operators() as operators:
-                loss: Tensor = (built.loss or nn.functional.cross_entropy)(called(model, inputs), targets)
+                loss: Tensor = (built.loss or nn.functional.cross_entropy)(
+                    called(model, inputs), targets
+                )
                 loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        return StepFlops(missing=f"the step does not run on shapes alone ({type(error).__name__}: {reason})")
+        return StepFlops(
+            missing=f"the step does not run on shapes alone ({type(error).__name__}: {reason})"
+        )
     if foreign := sorted(operators.foreign):
-        return StepFlops(missing=f"operators that are not torch's are not counted: {', '.join(foreign)}")
+        return StepFlops(
+            missing=f"operators that are not torch's are not counted: {', '.join(foreign)}"
+        )
     if (counts := counter.get_flop_counts().get("Global")) is None:
         return StepFlops(missing="the step has no matrix product, convolution or attention")
     return StepFlops(
         total=counter.get_total_flops(),
-        convolutions=sum(count for operator, count in counts.items() if "convolution" in str(operator)),
+        convolutions=sum(
+            count for operator, count in counts.items() if "convolution" in str(operator)
+        ),
         product_precision=_precision(amp, torch.backends.cuda.matmul),
         convolution_precision=_precision(amp, torch.backends.cudnn),
     )
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy of the model with its parameters and buffers on the meta device, without their values."""
-    held: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    """A copy of the model with its parameters and buffers on the meta device, without their
+    values.
+    """
+    held: dict[int, Any] = {
+        id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()
+    }
     for one in model.parameters():
-        held[id(one)] = nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+        held[id(one)] = nn.Parameter(
+            torch.empty_like(one, device="meta"), requires_grad=one.requires_grad
+        )
     return copy.deepcopy(model, held)
 
 
@@ -99,7 +126,8 @@ _PRODUCTS = 5
 
 
 def matmul_peak(amp: Amp) -> MatmulPeak:
-    """The highest rate of square matrix products with this process's threads, in the dtype of its steps; a quarter of a second.
+    """The highest rate of square matrix products with this process's threads, in the dtype of its
+    steps; a quarter of a second.
 
     Each size counts by the fastest of _PRODUCTS after one untimed, 2 n^3 FLOPs each.
     """
@@ -118,4 +146,6 @@ def matmul_peak(amp: Amp) -> MatmulPeak:
             peak_tflops, best_side = tflops, side
         if shortest_s > _LONG_PRODUCT_S:
             break
-    return MatmulPeak(peak_tflops, best_side, str(dtype).removeprefix("torch."), torch.get_num_threads())
+    return MatmulPeak(
+        peak_tflops, best_side, str(dtype).removeprefix("torch."), torch.get_num_threads()
+    )

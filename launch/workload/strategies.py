@@ -1,8 +1,8 @@
 """Models compiled and wrapped for each strategy, FSDP and `replicate` among them, in place.
 
-torch.compile is applied to a module's `forward`, not to the module: hooks, on which FSDP and `replicate` depend, stay outside
-the graph; the module stays the same object with the same parameter names; and a `Sequential`, whose call torch.compile skips
-inside DDP (torch 2.15), is compiled too.
+torch.compile is applied to a module's `forward`, not to the module: hooks, on which FSDP and
+`replicate` depend, stay outside the graph; the module stays the same object with the same parameter
+names; and a `Sequential`, whose call torch.compile skips inside DDP (torch 2.15), is compiled too.
 """
 
 import inspect
@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -37,11 +40,16 @@ from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_REDUCED_IN: dict[CommHook, torch.dtype | None] = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_REDUCED_IN: dict[CommHook, torch.dtype | None] = {
+    "none": None,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 
 
 def block_names(model: nn.Module, name: str = "") -> list[str]:
-    """The modules that are wrapped separately: those with parameters in the model's outermost containers of modules.
+    """The modules that are wrapped separately: those with parameters in the model's outermost
+    containers of modules.
 
     These are a ResNet's blocks, a transformer's layers, the layers of a Sequential.
     """
@@ -56,9 +64,11 @@ def block_names(model: nn.Module, name: str = "") -> list[str]:
 
 
 def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
-    """The units that FSDP gathers in a model that is not wrapped yet: its blocks, then the parameters that remain.
+    """The units that FSDP gathers in a model that is not wrapped yet: its blocks, then the
+    parameters that remain.
 
-    The latter stay gathered between forward and backward, `fully_shard`'s default, because they are needed first again.
+    The latter stay gathered between forward and backward, `fully_shard`'s default, because they are
+    needed first again.
     """
     seen: set[int] = set()
     units = []
@@ -67,24 +77,36 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
         seen.update(id(one) for one in own)
         if own:
             shapes, trained = (tuple(one.shape) for one in own), (one.requires_grad for one in own)
-            element_bytes, resharded = (one.element_size() for one in own), bool(name) and traits_of(strategy).reshards
-            units.append(ShardedUnit(name, tuple(shapes), tuple(trained), tuple(element_bytes), resharded))
+            element_bytes, resharded = (
+                (one.element_size() for one in own),
+                bool(name) and traits_of(strategy).reshards,
+            )
+            units.append(
+                ShardedUnit(name, tuple(shapes), tuple(trained), tuple(element_bytes), resharded)
+            )
     return tuple(units)
 
 
 def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
-    """Shard a model, already on `device`, over the devices of a cell; needs an initialised process group."""
-    from torch.distributed.device_mesh import init_device_mesh  # no other strategy waits for these imports
+    """Shard a model, already on `device`, over the devices of a cell; needs an initialised process
+    group.
+    """
+    # no other strategy waits for these imports
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
-    sizes, names = ((groups, shards), ("replicate", "shard")) if groups > 1 else ((shards,), ("shard",))
+    sizes, names = (
+        ((groups, shards), ("replicate", "shard")) if groups > 1 else ((shards,), ("shard",))
+    )
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     limit_all_groups()
     policy = MixedPrecisionPolicy(reduce_dtype=_REDUCED_IN[cell.options.comm_hook])
     reshard = None if cell.traits.reshards else False
     for name in (*block_names(model), ""):
-        fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        fully_shard(
+            model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard, mp_policy=policy
+        )
 
 
 def is_composed(model: nn.Module) -> bool:
@@ -115,19 +137,30 @@ def reshard_all(model: nn.Module) -> None:
 
 
 def held_bytes(model: nn.Module, optimizer: Optimizer) -> int:
-    """Bytes of parameters, buffers and optimizer state that this process holds between steps; its shards of sharded ones."""
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    tensors: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *states)}
+    """Bytes of parameters, buffers and optimizer state that this process holds between steps; its
+    shards of sharded ones.
+    """
+    states = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+    tensors: dict[int, Any] = {
+        id(one): one for one in (*model.parameters(), *model.buffers(), *states)
+    }
     local = (one.to_local() if hasattr(one, "to_local") else one for one in tensors.values())
     return sum(one.numel() * one.element_size() for one in local)
 
 
 def compile_model(model: nn.Module, cell: Cell) -> None:
-    """Compile a model at its first run, if the cell's options say so; called before the model is wrapped.
+    """Compile a model at its first run, if the cell's options say so; called before the model is
+    wrapped.
 
-    Under DDP and `replicate` torch splits the graph at their buckets (DDPOptimizer, torch/_dynamo/backends/distributed.py), so
-    that a bucket is reduced during the backward pass of the next part; not under torch 2.8's `replicate`. Under FSDP each block
-    and the rest of the model are compiled separately: hooks gather each unit between the graphs.
+    Under DDP and `replicate` torch splits the graph at their buckets (DDPOptimizer,
+    torch/_dynamo/backends/distributed.py), so that a bucket is reduced during the backward pass of
+    the next part; not under torch 2.8's `replicate`. Under FSDP each block and the rest of the
+    model are compiled separately: hooks gather each unit between the graphs.
     """
     mode = cell.options.compile
     if mode == "off":
@@ -141,18 +174,22 @@ def compile_model(model: nn.Module, cell: Cell) -> None:
 def _with_unique_code(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A function with a unique code object that calls a module's `forward`.
 
-    torch.compile caches by code object. Modules of one class share theirs: those after the eighth, and those after one that
-    could not be captured, would run without being compiled.
+    torch.compile caches by code object. Modules of one class share theirs: those after the eighth,
+    and those after one that could not be captured, would run without being compiled.
     """
 
     def call(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
 
-    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    return FunctionType(
+        call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__
+    )
 
 
 def compiled_so_far() -> Compilation:
-    """What torch has compiled in this process: seconds, captured graphs, compiled parts, graph breaks."""
+    """What torch has compiled in this process: seconds, captured graphs, compiled parts, graph
+    breaks.
+    """
     from torch._dynamo.utils import calculate_time_spent, counters
 
     return Compilation(
@@ -185,7 +222,9 @@ class NamedDataParallel(_DataParallel):  # type: ignore[misc]
 
 
 def reduce_in_bf16(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-    """torch's hook under another name: under its own, DDP refuses it without NCCL, although gloo reduces bf16 too."""
+    """torch's hook under another name: under its own, DDP refuses it without NCCL, although gloo
+    reduces bf16 too.
+    """
     reduced: Future[Tensor] = bf16_compress_hook(state, bucket)
     return reduced
 
@@ -199,13 +238,15 @@ _PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over
 
 
 def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
-    """Compile and wrap a model, already on `device`, this process's first one, for a cell; FSDP and `replicate` work in place.
+    """Compile and wrap a model, already on `device`, this process's first one, for a cell; FSDP and
+    `replicate` work in place.
 
-    Strategies with a process for each device need an initialised process group. Raises DpscopeError for DataParallel on one
-    device, or `dp` on the CPU, where it would be a silent pass-through.
+    Strategies with a process for each device need an initialised process group. Raises DpscopeError
+    for DataParallel on one device, or `dp` on the CPU, where it would be a silent pass-through.
     """
     compile_model(model, cell)
-    if cell.strategy == "replicate":  # gradients are reduced in buckets, as by DDP; buffers are not synchronised
+    # gradients are reduced in buckets, as by DDP; buffers are not synchronised
+    if cell.strategy == "replicate":
         from torch.distributed._composable.replicate import replicate
 
         replicate(model, device_id=device)
@@ -234,7 +275,9 @@ def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
     return wrapped
 
 
-def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
+def _distributed(
+    model: nn.Module, device: torch.device, options: CellOptions
+) -> DistributedDataParallel:
     bucket_mb = options.bucket_mb
     if options.overlap == "off":
         # DDP closes a bucket when it reaches its capacity: one above the size of all gradients.
@@ -249,7 +292,8 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
     )
     state = None
     if options.comm_hook == "powersgd":
-        # torch's defaults: rank 1, error feedback, no compression of what shrinks by less than half.
+        # torch's defaults: rank 1, error feedback, no compression of what shrinks by less than
+        # half.
         state = PowerSGDState(
             None,
             matrix_approximation_rank=POWERSGD_RANK,
@@ -262,14 +306,19 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
 
 
 def _switches(options: CellOptions) -> dict[str, Any]:
-    """DDP's arguments that differ from the default: torch 2.15 warns about broadcast_buffers, for which 2.8 has no other name."""
+    """DDP's arguments that differ from the default: torch 2.15 warns about broadcast_buffers, for
+    which 2.8 has no other name.
+    """
     values = {argument: getattr(options, name) for name, argument in DDP_SWITCHES.items()}
     defaults = {argument: getattr(CellOptions(), name) for name, argument in DDP_SWITCHES.items()}
-    return {argument: value == "on" for argument, value in values.items() if value != defaults[argument]}
+    return {
+        argument: value == "on" for argument, value in values.items() if value != defaults[argument]
+    }
 
 
 def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, Any]:
-    """DDP's arguments that dpscope passes on; `mixed_precision` sets one type for parameters, gradients and buffers.
+    """DDP's arguments that dpscope passes on; `mixed_precision` sets one type for parameters,
+    gradients and buffers.
 
     Raises DpscopeError for an argument that the installed torch or the device does not support.
     """
@@ -282,9 +331,13 @@ def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, 
         )
     if "mixed_precision" in arguments:
         if device.type != "cuda":
-            raise DpscopeError("--ddp-args mixed_precision: DDP supports it on GPUs only; use --amp bf16 on the CPU")
+            raise DpscopeError(
+                "--ddp-args mixed_precision: DDP supports it on GPUs only; use --amp bf16 on the CPU"
+            )
         from torch.nn.parallel.distributed import _MixedPrecision
 
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[arguments["mixed_precision"]]
-        arguments["mixed_precision"] = _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+        arguments["mixed_precision"] = _MixedPrecision(
+            param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype
+        )
     return arguments

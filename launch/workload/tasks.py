@@ -1,4 +1,6 @@
-"""Models with what they are trained on: images and classes, or their own batches, loss and optimizer."""
+"""Models with what they are trained on: images and classes, or their own batches, loss and
+optimizer.
+"""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +15,9 @@ from dpscope.launch.workload.nested import leaves
 from dpscope.profiling.store.errors import DpscopeError
 
 MakeBatch = Callable[[int, int], tuple[Any, Any]]
-"""Seed and number of samples -> inputs and targets, nested tensors whose first dimension is the sample."""
+"""Seed and number of samples -> inputs and targets, nested tensors whose first dimension is the
+sample.
+"""
 BatchLoss = Callable[[Any, Any], Tensor]
 """Outputs and targets -> mean loss over the samples."""
 """Parameters and learning rate -> optimizer."""
@@ -25,7 +29,9 @@ _TRIED = 3  # samples of a trial batch
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model and its batches: images of `input_shape` with `classes` labels, or what `make_batch` returns."""
+    """A model and its batches: images of `input_shape` with `classes` labels, or what `make_batch`
+    returns.
+    """
 
     model: nn.Module
     input_shape: tuple[int, ...] = (3, 32, 32)  # of one sample, without the batch dimension
@@ -37,30 +43,46 @@ class BuiltModel:
 
 
 def model_from_dictionary(name: str, made: Mapping[str, Any]) -> BuiltModel:
-    """The model in a user's dictionary; raises DpscopeError that names the wrong entry, for `--model name`."""
+    """The model in a user's dictionary; raises DpscopeError that names the wrong entry, for
+    `--model name`.
+    """
     function = f"--model {name}: {name.partition(':')[2]}()"
     if unknown := [key for key in made if key not in _KEYS]:
-        raise DpscopeError(f"{function} returned a dictionary with {unknown[0]!r}; it may hold {', '.join(_KEYS)}")
+        raise DpscopeError(
+            f"{function} returned a dictionary with {unknown[0]!r}; it may hold {', '.join(_KEYS)}"
+        )
     if not isinstance(made.get("module"), nn.Module):
-        raise DpscopeError(f"{function} returned a dictionary without a torch.nn.Module as its 'module'; add it")
+        raise DpscopeError(
+            f"{function} returned a dictionary without a torch.nn.Module as its 'module'; add it"
+        )
     for key in ("make_batch", "loss", "optimizer"):
         if made.get(key) is not None and not callable(made[key]):
-            raise DpscopeError(f"{function}: {key} is of type {type(made[key]).__name__}; give a function")
+            raise DpscopeError(
+                f"{function}: {key} is of type {type(made[key]).__name__}; give a function"
+            )
     if made.get("make_batch") is None and made.get("loss") is not None:
-        raise DpscopeError(f"{function}: a custom loss needs make_batch, which provides its targets; add make_batch")
+        raise DpscopeError(
+            f"{function}: a custom loss needs make_batch, which provides its targets; add make_batch"
+        )
     numbers: dict[str, Any] = {
-        name: checked_count(function, name, made[name]) for name in ("classes", "tokens") if made.get(name) is not None
+        name: checked_count(function, name, made[name])
+        for name in ("classes", "tokens")
+        if made.get(name) is not None
     }
     if made.get("input_shape") is not None:
         numbers["input_shape"] = checked_shape(function, made["input_shape"])
     make_batch, loss, optimizer = (made.get(key) for key in ("make_batch", "loss", "optimizer"))
     if make_batch is not None:
         _check_batch(function, make_batch)
-    return BuiltModel(made["module"], make_batch=make_batch, loss=loss, make_optimizer=optimizer, **numbers)
+    return BuiltModel(
+        made["module"], make_batch=make_batch, loss=loss, make_optimizer=optimizer, **numbers
+    )
 
 
 def checked_shape(function: str, value: object) -> tuple[int, ...]:
-    """A sample's shape from a user's function; raises DpscopeError unless it consists of positive whole numbers."""
+    """A sample's shape from a user's function; raises DpscopeError unless it consists of positive
+    whole numbers.
+    """
     sizes = tuple(_whole(one) for one in value) if isinstance(value, tuple | list) else ()
     if not all(sizes) or not sizes:
         raise DpscopeError(
@@ -70,7 +92,9 @@ def checked_shape(function: str, value: object) -> tuple[int, ...]:
 
 
 def checked_count(function: str, key: str, value: object) -> int:
-    """A number from a user's function; raises DpscopeError unless it is a whole number of at least 1."""
+    """A number from a user's function; raises DpscopeError unless it is a whole number of at least
+    1.
+    """
     if not (count := _whole(value)):
         raise DpscopeError(f"{function}: {key} is {_shown(value)}; give a whole number, 1 or more")
     return count
@@ -90,17 +114,25 @@ def _shown(value: object) -> str:
 
 
 def _check_batch(function: str, make_batch: MakeBatch) -> None:
-    """Raise DpscopeError unless batches are pairs of nested tensors, a sample per row, and equal for equal seeds."""
+    """Raise DpscopeError unless batches are pairs of nested tensors, a sample per row, and equal
+    for equal seeds.
+    """
     try:
         batches = [make_batch(0, _TRIED) for _ in range(2)]
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DpscopeError(f"{function}: make_batch(0, {_TRIED}) failed: {text}; correct it there") from error
+        raise DpscopeError(
+            f"{function}: make_batch(0, {_TRIED}) failed: {text}; correct it there"
+        ) from error
     if not all(isinstance(batch, tuple) and len(batch) == 2 for batch in batches):
-        raise DpscopeError(f"{function}: make_batch returned {type(batches[0]).__name__}; return (inputs, targets)")
+        raise DpscopeError(
+            f"{function}: make_batch returned {type(batches[0]).__name__}; return (inputs, targets)"
+        )
     tensors = [list(leaves(batch)) for batch in batches]
     if not tensors[0] or not list(leaves(batches[0][0])):
-        raise DpscopeError(f"{function}: make_batch returned no tensor as inputs; return (inputs, targets)")
+        raise DpscopeError(
+            f"{function}: make_batch returned no tensor as inputs; return (inputs, targets)"
+        )
     wrong = [tuple(one.shape) for one in tensors[0] if one.ndim == 0 or len(one) != _TRIED]
     if wrong:
         raise DpscopeError(

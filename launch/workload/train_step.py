@@ -1,7 +1,7 @@
 """One training step, the same code for every strategy.
 
-The timed pass runs it, so it does little besides training; benchmarks/timed_pass_cost.py measures what it adds to a plain loop
-(docs/measures.md).
+The timed pass runs it, so it does little besides training; benchmarks/timed_pass_cost.py measures
+what it adds to a plain loop (docs/measures.md).
 """
 
 import functools
@@ -30,10 +30,12 @@ _NAMED = 4  # parameters in a message
 
 
 class TrainStep:
-    """Fetch a batch, move it, forward, backward, optimizer step; each phase is a named range in a trace.
+    """Fetch a batch, move it, forward, backward, optimizer step; each phase is a named range in a
+    trace.
 
-    With micro-batches, forward and backward run for each of them, and the gradients add up to those of the whole batch; DDP
-    reduces them in the last backward pass only. There is one optimizer step. The loss is that of `built`, else cross entropy.
+    With micro-batches, forward and backward run for each of them, and the gradients add up to those
+    of the whole batch; DDP reduces them in the last backward pass only. There is one optimizer
+    step. The loss is that of `built`, else cross entropy.
     """
 
     def __init__(
@@ -49,16 +51,16 @@ class TrainStep:
         self.model = model
         self.batches = batches
         self.last_loss: Tensor | None = None  # of the whole batch
-        # Kept until the next graph exists, as by a plain loop's variable: without a graph, autograd drops each parameter's
-        # gradient accumulator and creates another one.
+        # Kept until the next graph exists, as by a plain loop's variable: without a graph, autograd
+        # drops each parameter's gradient accumulator and creates another one.
         self._graph: Tensor | None = None
         self._micro_batching = micro_batching
         self._composed, is_ddp = is_composed(model), isinstance(model, DistributedDataParallel)
         # Whether DDP's reducer reduces the gradients, under DDP or `replicate`.
         self._reduces_in_buckets = is_ddp or (self._composed and not is_sharded(model))
         static_graph = bool(getattr(model, "static_graph", False))
-        # DDP learns a static graph from its first backward pass, which therefore must reduce, and then waits only for the
-        # gradients of that pass.
+        # DDP learns a static graph from its first backward pass, which therefore must reduce, and
+        # then waits only for the gradients of that pass.
         self._graph_to_learn = is_ddp and static_graph
         self._needs_all_gradients = self._reduces_in_buckets and not static_graph
         self._device = device
@@ -73,7 +75,9 @@ class TrainStep:
         self._scaled = self.scaler.is_enabled()
 
     def __call__(self, batch_arrived: BatchArrived = nothing) -> int:
-        """Train on the next batch; returns its samples. On CUDA the work is queued, not finished, on return."""
+        """Train on the next batch; returns its samples. On CUDA the work is queued, not finished,
+        on return.
+        """
         with named_range(DATA):
             batch = self.batches.next_batch()
         batch_arrived()
@@ -101,16 +105,19 @@ class TrainStep:
         return samples
 
     def learn_graph(self) -> None:
-        """Let DDP learn what it takes from its first steps: the graph, and the buckets of all later steps.
+        """Let DDP learn what it takes from its first steps: the graph, and the buckets of all later
+        steps.
 
-        A training that resumes from a checkpoint then sums gradients in the same order as before. It is not counted as a step;
-        the caller restores what it changes (batch norm's statistics, random states, the position in the batches).
+        A training that resumes from a checkpoint then sums gradients in the same order as before.
+        It is not counted as a step; the caller restores what it changes (batch norm's statistics,
+        random states, the position in the batches).
         """
         if not self._reduces_in_buckets:
             return
         self.batches.start_epoch(0)
         inputs, targets = moved(self.batches.next_batch(), self._device)
-        # With a static graph, the first backward pass learns the graph and the second one the order of the buckets.
+        # With a static graph, the first backward pass learns the graph and the second one the order
+        # of the buckets.
         for _ in range(2 if getattr(self.model, "static_graph", False) else 1):
             self._add_gradients(*self._micro_batching.cut(inputs, targets)[0])
             self._check_gradients()
@@ -118,11 +125,15 @@ class TrainStep:
         self._graph_to_learn = False
 
     def _add_gradients(self, inputs: Any, targets: Any, weight: float = 1.0) -> Tensor:
-        """Forward and backward of a part of the batch; returns its share of the batch's mean loss."""
+        """Forward and backward of a part of the batch; returns its share of the batch's mean
+        loss.
+        """
         with named_range(FORWARD):
             outputs = called(self.model, inputs)
             # Losses are computed in single precision.
-            outputs = mapped(lambda one: one.float() if one.dtype in AUTOCAST_DTYPES.values() else one, outputs)
+            outputs = mapped(
+                lambda one: one.float() if one.dtype in AUTOCAST_DTYPES.values() else one, outputs
+            )
             loss = self._loss(outputs, targets)
             if weight != 1:
                 loss = loss * weight
@@ -132,13 +143,17 @@ class TrainStep:
         return loss.detach()
 
     def _check_gradients(self) -> None:
-        """After the first backward pass, raise DpscopeError for parameters that DDP would wait for in the next forward."""
+        """After the first backward pass, raise DpscopeError for parameters that DDP would wait for
+        in the next forward.
+        """
         if not self._needs_all_gradients:
             return
         self._needs_all_gradients = False
         inner = getattr(self.model, "module", self.model)
         without = [
-            name.removeprefix("module.").removeprefix("model." if isinstance(inner, AutocastModel) else "")
+            name.removeprefix("module.").removeprefix(
+                "model." if isinstance(inner, AutocastModel) else ""
+            )
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad and parameter.grad is None
         ]
@@ -150,7 +165,9 @@ class TrainStep:
             )
 
     def _without_reduction(self) -> AbstractContextManager[None]:
-        """Accumulate gradients without reducing them; DataParallel cannot, and reduces in every backward pass."""
+        """Accumulate gradients without reducing them; DataParallel cannot, and reduces in every
+        backward pass.
+        """
         if isinstance(self.model, DistributedDataParallel) and not self._graph_to_learn:
             return self.model.no_sync()
         return unreduced(self.model) if self._composed else nullcontext()

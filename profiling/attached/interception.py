@@ -1,4 +1,6 @@
-"""Listeners for module calls, optimizer steps, backward passes and profilers; `stop` restores what each changes in torch."""
+"""Listeners for module calls, optimizer steps, backward passes and profilers; `stop` restores what
+each changes in torch.
+"""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,10 +21,16 @@ CallListener = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Patch:
-    """A function of a torch class or module that calls `before` and `after` with its own arguments until `stop`."""
+    """A function of a torch class or module that calls `before` and `after` with its own arguments
+    until `stop`.
+    """
 
     def __init__(
-        self, owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
     ) -> None:
         original = vars(owner)[name]
         self._active = True
@@ -44,18 +52,22 @@ class Patch:
         setattr(owner, name, wrapper)
 
     def stop(self) -> None:
-        """Restore the function; a replacement that the script has made since stays, and the wrapper below it does nothing."""
+        """Restore the function; a replacement that the script has made since stays, and the wrapper
+        below it does nothing.
+        """
         self._active = False
         if vars(self._owner)[self._name] is self._wrapper:
             setattr(self._owner, self._name, self._original)
 
 
 class ModuleCalls:
-    """Calls a listener before each call of the modules added to it, except for calls that torch.compile traces.
+    """Calls a listener before each call of the modules added to it, except for calls that
+    torch.compile traces.
 
-    A forward hook is stored in the module: `torch.save` writes it, so that loading the file needs dpscope, and `torch.jit.script`
-    fails on it. Any hook also makes torch take the slower path through a call, at several times the cost. Therefore the module's
-    class gets a `__call__` that looks up whether the module has a listener.
+    A forward hook is stored in the module: `torch.save` writes it, so that loading the file needs
+    dpscope, and `torch.jit.script` fails on it. Any hook also makes torch take the slower path
+    through a call, at several times the cost. Therefore the module's class gets a `__call__` that
+    looks up whether the module has a listener.
     """
 
     def __init__(self) -> None:
@@ -65,7 +77,9 @@ class ModuleCalls:
         self._calls: dict[type[nn.Module], tuple[object, object]] = {}
 
     def add(self, module: nn.Module, listener: CallListener) -> None:
-        """Call `listener` with the module and its arguments; the module must live until it is removed."""
+        """Call `listener` with the module and its arguments; the module must live until it is
+        removed.
+        """
         kind = type(module)
         if kind not in self._calls:
             original = kind.__dict__.get("__call__")
@@ -83,7 +97,8 @@ class ModuleCalls:
     def stop(self) -> None:
         """Remove all listeners and restore the classes."""
         for kind, (wrapper, original) in self._calls.items():
-            self._listeners[kind].clear()  # where the script has replaced the wrapper, it stays below and does nothing
+            # where the script has replaced the wrapper, it stays below and does nothing
+            self._listeners[kind].clear()
             if kind.__dict__.get("__call__") is not wrapper:
                 continue
             if original is None:
@@ -94,14 +109,17 @@ class ModuleCalls:
         self._listeners.clear()
 
 
-def _listening_call(kind: type[nn.Module], original: Any, listeners: dict[int, CallListener]) -> Any:
+def _listening_call(
+    kind: type[nn.Module], original: Any, listeners: dict[int, CallListener]
+) -> Any:
     parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
 
     @wraps(original or parent.__call__)
     def wrapper(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling() and (listener := listeners.get(id(module))) is not None:
             listener(module, args, kwargs)
-        call = original or parent.__call__  # looked up in each call: other tools replace that of nn.Module, too
+        # looked up in each call: other tools replace that of nn.Module, too
+        call = original or parent.__call__
         try:
             return call(module, *args, **kwargs)
         except BaseException as error:
@@ -112,13 +130,17 @@ def _listening_call(kind: type[nn.Module], original: Any, listeners: dict[int, C
 
 
 def _hide_caller(error: BaseException) -> None:
-    """Remove the frame that caught the error from its traceback; a bare `raise` does not add it again."""
+    """Remove the frame that caught the error from its traceback; a bare `raise` does not add it
+    again.
+    """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
 class BackwardCount(Patch):
-    """Counts backward passes until it is stopped. Calls `on_limit` after BACKWARDS_WITHOUT_STEP passes, and counts no more."""
+    """Counts backward passes until it is stopped. Calls `on_limit` after BACKWARDS_WITHOUT_STEP
+    passes, and counts no more.
+    """
 
     def __init__(self, on_limit: Callable[[], None]) -> None:
         self.count = 0
@@ -135,13 +157,18 @@ class BackwardCount(Patch):
 class OptimizerHook:
     """Calls a function, which must be a plain one, after each step of any optimizer."""
 
-    def __init__(self, listener: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> None:
-        # A compiled optimizer calls the hook after its graph, not within it. torch's private decorator loads the compiler when
-        # it is first called, after optimizers have loaded it anyway; the public one loads it at once.
+    def __init__(
+        self, listener: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
+        # A compiled optimizer calls the hook after its graph, not within it. torch's private
+        # decorator loads the compiler when it is first called, after optimizers have loaded it
+        # anyway; the public one loads it at once.
         self._hook = register_optimizer_step_post_hook(_disable_dynamo(listener))
 
     def stop_within_step(self) -> None:
-        """Stop from within the listener: while torch iterates over its hooks, an entry can be replaced but not removed."""
+        """Stop from within the listener: while torch iterates over its hooks, an entry can be
+        replaced but not removed.
+        """
         table = self._hook.hooks_dict_ref()
         if table and self._hook.id in table and next(reversed(table)) != self._hook.id:
             table[self._hook.id] = lambda optimizer, args, kwargs: None
@@ -154,9 +181,11 @@ class OptimizerHook:
 
 
 class GraphWatch(Patch):
-    """Detects that torch records work into a CUDA graph. `after` is called when a recording that was `used` has ended.
+    """Detects that torch records work into a CUDA graph. `after` is called when a recording that
+    was `used` has ended.
 
-    Within a recording nothing runs, and waiting for the device or stopping a profiler would end it with an error.
+    Within a recording nothing runs, and waiting for the device or stopping a profiler would end it
+    with an error.
     """
 
     def __init__(self, after: Callable[[], None]) -> None:
@@ -179,7 +208,9 @@ class GraphWatch(Patch):
 
 
 class ProfilerWatch(Patch):
-    """Detects profilers that the script constructs: two cannot record at the same time. `before` is called first."""
+    """Detects profilers that the script constructs: two cannot record at the same time. `before` is
+    called first.
+    """
 
     def __init__(self) -> None:
         self.seen = False
@@ -207,7 +238,9 @@ class ProfilerWatch(Patch):
 
     @contextmanager
     def alone(self, own: torch.profiler.profile) -> Iterator[None]:
-        """In this context only `own` marks steps in a trace: a profiler that has ended marks those of the others, too."""
+        """In this context only `own` marks steps in a trace: a profiler that has ended marks those
+        of the others, too.
+        """
         self._own = own
         try:
             yield

@@ -1,4 +1,6 @@
-"""The job that a process belongs to: its name, its processes, the folder that they write to, and the repeat that this becomes."""
+"""The job that a process belongs to: its name, its processes, the folder that they write to, and
+the repeat that this becomes.
+"""
 
 import contextlib
 import fcntl
@@ -23,7 +25,14 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
-from dpscope.profiling.records.run import SCHEMA_VERSION, AttachedProcess, Cell, CellResult, Manifest, PlannedCell
+from dpscope.profiling.records.run import (
+    SCHEMA_VERSION,
+    AttachedProcess,
+    Cell,
+    CellResult,
+    Manifest,
+    PlannedCell,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import (
@@ -44,7 +53,9 @@ _LOCK_PREFIX = "running_"
 
 @dataclass(frozen=True)
 class Place:
-    """This process's place among the processes that train together, and what they communicate with."""
+    """This process's place among the processes that train together, and what they communicate
+    with.
+    """
 
     rank: int
     local_rank: int
@@ -56,14 +67,17 @@ class Place:
 
 
 def current_place(device: torch.device) -> Place | None:
-    """The place in the script's process group; None for several processes without one, each of which trains alone.
+    """The place in the script's process group; None for several processes without one, each of
+    which trains alone.
 
     Must be called before the script destroys its process group.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     node = int(os.environ.get("GROUP_RANK", "0"))
     if not (distributed.is_available() and distributed.is_initialized()):
-        return Place(0, local_rank, 1, node) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
+        return (
+            Place(0, local_rank, 1, node) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
+        )
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     backend = engine = None
     if (world_size := distributed.get_world_size()) > 1:
@@ -74,10 +88,11 @@ def current_place(device: torch.device) -> Place | None:
 
 
 def join_job(place: Place, out: Path) -> RepeatFolder:
-    """Count this process among the measured ones of its job; returns the folder that they write to until all files are there.
+    """Count this process among the measured ones of its job; returns the folder that they write to
+    until all files are there.
 
-    The processes agree on the job's unique name through the store of the script's process group, without waiting for each
-    other: a script with uneven inputs might never reach a collective.
+    The processes agree on the job's unique name through the store of the script's process group,
+    without waiting for each other: a script with uneven inputs might never reach a collective.
     """
     name = uuid.uuid4().hex
     if place.world_size > 1:
@@ -88,16 +103,24 @@ def join_job(place: Place, out: Path) -> RepeatFolder:
 
 
 def missing_processes(place: Place) -> int:
-    """How many processes of a job that torchrun did not start run the script without dpscope; 0 if unknown.
+    """How many processes of a job that torchrun did not start run the script without dpscope; 0 if
+    unknown.
 
-    Processes that train together have all joined once one of them is traced; for others this waits up to _MAX_WAIT_S.
+    Processes that train together have all joined once one of them is traced; for others this waits
+    up to _MAX_WAIT_S.
     """
-    if place.world_size == 1 or "TORCHELASTIC_RUN_ID" in os.environ or not distributed.is_initialized():
+    if (
+        place.world_size == 1
+        or "TORCHELASTIC_RUN_ID" in os.environ
+        or not distributed.is_initialized()
+    ):
         return 0
     store = distributed.distributed_c10d._get_default_store()
     deadline_s = time.monotonic() + _MAX_WAIT_S
     try:
-        while (missing := place.world_size - int(store.add(_COUNT_KEY, 0))) and time.monotonic() < deadline_s:
+        while (
+            missing := place.world_size - int(store.add(_COUNT_KEY, 0))
+        ) and time.monotonic() < deadline_s:
             time.sleep(0.05)
     except distributed.DistError:  # the process that holds the store has left the process group
         return 0
@@ -116,11 +139,14 @@ class HeldFolder:
         self._descriptor: int | None = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # a file system without locks: without this file the folder is never removed
+        except OSError:
+            # a file system without locks: without this file the folder is never removed
             self._path.unlink(missing_ok=True)
 
     def release(self, keep: bool) -> None:
-        """Release it. Unless its measurements are to be kept, remove this process's files, and the last process the folder."""
+        """Release it. Unless its measurements are to be kept, remove this process's files, and the
+        last process the folder.
+        """
         if self._descriptor is None:
             return
         os.close(self._descriptor)
@@ -135,7 +161,9 @@ class HeldFolder:
 
 
 def remove_unfinished_jobs(out: Path) -> None:
-    """Remove the folders of jobs that ended before all their processes had saved, unless a process is still alive."""
+    """Remove the folders of jobs that ended before all their processes had saved, unless a process
+    is still alive.
+    """
     for path in (out / CELLS_NAME).glob(f"{ATTACHED_PREFIX}*"):
         locks = list(path.glob(f"{_LOCK_PREFIX}*"))
         if locks and not path.is_symlink() and not any(_is_held(lock) for lock in locks):
@@ -170,10 +198,12 @@ class SavedPart:
 
 
 def finish_job(part: SavedPart) -> bool:
-    """If every process has saved, make their folder a repeat of its cell and enter the cell into the manifest.
+    """If every process has saved, make their folder a repeat of its cell and enter the cell into
+    the manifest.
 
-    Every process calls this after it has saved. If several see all files, the first to rename the folder finishes the job: some
-    file systems have no locks, or only locks within one host. Returns whether all have saved.
+    Every process calls this after it has saved. If several see all files, the first to rename the
+    folder finishes the job: some file systems have no locks, or only locks within one host. Returns
+    whether all have saved.
     """
     run, folder = RunFolder(part.settings.out), part.folder
     whole = RepeatFolder(folder.path.with_name(f"{folder.path.name}-whole"))
@@ -203,8 +233,14 @@ def finish_job(part: SavedPart) -> bool:
 
 
 def _cell_of(processes: Sequence[AttachedProcess]) -> Cell:
-    """The first process's cell at the mean batch per device; batches that one process does not know are 1."""
-    batches = [one.cell.batch_size for one in processes] if all(one.batch_known for one in processes) else [1]
+    """The first process's cell at the mean batch per device; batches that one process does not know
+    are 1.
+    """
+    batches = (
+        [one.cell.batch_size for one in processes]
+        if all(one.batch_known for one in processes)
+        else [1]
+    )
     return msgspec.structs.replace(processes[0].cell, batch_size=round(sum(batches) / len(batches)))
 
 
@@ -221,12 +257,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _move_to_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: RepeatFolder) -> None:
-    """Make a folder the cell's next repeat; if another job takes the same number first, try the next."""
+    """Make a folder the cell's next repeat; if another job takes the same number first, try the
+    next.
+    """
     for repeat in itertools.count():
         target = run.repeat(cell, repeat).path
         if target.exists():
             continue
-        write_json(whole.result_path, CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s))
+        write_json(
+            whole.result_path,
+            CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s),
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(whole.path, target)
@@ -239,12 +280,14 @@ def _move_to_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: Repeat
 def _manifest_with(run: RunFolder, cell: Cell, threads: int, part: SavedPart) -> Manifest:
     manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, threads, part)
     plan = sorted(
-        {*manifest.plan, PlannedCell(cell=cell)}, key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name)
+        {*manifest.plan, PlannedCell(cell=cell)},
+        key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name),
     )
     if len(plan) == len(manifest.plan):
         return manifest
     matrix = ResolvedMatrix(
-        devices=tuple({one.cell.devices for one in plan}), batch_sizes=tuple({one.cell.batch_size for one in plan})
+        devices=tuple({one.cell.devices for one in plan}),
+        batch_sizes=tuple({one.cell.batch_size for one in plan}),
     )
     config = msgspec.structs.replace(manifest.config, matrix=matrix)
     return msgspec.structs.replace(manifest, config=config, plan=tuple(plan))
@@ -262,7 +305,10 @@ def _new_manifest(cell: Cell, threads: int, part: SavedPart) -> Manifest:
         config=ResolvedConfig(
             workload=Workload(device=kind, model=part.model),
             measurement=ResolvedMeasurement(
-                warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1
+                warmup_steps=settings.warmup_steps,
+                steps=settings.steps,
+                traced_steps=settings.traced_steps,
+                repeats=1,
             ),
             matrix=ResolvedMatrix(devices=(cell.devices,), batch_sizes=(cell.batch_size,)),
         ),

@@ -1,4 +1,6 @@
-"""The calls of a script's model: samples, micro-batches, precision, and calls outside of training."""
+"""The calls of a script's model: samples, micro-batches, precision, and calls outside of
+training.
+"""
 
 import gc
 import zlib
@@ -24,7 +26,8 @@ _PRECISION_CHECKS = 20  # in the first calls, 6 us each
 class StepCalls:
     """The calls of one step."""
 
-    # Samples of each training call (with gradients, in training mode), such as one per micro-batch; 0 where unknown.
+    # Samples of each training call (with gradients, in training mode), such as one per micro-batch;
+    # 0 where unknown.
     each: list[int]
     other: int  # calls without gradients in evaluation mode, as in a validation loop
     profiled: bool = False  # whether the script's own profiler was on at its end
@@ -32,12 +35,16 @@ class StepCalls:
 
     @property
     def events(self) -> StepEvents:
-        """What distinguishes it from steps of another kind; collectives are counted in the warm-up alone."""
+        """What distinguishes it from steps of another kind; collectives are counted in the warm-up
+        alone.
+        """
         return StepEvents(self.other_optimizers, len(self.each), 0)
 
 
 class ModelCalls:
-    """Counts the calls of the modules that it watches, except for calls that torch.compile traces or a CUDA graph records."""
+    """Counts the calls of the modules that it watches, except for calls that torch.compile traces
+    or a CUDA graph records.
+    """
 
     def __init__(self, device_type: str, on_training: Callable[[], None] | None = None) -> None:
         """`on_training` is called before each training call is counted."""
@@ -45,7 +52,8 @@ class ModelCalls:
         self._device_type = device_type
         self._may_record = device_type == "cuda"
         self._on_training = on_training
-        self._before: Callable[[], None] | None = self._check_precision  # called before a training call
+        # called before a training call
+        self._before: Callable[[], None] | None = self._check_precision
         self._precision_checks = 0
         self._checksums: list[int | None] = []  # of the inputs of the first training calls
         self._step = StepCalls([], 0)
@@ -58,8 +66,12 @@ class ModelCalls:
 
     @property
     def inputs(self) -> int | None:
-        """A checksum of the inputs of the first training calls; None if they are constant or hold no tensor."""
-        return None if None in self._checksums or not self._checksums else hash(tuple(self._checksums))
+        """A checksum of the inputs of the first training calls; None if they are constant or hold
+        no tensor.
+        """
+        return (
+            None if None in self._checksums or not self._checksums else hash(tuple(self._checksums))
+        )
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Count the calls of these modules, none of which is part of another."""
@@ -67,7 +79,8 @@ class ModelCalls:
             self._watched[id(module)] = module
             called = module
             if isinstance(module, DistributedDataParallel) and self._on_training is None:
-                called = module.module  # DDP calls it once per call; a validation may call it directly
+                # DDP calls it once per call; a validation may call it directly
+                called = module.module
             self._hooks.add(called, self._called)
             for inside in _wrapped_in(module):
                 if inside not in self._hooks:
@@ -81,7 +94,9 @@ class ModelCalls:
     def look_inside(self) -> None:
         """Watch the children instead, for modules that hold the model but are never called."""
         for module in self.modules:
-            if inside := [child for child in module.children() if any(True for _ in child.parameters())]:
+            if inside := [
+                child for child in module.children() if any(True for _ in child.parameters())
+            ]:
                 self._hooks.remove(module)
                 del self._watched[id(module)]
                 self.watch(inside)
@@ -92,10 +107,12 @@ class ModelCalls:
         self._watched.clear()
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # This runs within timed steps with cold caches, where each lookup takes 0.2 to 2 us, a hundred times as long as in a
-        # tight loop. So the usual batch is found without a further function call.
+        # This runs within timed steps with cold caches, where each lookup takes 0.2 to 2 us, a
+        # hundred times as long as in a tight loop. So the usual batch is found without a further
+        # function call.
         if self._may_record and torch.cuda.is_current_stream_capturing():
-            return  # nothing runs, and what looks at the inputs would end the recording with an error
+            # nothing runs, and what looks at the inputs would end the recording with an error
+            return
         if not is_grad_enabled():
             self._step.other += not module.training
         elif module.training:
@@ -109,7 +126,9 @@ class ModelCalls:
             else:
                 self._step.each.append(samples_of([*args, *kwargs.values()]) or 0)
 
-    def _called_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _called_inside(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if self._may_record and torch.cuda.is_current_stream_capturing():
             return
         if not is_grad_enabled():  # validations often call the wrapped module
@@ -129,15 +148,22 @@ class ModelCalls:
 def _first_tensor(value: object) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.dim() else None
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    parts = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, tuple | list)
+        else ()
+    )
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
 def samples_of(arguments: Sequence[object]) -> int | None:
     """The number of samples in a call's arguments; None if they hold no tensor, or leave it open.
 
-    It is the only number that all arguments may stand for. A first argument that is a tensor decides alone: later ones may be
-    masks and the like. Zero-dimensional tensors and other values say nothing.
+    It is the only number that all arguments may stand for. A first argument that is a tensor
+    decides alone: later ones may be masks and the like. Zero-dimensional tensors and other values
+    say nothing.
 
     >>> images = [torch.zeros(3, 8, 8)] * 4  # of three channels
     >>> samples_of([images]), samples_of([images, torch.zeros(4)])
@@ -146,7 +172,9 @@ def samples_of(arguments: Sequence[object]) -> int | None:
     first = arguments[0] if arguments else None
     if isinstance(first, Tensor) and first.dim():
         return first.size(0)
-    possible = [sizes for argument in arguments if (sizes := _possible_samples(argument)) is not None]
+    possible = [
+        sizes for argument in arguments if (sizes := _possible_samples(argument)) is not None
+    ]
     common = set.intersection(*possible) if possible else set()
     return common.pop() if len(common) == 1 else None
 
@@ -154,9 +182,10 @@ def samples_of(arguments: Sequence[object]) -> int | None:
 def _possible_samples(value: object) -> set[int] | None:
     """The numbers of samples that an argument may stand for; None if it says nothing.
 
-    The leading dimension of a tensor, or that all values of a dictionary share; the length of a list, or the leading dimension
-    that its elements share, which may also be the channels of a list of images. Elements with another number of dimensions or
-    type of data are not samples of one batch.
+    The leading dimension of a tensor, or that all values of a dictionary share; the length of a
+    list, or the leading dimension that its elements share, which may also be the channels of a list
+    of images. Elements with another number of dimensions or type of data are not samples of one
+    batch.
     """
     if isinstance(value, Tensor):
         return {value.size(0)} if value.dim() else None
@@ -174,7 +203,9 @@ def _possible_samples(value: object) -> set[int] | None:
 
 
 def _checksum(inputs: object) -> int | None:
-    """A checksum of the first tensor's first values; None without a tensor or if all values are equal (synthetic inputs)."""
+    """A checksum of the first tensor's first values; None without a tensor or if all values are
+    equal (synthetic inputs).
+    """
     tensor = _first_tensor(inputs)
     if tensor is None or type(tensor) is not Tensor or tensor.is_complex() or tensor.is_meta:
         return None
@@ -183,15 +214,21 @@ def _checksum(inputs: object) -> int | None:
 
 
 def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that `module` only wraps, outermost first: each holds all parameters of the module around it.
+    """The modules that `module` only wraps, outermost first: each holds all parameters of the
+    module around it.
 
     Modules wrapped by torch.compile are omitted: it traces through calls inside them.
     """
     for _ in range(_MAX_WRAPPERS):
-        if inner_module(module) is not module or getattr(module, "_compiled_call_impl", None) is not None:
+        if (
+            inner_module(module) is not module
+            or getattr(module, "_compiled_call_impl", None) is not None
+        ):
             return
         count = sum(1 for _ in module.parameters())
-        inside = [child for child in module.children() if sum(1 for _ in child.parameters()) == count]
+        inside = [
+            child for child in module.children() if sum(1 for _ in child.parameters()) == count
+        ]
         if len(inside) != 1 or not count:
             return
         (module,) = inside
@@ -205,10 +242,11 @@ def inner_module(module: nn.Module) -> nn.Module:
 
 
 def outermost_modules(parameters: Collection[Tensor]) -> list[nn.Module]:
-    """The modules of this process that hold some of these parameters and are part of no other module.
+    """The modules of this process that hold some of these parameters and are part of no other
+    module.
 
-    One search over all objects known to the garbage collector finds modules however they were made, without a change to torch's
-    classes. Objects hidden from it by `gc.freeze` are not found.
+    One search over all objects known to the garbage collector finds modules however they were made,
+    without a change to torch's classes. Objects hidden from it by `gc.freeze` are not found.
     """
     wanted = {id(parameter) for parameter in parameters}
     modules = [
@@ -218,6 +256,12 @@ def outermost_modules(parameters: Collection[Tensor]) -> list[nn.Module]:
         and not issubclass(type(found), torch.fx.GraphModule)  # made from a model by torch.compile
         and "_modules" in found.__dict__  # missing while the module is constructed
     ]
-    parts = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    parts = {
+        id(child) for module in modules for child in module._modules.values() if child is not None
+    }
     outer = [module for module in modules if id(module) not in parts]
-    return [module for module in outer if any(id(parameter) in wanted for parameter in module.parameters())]
+    return [
+        module
+        for module in outer
+        if any(id(parameter) in wanted for parameter in module.parameters())
+    ]

@@ -12,16 +12,32 @@ from torch.nn.parallel import DataParallel
 from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.job import Place, SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, inner_module
-from dpscope.profiling.attached.settings import FOR_GRAPHS, STEP_RECORDED, AttachSettings, further_hint
+from dpscope.profiling.attached.settings import (
+    FOR_GRAPHS,
+    STEP_RECORDED,
+    AttachSettings,
+    further_hint,
+)
 from dpscope.profiling.attached.step_cycles import without_short
 from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp
-from dpscope.profiling.attached.wrapped_models import DetectedStrategy, WrapperLog, is_model_parallel, options_of
+from dpscope.profiling.attached.wrapped_models import (
+    DetectedStrategy,
+    WrapperLog,
+    is_model_parallel,
+    options_of,
+)
 from dpscope.profiling.instruments.ddp_counters import tensor_sizes
 from dpscope.profiling.instruments.step_timer import StepSample, save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult, TimedBlock
+from dpscope.profiling.records.run import (
+    AttachedProcess,
+    Cell,
+    ParameterSizes,
+    RankResult,
+    TimedBlock,
+)
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -40,7 +56,8 @@ class Observed:
     calls: ModelCalls
     profiler_watch: ProfilerWatch
     timed: TimedWindow
-    sizes: ParameterSizes  # of the models when the measurement began: a script may freeze or unfreeze parameters later
+    # of the models when the measurement began: a script may freeze or unfreeze parameters later
+    sizes: ParameterSizes
     traced: TracedWindow | None = None
     counted: TracedWindow | None = None  # with DDP's counters
     ended_early: str | None = None  # how the script ended before the windows did
@@ -69,7 +86,9 @@ class Observed:
 
 @dataclass
 class Batches:
-    """The number of this process's samples in each timed step, or in the mean step of each cycle."""
+    """The number of this process's samples in each timed step, or in the mean step of each
+    cycle.
+    """
 
     samples: list[int]
     kept: list[bool]  # those that only train, on the usual batch
@@ -84,8 +103,14 @@ def save_process(observed: Observed) -> SavedPart:
     place, folder, detected = observed.place, observed.folder, observed.detected
     window, calls, traced = observed.timed, observed.calls, observed.traced
     batches, cycle = _batches(observed), observed.cycle
-    steps = enumerate(zip(_means(window.durations_us, cycle), batches.samples, batches.kept, strict=True))
-    timed = [StepSample("timed", None, step, us, math.nan, samples) for step, (us, samples, kept) in steps if kept]
+    steps = enumerate(
+        zip(_means(window.durations_us, cycle), batches.samples, batches.kept, strict=True)
+    )
+    timed = [
+        StepSample("timed", None, step, us, math.nan, samples)
+        for step, (us, samples, kept) in steps
+        if kept
+    ]
     whole = cycle * len(timed) == len(window.durations_us)
     block = TimedBlock(
         epoch=None,
@@ -94,7 +119,9 @@ def save_process(observed: Observed) -> SavedPart:
         duration_s=window.duration_s if whole else cycle * sum(one.step_us for one in timed) / 1e6,
         data_wait_s=None,
     )
-    save_samples(folder.samples_path(place.node, place.rank), [*timed, *(traced.samples() if traced else ())])
+    save_samples(
+        folder.samples_path(place.node, place.rank), [*timed, *(traced.samples() if traced else ())]
+    )
     if observed.counted is not None and observed.counted.counters:
         write_json(folder.counters_path(place.node, place.rank), observed.counted.counters)
     on_cuda = observed.device.type == "cuda"
@@ -133,22 +160,35 @@ def save_process(observed: Observed) -> SavedPart:
     )
     write_json(folder.rank_path(place.node, place.rank), result)
     return SavedPart(
-        folder, observed.settings, place.world_size, "cuda" if on_cuda else "cpu", _model_name(calls.modules)
+        folder,
+        observed.settings,
+        place.world_size,
+        "cuda" if on_cuda else "cpu",
+        _model_name(calls.modules),
     )
 
 
 def _batches(observed: Observed) -> Batches:
     calls, option = observed.timed.calls, observed.settings.batch_size
-    devices = observed.detected.devices if observed.detected.traits.peer_copies else 1  # of this process
+    # of this process
+    devices = observed.detected.devices if observed.detected.traits.peer_copies else 1
     # with several optimizers, each may have its own backward passes
-    micro_batches = max(1, observed.warm_up.backwards) if len(observed.warm_up.optimizers) < 2 else 1
-    samples = [_samples_of(step.each, micro_batches) if option is None else option * devices for step in calls]
+    micro_batches = (
+        max(1, observed.warm_up.backwards) if len(observed.warm_up.optimizers) < 2 else 1
+    )
+    samples = [
+        _samples_of(step.each, micro_batches) if option is None else option * devices
+        for step in calls
+    ]
     known = all(samples[at] for at, step in enumerate(calls) if step.each) and any(samples)
     if not known:
         samples, micro_batches = [devices] * len(calls), 1
     samples = [round(mean) for mean in _means(samples, observed.cycle)]
     # Steps (or cycles) that contain a validation loop or the like are left out, unless most do.
-    alone = [mean == 1.0 for mean in _means([not (step.other or step.profiled) for step in calls], observed.cycle)]
+    alone = [
+        mean == 1.0
+        for mean in _means([not (step.other or step.profiled) for step in calls], observed.cycle)
+    ]
     if 2 * sum(alone) < len(alone):
         alone = [True] * len(alone)
     of_kept = Counter(count for count, one in zip(samples, alone, strict=True) if one)
@@ -160,7 +200,11 @@ def _batches(observed: Observed) -> Batches:
     findings = []
     if not known:
         called = any(step.each for step in calls)
-        why = "the inputs of the script's model do not show it" if called else "no call of the script's model was seen"
+        why = (
+            "the inputs of the script's model do not show it"
+            if called
+            else "no call of the script's model was seen"
+        )
         findings.append(AttachCode.BATCH_NOT_SEEN.finding(why))
     elif option is None:
         cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
@@ -183,11 +227,15 @@ def _batches(observed: Observed) -> Batches:
 
 def _means(values: Sequence[float], cycle: int) -> list[float]:
     """The mean of each whole cycle of consecutive values."""
-    return [sum(values[start : start + cycle]) / cycle for start in range(0, len(values) - cycle + 1, cycle)]
+    return [
+        sum(values[start : start + cycle]) / cycle
+        for start in range(0, len(values) - cycle + 1, cycle)
+    ]
 
 
 def _samples_of(each: list[int], micro_batches: int) -> int:
-    """Samples of a step's calls; a micro-batch may need several calls (a model that is called twice on each sample).
+    """Samples of a step's calls; a micro-batch may need several calls (a model that is called twice
+    on each sample).
 
     0 where a call's are unknown.
     """
@@ -200,9 +248,13 @@ def _samples_of(each: list[int], micro_batches: int) -> int:
 
 
 def model_sizes(detected: DetectedStrategy, calls: ModelCalls, warm_up: WarmUp) -> ParameterSizes:
-    """Sizes now of the models that were called, and of further parameters that the optimizers train."""
+    """Sizes now of the models that were called, and of further parameters that the optimizers
+    train.
+    """
     modules: Sequence[nn.Module] = detected.ddp or calls.modules
-    parameters: dict[int, Tensor] = {id(one): one for module in modules for one in module.parameters()}
+    parameters: dict[int, Tensor] = {
+        id(one): one for module in modules for one in module.parameters()
+    }
     if not detected.ddp:
         parameters |= {id(one): one for one in warm_up.trained}
     buffers = {id(one): one for module in modules for one in module.buffers()}
@@ -221,20 +273,38 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
     wrapping = map(inner_module, observed.calls.modules)
     idle = [len(one.device_ids) for one in wrapping if isinstance(one, DataParallel)]
     if idle and detected.traits.baseline:
-        yield AttachCode.DATA_PARALLEL_DID_NOTHING.finding(f"nn.DataParallel has {counted(max(idle), 'GPU')} here")
+        yield AttachCode.DATA_PARALLEL_DID_NOTHING.finding(
+            f"nn.DataParallel has {counted(max(idle), 'GPU')} here"
+        )
     if observed.ended_early is not None:
         options = settings.options_for(observed.steps, counters=observed.counters_apply)
-        advice = f"attach with {options}, or let the script train longer" if options else "let the script train longer"
+        advice = (
+            f"attach with {options}, or let the script train longer"
+            if options
+            else "let the script train longer"
+        )
         advice += further_hint(observed.ended_early, settings)
         if observed.ended_early == STEP_RECORDED:
             advice = FOR_GRAPHS
-        yield AttachCode.SCRIPT_ENDED_EARLY.finding(f"{cell}: {observed.ended_early}: {observed.early_text()}", advice)
+        yield AttachCode.SCRIPT_ENDED_EARLY.finding(
+            f"{cell}: {observed.ended_early}: {observed.early_text()}", advice
+        )
     if settings.warmup_steps < MINIMUM_WARMUP_STEPS:
-        yield AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(settings.warmup_steps, 'step')}")
+        yield AttachCode.SHORT_WARM_UP.finding(
+            f"the warm-up had {counted(settings.warmup_steps, 'step')}"
+        )
     if observed.traced is not None and (steps := observed.traced.interrupted_steps):
         message = f"in {steps} traced steps the model was called in evaluation mode"
         yield AttachCode.TRACED_BESIDE_OTHER_WORK.finding(message)
-    if len(kinds := [*map(type, observed.warm_up.optimizers), *observed.warm_up.late_optimizers.values()]) > 1:
+    if (
+        len(
+            kinds := [
+                *map(type, observed.warm_up.optimizers),
+                *observed.warm_up.late_optimizers.values(),
+            ]
+        )
+        > 1
+    ):
         names = ", ".join(dict.fromkeys(one.__name__ for one in kinds))
         in_use = f"{counted(len(kinds), 'optimizer')} in use ({names})"
         by = {
@@ -242,7 +312,9 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
             "forward": "where the model is called",
             "call": "where the loop says",
         }
-        yield AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(f"{in_use}: steps end {by[observed.warm_up.steps_by]}")
+        yield AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(
+            f"{in_use}: steps end {by[observed.warm_up.steps_by]}"
+        )
     yield from _cycle_findings(observed)
     if detected.group_size is not None and detected.group_size < detected.devices:
         message = f"gradients are reduced among {detected.group_size} of {detected.devices}"
@@ -256,15 +328,24 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
 
 
 def _cycle_findings(observed: Observed) -> Iterator[Finding]:
-    """What is known of steps that do different things: their cycle, or that none was seen in the warm-up."""
-    cycle, kinds = observed.warm_up.cycle, Counter(without_short([step.events for step in observed.timed.calls]))
+    """What is known of steps that do different things: their cycle, or that none was seen in the
+    warm-up.
+    """
+    cycle, kinds = (
+        observed.warm_up.cycle,
+        Counter(without_short([step.events for step in observed.timed.calls])),
+    )
     if cycle is not None and cycle > 1:
         timed = counted(len(observed.timed.calls) // cycle, "whole cycle")
-        yield AttachCode.STEP_CYCLES.finding(f"the script's steps repeat in cycles of {cycle}: {timed} timed")
+        yield AttachCode.STEP_CYCLES.finding(
+            f"the script's steps repeat in cycles of {cycle}: {timed} timed"
+        )
     elif len(kinds) > 1:
         rare = kinds.total() - max(kinds.values())
         steps = len(observed.timed.calls)
-        differing = f"{rare} of {steps} timed steps call models or optimizers more often than the others"
+        differing = (
+            f"{rare} of {steps} timed steps call models or optimizers more often than the others"
+        )
         text = f"{differing}, and no cycle was seen in {counted(observed.warm_up.steps, 'warm-up step')}"
         yield AttachCode.STEPS_UNLIKE.finding(text)
 

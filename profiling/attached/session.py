@@ -1,4 +1,6 @@
-"""The measurement of one process of a script: from its first step through the windows to the files."""
+"""The measurement of one process of a script: from its first step through the windows to the
+files.
+"""
 
 import contextlib
 import ctypes
@@ -15,7 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached import job
-from dpscope.profiling.attached.interception import BackwardCount, GraphWatch, OptimizerHook, ProfilerWatch
+from dpscope.profiling.attached.interception import (
+    BackwardCount,
+    GraphWatch,
+    OptimizerHook,
+    ProfilerWatch,
+)
 from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.recorder import Observed, model_sizes, save_process
 from dpscope.profiling.attached.settings import (
@@ -29,9 +36,20 @@ from dpscope.profiling.attached.settings import (
     not_measured,
     started_alone,
 )
-from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, WarmUp, Window, finish_work, whole_cycles
+from dpscope.profiling.attached.windows import (
+    TimedWindow,
+    TracedWindow,
+    WarmUp,
+    Window,
+    finish_work,
+    whole_cycles,
+)
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
-from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
+from dpscope.profiling.instruments.ddp_counters import (
+    ALWAYS_COUNTED_ITERATIONS,
+    count_by_default,
+    stop_counting,
+)
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.store.errors import DpscopeError, error_line
 from dpscope.profiling.store.files import write_text
@@ -40,10 +58,12 @@ _MAX_SAVING_S = 5.0  # after which the process ends in any case; torchrun waits 
 
 
 class EndingSignals:
-    """Calls `ended` in a separate thread on the first signal that would end this process, then ends it by that signal.
+    """Calls `ended` in a separate thread on the first signal that would end this process, then ends
+    it by that signal.
 
-    The main thread may wait in a collective for a process that has already ended, where Python's handlers do not run. A signal
-    for which the script installs a handler, before or later, is the script's.
+    The main thread may wait in a collective for a process that has already ended, where Python's
+    handlers do not run. A signal for which the script installs a handler, before or later, is the
+    script's.
     """
 
     def __init__(self, ended: Callable[[str], None]) -> None:
@@ -59,10 +79,15 @@ class EndingSignals:
         if not self._handled:
             self._close()
             return
-        # A child would report its signals to this process. A fork from the main thread removes the handlers beforehand; another
-        # thread cannot, but becomes the main thread of the child that it forks.
-        os.register_at_fork(before=self._restore, after_in_parent=self._install, after_in_child=self._restore)
-        threading.Thread(target=self._watch, args=(reading,), name="dpscope signals", daemon=True).start()
+        # A child would report its signals to this process. A fork from the main thread removes the
+        # handlers beforehand; another thread cannot, but becomes the main thread of the child that
+        # it forks.
+        os.register_at_fork(
+            before=self._restore, after_in_parent=self._install, after_in_child=self._restore
+        )
+        threading.Thread(
+            target=self._watch, args=(reading,), name="dpscope signals", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Restore the default actions, in the main thread."""
@@ -74,7 +99,11 @@ class EndingSignals:
         """Handle the signals that have no handler."""
         if self._sockets is None or os.getpid() != self._process_id or not _is_main_thread():
             return
-        unhandled = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+        unhandled = [
+            one
+            for one in (signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(one) is signal.SIG_DFL
+        ]
         if not unhandled:
             return
         before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
@@ -97,13 +126,16 @@ class EndingSignals:
     def _close(self) -> None:
         if self._sockets is not None:
             for one in self._sockets:
-                with contextlib.suppress(OSError):  # after the shutdown the thread reads the end of file and ends
+                # after the shutdown the thread reads the end of file and ends
+                with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
                 one.close()
             self._sockets = None
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """The thread handles it. The script may have stored this handler and restore it after `stop`: then end at once."""
+        """The thread handles it. The script may have stored this handler and restore it after
+        `stop`: then end at once.
+        """
         if not self._handled and signal.getsignal(number) == self._arrived:
             _end_by(number)
 
@@ -119,7 +151,9 @@ class EndingSignals:
 
 
 def _woken_by(descriptor: int) -> bool:
-    """Have signals written to this descriptor again, if it is still one for that; whoever set it may have closed it since."""
+    """Have signals written to this descriptor again, if it is still one for that; whoever set it
+    may have closed it since.
+    """
     try:
         signal.set_wakeup_fd(descriptor)
     except (OSError, ValueError):  # closed, or the number of a file opened since
@@ -132,7 +166,9 @@ def _is_main_thread() -> bool:
 
 
 def _end_by(number: int) -> None:
-    """End this process by a signal. The default action is restored in C: Python allows it in the main thread only."""
+    """End this process by a signal. The default action is restored in C: Python allows it in the
+    main thread only.
+    """
     ctypes.CDLL(None).signal(number, 0)
     os.kill(os.getpid(), number)
 
@@ -141,15 +177,17 @@ _COMPLETE = "measured completely"
 
 
 class Session:
-    """Measures the process in which it is constructed. Call `step_ended` at the end of each step and `close` at the script's end.
+    """Measures the process in which it is constructed. Call `step_ended` at the end of each step
+    and `close` at the script's end.
 
-    It observes optimizers, wrapped models, profilers and signals from its construction on. An error in dpscope is reported in
-    one line, and the script continues unmeasured.
+    It observes optimizers, wrapped models, profilers and signals from its construction on. An error
+    in dpscope is reported in one line, and the script continues unmeasured.
     """
 
     def __init__(self, settings: AttachSettings, note: Callable[[str], None]) -> None:
         self.saved = False
-        self.incomplete: str | None = None  # why nothing is measured: other processes run the script without dpscope
+        # why nothing is measured: other processes run the script without dpscope
+        self.incomplete: str | None = None
         self._settings = settings
         self._note = note
         self._process_id = os.getpid()
@@ -158,7 +196,8 @@ class Session:
         self._windows: Iterator[Window] = iter(())
         self._window: Window | None = None
         self._part: job.SavedPart | None = None
-        self._unended: Window | None = None  # one that could not be ended when the measurement failed
+        # one that could not be ended when the measurement failed
+        self._unended: Window | None = None
         self._over = False
         self._steps = 0  # of the script, warm-up and windows
         self._working = threading.Lock()  # a signal's thread saves between two steps
@@ -167,13 +206,19 @@ class Session:
 
         def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
             self._backwards.stop()
-            if not self._over and self._warm_up.is_first(optimizer) and self._warm_up.steps_by == "optimizer":
+            if (
+                not self._over
+                and self._warm_up.is_first(optimizer)
+                and self._warm_up.steps_by == "optimizer"
+            ):
                 self.step_ended()
 
-        def left_to_parent() -> None:  # in a child that the script forked, such as a loader's worker
+        # in a child that the script forked, such as a loader's worker
+        def left_to_parent() -> None:
             self._over = True
 
-        os.register_at_fork(after_in_child=left_to_parent)  # a check in each step would cost a system call
+        # a check in each step would cost a system call
+        os.register_at_fork(after_in_child=left_to_parent)
         self._wrappers = WrapperLog()
         self._profiler_watch = ProfilerWatch()
         self._graphs = GraphWatch(self._step_recorded)
@@ -204,7 +249,9 @@ class Session:
             raise SystemExit(0)
 
     def close(self, how: str) -> None:
-        """Save what was measured, unless it is saved; `how` the script ended, such as ``the script raised ValueError``."""
+        """Save what was measured, unless it is saved; `how` the script ended, such as ``the script
+        raised ValueError``.
+        """
         if os.getpid() != self._process_id:
             return
         with self._working:
@@ -214,7 +261,8 @@ class Session:
                 elif self.incomplete is not None:  # printed at the end, as the last line
                     self._note(self.incomplete)
                 elif self._part is not None:
-                    job.finish_job(self._part)  # the other processes' files may have become visible late
+                    # the other processes' files may have become visible late
+                    job.finish_job(self._part)
             except Exception as error:
                 self._give_up(error)
         self._end_again()
@@ -222,15 +270,19 @@ class Session:
         self._backwards.stop()
 
     def _step_recorded(self) -> None:
-        """End the measurement after a step was recorded into a CUDA graph, whose replays call no optimizer.
+        """End the measurement after a step was recorded into a CUDA graph, whose replays call no
+        optimizer.
 
-        They do call a model whose passes alone were recorded, which ends steps with `--steps-by forward`.
+        They do call a model whose passes alone were recorded, which ends steps with `--steps-by
+        forward`.
         """
         if self._settings.steps_by == "optimizer" and not self._over:
             self.close(STEP_RECORDED)
 
     def _ended_by_signal(self, how: str) -> None:
-        """Like `close`, in another thread and without waiting: the main thread may be stuck in a collective."""
+        """Like `close`, in another thread and without waiting: the main thread may be stuck in a
+        collective.
+        """
         with self._working:
             if self._over:
                 return
@@ -248,7 +300,9 @@ class Session:
             self._note(text)
 
     def _note_unmeasured(self, text: str) -> None:
-        """Note why nothing is measured in the first process, and leave it to `dpscope attach` in each, which may differ."""
+        """Note why nothing is measured in the first process, and leave it to `dpscope attach` in
+        each, which may differ.
+        """
         self._note_first(text)
         if (reasons := os.environ.get(REASONS_VARIABLE)) is not None:
             write_text(Path(reasons) / os.environ.get("RANK", "0"), text)
@@ -263,7 +317,10 @@ class Session:
         assert self._observed is not None
         self._steps += 1
         calls = self._observed.calls.take()
-        calls.profiled, calls.other_optimizers = self._profiler_watch.busy, self._warm_up.other_steps()
+        calls.profiled, calls.other_optimizers = (
+            self._profiler_watch.busy,
+            self._warm_up.other_steps(),
+        )
         if self._window.step_ended(calls):
             self._next_window(self._observed, self._window)
 
@@ -277,7 +334,9 @@ class Session:
             self._leave()
             return
         modules = [inner_module(module) for module in calls.modules]
-        detected = detect_strategy(modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered)
+        detected = detect_strategy(
+            modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered
+        )
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
         folder = job.join_job(place, self._settings.out)
@@ -304,7 +363,12 @@ class Session:
 
     def _windows_of(self, observed: Observed) -> Iterator[Window]:
         """The windows in turn: each is made when the one before it has ended."""
-        place, folder, device, steps = observed.place, observed.folder, observed.device, self._settings.traced_steps
+        place, folder, device, steps = (
+            observed.place,
+            observed.folder,
+            observed.device,
+            self._settings.traced_steps,
+        )
         steps = whole_cycles(steps, observed.cycle)
 
         def tracing(path: Path, counted: DistributedDataParallel | None = None) -> TracedWindow:
@@ -318,7 +382,8 @@ class Session:
             if observed.is_traced:
                 yield TimedWindow(SETTLING_STEPS, device)  # its times are not kept
         yield observed.timed
-        if steps and not observed.is_traced and not self._profiler_watch.busy:  # the script's profiler has ended
+        # the script's profiler has ended
+        if steps and not observed.is_traced and not self._profiler_watch.busy:
             observed.traced = tracing(folder.trace_path(place.node, place.rank))
             yield observed.traced
         if observed.is_traced and observed.counters_apply:
@@ -329,7 +394,9 @@ class Session:
     def _next_window(self, observed: Observed, window: Window) -> None:
         window.end()
         if missing := job.missing_processes(observed.place):
-            self.incomplete = started_alone(missing, observed.place.world_size, self._settings.script)
+            self.incomplete = started_alone(
+                missing, observed.place.world_size, self._settings.script
+            )
             self._leave()
             return
         self._window = next(self._windows, None)
@@ -359,7 +426,11 @@ class Session:
         whole = job.finish_job(self._part)
         if how != _COMPLETE and observed.place.rank == 0:
             processes = observed.place.world_size
-            kept = "what was measured is saved" if whole else f"saved, once all {processes} processes have saved theirs"
+            kept = (
+                "what was measured is saved"
+                if whole
+                else f"saved, once all {processes} processes have saved theirs"
+            )
             self._note(f"{how}: {observed.early_text()}; {kept}{hint}")
 
     def _give_up(self, error: Exception) -> None:
@@ -372,11 +443,19 @@ class Session:
                 self._unended = self._window
         self._leave()
         where = traceback.extract_tb(error.__traceback__)[-1]
-        at = "" if isinstance(error, DpscopeError) else f", {os.path.basename(where.filename)}:{where.lineno}"
-        self._note(f"the measurement failed ({error_line(error)}{at}); the script continues without it")
+        at = (
+            ""
+            if isinstance(error, DpscopeError)
+            else f", {os.path.basename(where.filename)}:{where.lineno}"
+        )
+        self._note(
+            f"the measurement failed ({error_line(error)}{at}); the script continues without it"
+        )
 
     def _end_again(self) -> None:
-        """At the script's end, end a window that could not be ended before: a process with a half stopped profiler crashes."""
+        """At the script's end, end a window that could not be ended before: a process with a half
+        stopped profiler crashes.
+        """
         if self._unended is not None:
             with contextlib.suppress(Exception):
                 self._unended.end()

@@ -1,4 +1,6 @@
-"""What `dpscope attach` measures in a script, and messages about scripts that are not measured. Imports no torch."""
+"""What `dpscope attach` measures in a script, and messages about scripts that are not measured.
+Imports no torch.
+"""
 
 import os
 import sys
@@ -11,11 +13,15 @@ from dpscope.profiling.records.settings import AMOUNT, Config, at_least, setting
 RAISED = "the script raised"  # start of the description of a script's end by an exception
 REPLACED = "the script replaced its process (os.exec)"
 REASONS_VARIABLE = (
-    "DPSCOPE_ATTACH_REASONS"  # a folder of `dpscope attach` for the reasons why processes measured nothing
+    # a folder of `dpscope attach` for the reasons why processes measured nothing
+    "DPSCOPE_ATTACH_REASONS"
 )
-TRACER_STEPS = 3  # traced in addition to the whole ones: two under a tracer that discards, and one before them
-SETTLING_STEPS = 2  # after a trace: in the first, processes wait for those that wrote their traces more slowly
-BACKWARDS_WITHOUT_STEP = 20  # without a step of a torch optimizer: more than most scripts accumulate over
+# traced in addition to the whole ones: two under a tracer that discards, and one before them
+TRACER_STEPS = 3
+# after a trace: in the first, processes wait for those that wrote their traces more slowly
+SETTLING_STEPS = 2
+# without a step of a torch optimizer: more than most scripts accumulate over
+BACKWARDS_WITHOUT_STEP = 20
 _FEWEST_TIMED = 5  # fewer timed steps give no interval
 
 NO_OPTIMIZER = (
@@ -33,14 +39,19 @@ _TRACED_STEPS = 3
 
 
 class AttachSettings(Config, frozen=True):
-    """The windows of a measurement in steps of the script, and the run folder; `check_settings` checks them."""
+    """The windows of a measurement in steps of the script, and the run folder; `check_settings`
+    checks them.
+    """
 
     heading: ClassVar[str] = AMOUNT
 
     out: Path
     script: str  # the command, recorded in the manifest
-    code: Path | None = None  # the folder of the script's code, whose commit is recorded; None: no commit
-    warmup_steps: int = setting(10, "steps before the timed ones", option="warmup", check=at_least(2))
+    # the folder of the script's code, whose commit is recorded; None: no commit
+    code: Path | None = None
+    warmup_steps: int = setting(
+        10, "steps before the timed ones", option="warmup", check=at_least(2)
+    )
     steps: int = setting(50, "timed steps", check=at_least(1))
     traced_steps: int = setting(
         _TRACED_STEPS, "whole traced steps", check=at_least(1)
@@ -53,11 +64,17 @@ class AttachSettings(Config, frozen=True):
     stop_after: bool = False  # end the script once it is measured
 
     def options_for(self, steps: int, counters: bool = False) -> str | None:
-        """The options with which a script of so many steps is measured completely; None if there are too few steps.
+        """The options with which a script of so many steps is measured completely; None if there
+        are too few steps.
 
         `counters`: DDP's counters are read in steps after the timed ones.
         """
-        for warmup, traced in ((self.warmup_steps, self.traced_steps), (5, self.traced_steps), (5, 1), (2, 1)):
+        for warmup, traced in (
+            (self.warmup_steps, self.traced_steps),
+            (5, self.traced_steps),
+            (5, 1),
+            (2, 1),
+        ):
             counter_steps = traced + TRACER_STEPS + 1 if counters else 0
             timed = steps - warmup - traced - TRACER_STEPS - SETTLING_STEPS - counter_steps
             if timed >= _FEWEST_TIMED:
@@ -66,33 +83,52 @@ class AttachSettings(Config, frozen=True):
         return None
 
 
-def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings, restarts: int = 0) -> str:
-    """For a script that ended (`how`) after `steps` steps, none of them timed, with so many backward passes before them.
+def not_measured(
+    how: str, steps: int, backwards: int, settings: AttachSettings, restarts: int = 0
+) -> str:
+    """For a script that ended (`how`) after `steps` steps, none of them timed, with so many
+    backward passes before them.
 
     `restarts`: how often other optimizers took the place of the one whose steps were counted.
     """
     if how == STEP_RECORDED:
         return f"{how}: nothing was measured{further_hint(how, settings)}"
-    fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
+    fewest = (
+        settings.warmup_steps
+        + settings.traced_steps
+        + TRACER_STEPS
+        + SETTLING_STEPS
+        + _FEWEST_TIMED
+    )
     if how.startswith(RAISED) or not (steps or backwards or settings.steps_by != "optimizer"):
-        when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
+        when = (
+            f"after {steps} of the {fewest} steps that are needed"
+            if steps
+            else "before its first training step"
+        )
         again = "; set what it sets there before dpscope starts it, so that it need not start again"
         return f"{how} {when}: nothing was measured{again if how == REPLACED else ''}"
     if steps:
         options = settings.options_for(steps)
         advice = f"give {options}" if options else "let the script train longer"
         if restarts:
-            advice = "its optimizers take turns: give --steps-by forward, which counts the model's calls"
+            advice = (
+                "its optimizers take turns: give --steps-by forward, which counts the model's calls"
+            )
         text = f"{how}: nothing was measured: {counted(steps, 'step')} of {fewest} that are needed; {advice}"
         return f"{text}{further_hint(how, settings)}"
     if settings.steps_by != "optimizer":
         return f"{how}: no step was seen by --steps-by {settings.steps_by}; see docs/attach.md for what ends a step"
     passes = counted(backwards, "backward pass")
-    return f"{how}: {passes} and no step of a torch optimizer; use --steps-by forward, or watch_steps"
+    return (
+        f"{how}: {passes} and no step of a torch optimizer; use --steps-by forward, or watch_steps"
+    )
 
 
 def further_hint(how: str, settings: AttachSettings) -> str:
-    """What else to do about a script that has few steps, such as one that resumed from an earlier job's checkpoint."""
+    """What else to do about a script that has few steps, such as one that resumed from an earlier
+    job's checkpoint.
+    """
     from dpscope.profiling.store.folders import is_run_folder
 
     if how == STEP_RECORDED:

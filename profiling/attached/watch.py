@@ -32,20 +32,24 @@ def watch_steps(
 
         for batch in watch_steps(loader, out="runs/mine"):
 
-    The run folder `out` is read like that of `dpscope run`; under `dpscope attach --steps-by call` it is already set. The
-    same loop may be entered many times, such as once per epoch. Raises ValueError without `out`.
+    The run folder `out` is read like that of `dpscope run`; under `dpscope attach --steps-by call`
+    it is already set. The same loop may be entered many times, such as once per epoch. Raises
+    ValueError without `out`.
     """
     session = Active.session
     if session is None:
         if out is None:
             raise ValueError("watch_steps needs out, the run folder, such as out='runs/mine'")
         if warmup < 2 or min(steps, traced_steps, 1 if batch_size is None else batch_size) < 1:
-            raise ValueError("watch_steps needs a warmup of 2 or more, and steps, traced_steps and batch_size above 0")
+            raise ValueError(
+                "watch_steps needs a warmup of 2 or more, and steps, traced_steps and batch_size above 0"
+            )
         settings = AttachSettings(
             out=Path(out), script=" ".join(sys.argv), warmup_steps=warmup, steps=steps, traced_steps=traced_steps,
             steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,
         )  # fmt: skip
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress messages are not the script's
+        # the tracer's progress messages are not the script's
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         session = Active.session = Session(settings, print_note)
         atexit.register(session.close, "the script ended")
     for batch in loader:

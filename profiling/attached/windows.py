@@ -1,8 +1,10 @@
-"""The parts of an attached measurement: warm-up, traced steps, timed steps, DDP's counters. No step is in two of them.
+"""The parts of an attached measurement: warm-up, traced steps, timed steps, DDP's counters. No step
+is in two of them.
 
-In the warm-up is found out what ends the script's steps, the model that it calls, and its micro-batches. Of a window `begin` is
-called between two steps, `step_ended` at the end of each of its steps, which returns whether it was the last one, and `end` once,
-also if the script ends within it.
+In the warm-up is found out what ends the script's steps, the model that it calls, and its
+micro-batches. Of a window `begin` is called between two steps, `step_ended` at the end of each of
+its steps, which returns whether it was the last one, and `end` once, also if the script ends within
+it.
 """
 
 import time
@@ -20,7 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from dpscope.profiling.attached.interception import ProfilerWatch
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, outermost_modules
 from dpscope.profiling.attached.settings import AttachSettings, StepsBy
-from dpscope.profiling.attached.step_cycles import UNSETTLED_STEPS, CollectiveCount, StepEvents, cycle_of
+from dpscope.profiling.attached.step_cycles import (
+    UNSETTLED_STEPS,
+    CollectiveCount,
+    StepEvents,
+    cycle_of,
+)
 from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepSample, StepTimer
@@ -28,29 +35,38 @@ from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.run import DdpCounters, DeviceMemory
 
 _MOST_WARM_UP = 3  # times the steps asked for, while the cycle of unlike steps is looked for
-_MAX_OTHER_STEPS = 10  # of another optimizer without the first one's; after more, the first is no longer in use
+# of another optimizer without the first one's; after more, the first is no longer in use
+_MAX_OTHER_STEPS = 10
 
 
 class WarmUp:
     """The steps before the timed ones; `steps` of them have ended."""
 
-    def __init__(self, settings: AttachSettings, wrappers: WrapperLog, step_ended: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: AttachSettings, wrappers: WrapperLog, step_ended: Callable[[], None]
+    ) -> None:
         self.steps = 0
         self.calls: ModelCalls | None = None
         self.backwards = 0  # backward passes of a step, 0 where they could not be counted
-        self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
-        self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
-        self.optimizers: list[Optimizer] = []  # those that stepped, in the order of their first steps
-        # Of those that first stepped after the warm-up, by id: a script may make and drop one in every step.
+        # whether fully_shard leaves all parameters gathered after the forward pass
+        self.stays_gathered = False
+        # of parameters that required a gradient when their optimizer stepped
+        self.trained_ids: set[int] = set()
+        # those that stepped, in the order of their first steps
+        self.optimizers: list[Optimizer] = []
+        # Of those that first stepped after the warm-up, by id: a script may make and drop one in
+        # every step.
         self.late_optimizers: dict[int, type[Optimizer]] = {}
         self._settings = settings
         self._wrappers = wrappers
         self._end_step = step_ended
         self.restarts = 0  # how often the warm-up began again with another optimizer
-        self._since_first: Counter[int] = Counter()  # steps of each other optimizer since the first one's last step
+        # steps of each other optimizer since the first one's last step
+        self._since_first: Counter[int] = Counter()
         self._hooks: list[RemovableHandle] = []
         self._over = False
-        self.cycle: int | None = 1  # steps after which the script does the same again; None: not found
+        # steps after which the script does the same again; None: not found
+        self.cycle: int | None = 1
         self._events: list[StepEvents] = []  # of the steps after the first
         self._others = 0  # steps of optimizers other than the first within the current step
         self._collectives = CollectiveCount()
@@ -69,13 +85,19 @@ class WarmUp:
         return _device(self.trained, self.calls.modules if self.calls is not None else ())
 
     def is_first(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer, which has just stepped, is the one whose steps end the script's steps.
+        """Whether the optimizer, which has just stepped, is the one whose steps end the script's
+        steps.
 
-        This is the first one that stepped. If others keep stepping without it, as after a short training before the real one,
-        the warm-up restarts with the current one.
+        This is the first one that stepped. If others keep stepping without it, as after a short
+        training before the real one, the warm-up restarts with the current one.
         """
-        if not self.optimizers and self.steps_by == "optimizer" and torch._C._current_graph_task_id() != -1:
-            self.steps_by = "forward"  # it steps within a backward pass, as one optimizer per parameter does
+        if (
+            not self.optimizers
+            and self.steps_by == "optimizer"
+            and torch._C._current_graph_task_id() != -1
+        ):
+            # it steps within a backward pass, as one optimizer per parameter does
+            self.steps_by = "forward"
             self._find_model()
         warming_up = not self._over
         if warming_up:  # collected over steps: in a GAN the models' gradients alternate
@@ -122,7 +144,9 @@ class WarmUp:
         needed, others = self._settings.warmup_steps, self.other_steps()
         trained = _parameters(self.optimizers[0]) if self.optimizers else []
         if self.calls is None:  # without an optimizer, the wrapped models are watched
-            wrapped = [one for module in list(self._wrappers.modules) for one in module.parameters()]
+            wrapped = [
+                one for module in list(self._wrappers.modules) for one in module.parameters()
+            ]
             modules = outermost_modules(trained or wrapped)
             self.calls = ModelCalls(_device(trained, modules).type)
             self.calls.watch(modules)
@@ -153,7 +177,9 @@ class WarmUp:
         self._hooks.append(register_module_forward_pre_hook(self._first_called))
 
     def _first_called(self, module: nn.Module, args: object) -> None:
-        """Watch the first module that is called for training, an outermost one: its calls begin the steps."""
+        """Watch the first module that is called for training, an outermost one: its calls begin the
+        steps.
+        """
         training = torch.is_grad_enabled() and module.training
         if torch.compiler.is_compiling() or not training or self.calls is not None:
             return
@@ -163,7 +189,9 @@ class WarmUp:
             self.calls.watch([module])
 
     def _observe_one_step(self, calls: ModelCalls, trained: list[Tensor]) -> None:
-        """Count its backward passes, and see whether fully_shard keeps the parameters gathered after its forward pass."""
+        """Count its backward passes, and see whether fully_shard keeps the parameters gathered
+        after its forward pass.
+        """
         leaf = next((one for one in trained if one.requires_grad), None)
 
         def backward_passed(parameter: Tensor) -> None:
@@ -172,7 +200,8 @@ class WarmUp:
         def forward_ended(module: nn.Module, args: object, outputs: object) -> None:
             self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
 
-        if leaf is not None and leaf.is_leaf:  # each backward pass adds to the gradient of every parameter once
+        # each backward pass adds to the gradient of every parameter once
+        if leaf is not None and leaf.is_leaf:
             self._hooks.append(leaf.register_post_accumulate_grad_hook(backward_passed))  # type: ignore[no-untyped-call]
         for module in calls.modules:
             if any(is_fully_sharded(part) for part in module.modules()):
@@ -189,7 +218,9 @@ def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.de
 
 
 def finish_work(device: torch.device) -> None:
-    """Wait for this process's device, but not for other processes: synchronising them is up to the script."""
+    """Wait for this process's device, but not for other processes: synchronising them is up to the
+    script.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -200,7 +231,9 @@ def whole_cycles(steps: int, cycle: int) -> int:
 
 
 class TimedWindow:
-    """Timed steps: the only addition is one clock reading per step, of the device on CUDA and of the host on a CPU."""
+    """Timed steps: the only addition is one clock reading per step, of the device on CUDA and of
+    the host on a CPU.
+    """
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.calls: list[StepCalls] = []
@@ -233,30 +266,41 @@ class TimedWindow:
             self.duration_s = self._ended_s - self._began_s
 
     def cut(self) -> None:
-        """End the window without waiting for the device, with the steps that the device has finished."""
+        """End the window without waiting for the device, with the steps that the device has
+        finished.
+        """
         if not self.durations_us:
             self._timer.drop_unfinished()
             self._read()
             self.calls = self.calls[: len(self.durations_us)]
 
     def _read(self) -> None:
-        """Read the durations, and the peak memory since the script began or last reset torch's statistics."""
+        """Read the durations, and the peak memory since the script began or last reset torch's
+        statistics.
+        """
         device = self._device
         self.durations_us = self._timer.step_durations_us()
         self.duration_s = sum(self.durations_us) / 1e6
         if device.type == "cuda":
-            used_bytes = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            used_bytes = (
+                torch.cuda.max_memory_allocated(device),
+                torch.cuda.max_memory_reserved(device),
+            )
             self.memory = (DeviceMemory(device.index or 0, *used_bytes),)
 
 
 class TracedWindow:
     """Steps under torch.profiler, unless the script uses a profiler itself.
 
-    With `counted`, a DDP model, its counters are read too, and one more step follows, after which the last ones are read.
+    With `counted`, a DDP model, its counters are read too, and one more step follows, after which
+    the last ones are read.
     """
 
     def __init__(
-        self, trace: StepTrace, profiler_watch: ProfilerWatch, counted: DistributedDataParallel | None = None
+        self,
+        trace: StepTrace,
+        profiler_watch: ProfilerWatch,
+        counted: DistributedDataParallel | None = None,
     ) -> None:
         self.interrupted_steps = 0  # traced steps with calls outside of training
         self.counters: list[DdpCounters] = []  # empty unless they are complete

@@ -14,8 +14,13 @@ from dpscope.profiling.records.run import CellOptions
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.typed_text import MIB
 
-_HOOKS: dict[str, CommHook] = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
-_SHARDING: dict[str, CellStrategy] = {  # by FullyShardedDataParallel's `sharding_strategy`, where it is not FULL_SHARD
+_HOOKS: dict[str, CommHook] = {
+    "fp16_compress_hook": "fp16",
+    "bf16_compress_hook": "bf16",
+    "powerSGD_hook": "powersgd",
+}
+# by FullyShardedDataParallel's `sharding_strategy`, where it is not FULL_SHARD
+_SHARDING: dict[str, CellStrategy] = {
     "SHARD_GRAD_OP": "fsdp-no-reshard",
     "HYBRID_SHARD": "hsdp",
     "_HYBRID_SHARD_ZERO2": "hsdp",
@@ -24,7 +29,9 @@ _SHARDING: dict[str, CellStrategy] = {  # by FullyShardedDataParallel's `shardin
 
 
 class WrapperLog:
-    """Records every DDP and DataParallel module constructed from now on, and the names of communication hooks."""
+    """Records every DDP and DataParallel module constructed from now on, and the names of
+    communication hooks.
+    """
 
     def __init__(self) -> None:
         self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -40,7 +47,8 @@ class WrapperLog:
         for patch in self._patches:
             patch.stop()
 
-    def _note_module(self, made: nn.Module, /, *args: Any, **kwargs: Any) -> None:  # `module` may be among kwargs
+    # `module` may be among kwargs
+    def _note_module(self, made: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         self.modules.add(made)
 
     def _note_hook(self, made: nn.Module, /, state: object, hook: object) -> None:
@@ -69,17 +77,29 @@ def detect_strategy(
     world_size: int,
     stays_gathered: bool = False,
 ) -> DetectedStrategy:
-    """The strategy of the models that hold `trained`, the optimizers' parameters; `modules` are outermost modules among them.
+    """The strategy of the models that hold `trained`, the optimizers' parameters; `modules` are
+    outermost modules among them.
 
-    `stays_gathered`: all parameters were whole after a forward pass, the only visible effect of `reshard_after_forward=False`.
+    `stays_gathered`: all parameters were whole after a forward pass, the only visible effect of
+    `reshard_after_forward=False`.
     """
     parts = [part for module in modules for part in module.modules()]
     trained_ids = {id(parameter) for parameter in trained}
-    wrapping = [one for one in log.modules if any(id(parameter) in trained_ids for parameter in one.parameters())]
-    ddp = tuple(dict.fromkeys(part for part in (*parts, *wrapping) if isinstance(part, DistributedDataParallel)))
+    wrapping = [
+        one
+        for one in log.modules
+        if any(id(parameter) in trained_ids for parameter in one.parameters())
+    ]
+    ddp = tuple(
+        dict.fromkeys(
+            part for part in (*parts, *wrapping) if isinstance(part, DistributedDataParallel)
+        )
+    )
     groups = {one.process_group.size() for one in ddp}
     hook = next((name for one, name in log.hooks.items() if name not in _HOOKS), None)
-    replicated = [part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1]
+    replicated = [
+        part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1
+    ]
     if (sharded := _fsdp_strategy(parts, trained, world_size, stays_gathered)) is not None:
         return DetectedStrategy(sharded, world_size, (), None, None)
     if ddp:
@@ -92,11 +112,15 @@ def detect_strategy(
 def is_model_parallel(detected: DetectedStrategy, trained: Iterable[Any]) -> bool:
     """Whether parameters are sharded without FSDP, as by tensor parallelism."""
     placements = [one for tensor in trained for one in getattr(tensor, "placements", ())]
-    return detected.traits.transport == "unknown" and any(not one.is_replicate() for one in placements)
+    return detected.traits.transport == "unknown" and any(
+        not one.is_replicate() for one in placements
+    )
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """Whether `fully_shard` was called on it. Checked by class names, so that a script without FSDP does not import it."""
+    """Whether `fully_shard` was called on it. Checked by class names, so that a script without FSDP
+    does not import it.
+    """
     kinds = {kind.__name__ for kind in type(module).__mro__}
     return "FSDPModule" in kinds and "ReplicateModule" not in kinds
 
@@ -111,7 +135,8 @@ def _fsdp_strategy(
             return "replicate"
         if "FullyShardedDataParallel" in kinds:
             sharding = str(getattr(part.sharding_strategy, "name", ""))
-            return _SHARDING.get(sharding, "fsdp") if world_size > 1 else "fsdp"  # torch uses NO_SHARD on one rank
+            # torch uses NO_SHARD on one rank
+            return _SHARDING.get(sharding, "fsdp") if world_size > 1 else "fsdp"
         if is_fully_sharded(part):
             if _in_replicas(trained):
                 return "hsdp"
@@ -120,11 +145,19 @@ def _fsdp_strategy(
 
 
 def _in_replicas(trained: Iterable[Any]) -> bool:
-    """Whether all distributed tensors are replicated along one dimension of their mesh and sharded along another."""
-    placed = [(one.placements, one.device_mesh.shape) for one in trained if getattr(one, "placements", ())]
+    """Whether all distributed tensors are replicated along one dimension of their mesh and sharded
+    along another.
+    """
+    placed = [
+        (one.placements, one.device_mesh.shape) for one in trained if getattr(one, "placements", ())
+    ]
     replicated, sharded = (
         [
-            {at for at, one in enumerate(placements) if one.is_replicate() == replicate and sizes[at] > 1}
+            {
+                at
+                for at, one in enumerate(placements)
+                if one.is_replicate() == replicate and sizes[at] > 1
+            }
             for placements, sizes in placed
         ]
         for replicate in (True, False)
@@ -132,8 +165,12 @@ def _in_replicas(trained: Iterable[Any]) -> bool:
     return bool(placed) and bool(set.intersection(*replicated)) and any(sharded)
 
 
-def options_of(detected: DetectedStrategy, log: WrapperLog, micro_batches: int, amp: Amp | None) -> CellOptions:
-    """The options in which the script differs from its strategy's defaults, as far as they are visible."""
+def options_of(
+    detected: DetectedStrategy, log: WrapperLog, micro_batches: int, amp: Amp | None
+) -> CellOptions:
+    """The options in which the script differs from its strategy's defaults, as far as they are
+    visible.
+    """
     if not detected.ddp:
         return CellOptions(accumulate=micro_batches, amp=amp)
     model = detected.ddp[0]

@@ -1,6 +1,8 @@
-"""DDP's runtime counters, read in a separate traced pass to check the traces, and the sizes of a model's parameters.
+"""DDP's runtime counters, read in a separate traced pass to check the traces, and the sizes of a
+model's parameters.
 
-Reading them makes DDP synchronise the device in every iteration, so they are not read in the timed or the traced pass.
+Reading them makes DDP synchronise the device in every iteration, so they are not read in the timed
+or the traced pass.
 """
 
 import contextlib
@@ -19,7 +21,9 @@ ALWAYS_COUNTED_ITERATIONS = 10  # DDP collects in these whatever the rate
 
 
 def stop_counting(model: DistributedDataParallel) -> None:
-    """Keep DDP from collecting its counters (and synchronising for it) in every hundredth iteration."""
+    """Keep DDP from collecting its counters (and synchronising for it) in every hundredth
+    iteration.
+    """
     model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
 
 
@@ -31,10 +35,11 @@ def count_by_default(model: DistributedDataParallel) -> None:
 class StepCounters:
     """Reads DDP's counters step by step during the steps that a `StepTrace` records.
 
-    The counters read after iteration k describe iteration k - 1 (`set_runtime_stats_and_log` runs at the start of an
-    iteration's forward), so one more step runs after the traced ones. An iteration is a forward pass that reduces gradients:
-    a script that accumulates gradients without `no_sync` has several in a step, and the one before the last belongs to the
-    same step. Call `stop_counting` when all are read.
+    The counters read after iteration k describe iteration k - 1 (`set_runtime_stats_and_log` runs
+    at the start of an iteration's forward), so one more step runs after the traced ones. An
+    iteration is a forward pass that reduces gradients: a script that accumulates gradients without
+    `no_sync` has several in a step, and the one before the last belongs to the same step. Call
+    `stop_counting` when all are read.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -47,7 +52,9 @@ class StepCounters:
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def step_ended(self) -> None:
-        """Read the counters of the step before the one that has ended; called after each step from the trace's first."""
+        """Read the counters of the step before the one that has ended; called after each step from
+        the trace's first.
+        """
         step, self._step = self._step, self._step + 1
         before_us, after_us = self._waited_us, cpu_wait_us()
         self._waited_us = after_us
@@ -65,8 +72,12 @@ class StepCounters:
         self._iteration = iteration
 
 
-def record_counters(model: DistributedDataParallel, run_step: RunStep, trace: StepTrace) -> list[DdpCounters]:
-    """Count and trace the same steps; a counter's `step` is the number in the trace's ``ProfilerStep#``."""
+def record_counters(
+    model: DistributedDataParallel, run_step: RunStep, trace: StepTrace
+) -> list[DdpCounters]:
+    """Count and trace the same steps; a counter's `step` is the number in the trace's
+    ``ProfilerStep#``.
+    """
     counting = StepCounters(model)
     trace.record(run_step, counting.step_ended)
     run_step(nothing)
@@ -76,9 +87,11 @@ def record_counters(model: DistributedDataParallel, run_step: RunStep, trace: St
 
 
 def cpu_wait_us() -> float | None:
-    """Total time that this process's threads were ready to run but waited for a core; None if the kernel does not count it.
+    """Total time that this process's threads were ready to run but waited for a core; None if the
+    kernel does not count it.
 
-    Source: run_delay, the second field of ``/proc/self/task/*/schedstat`` (Linux, Documentation/scheduler/sched-stats), in ns.
+    Source: run_delay, the second field of ``/proc/self/task/*/schedstat`` (Linux,
+    Documentation/scheduler/sched-stats), in ns.
     """
     waited_ns = 0
     try:
@@ -93,7 +106,9 @@ def cpu_wait_us() -> float | None:
 def counters_of(
     step: int, logged: Mapping[str, object], iterations: int = 1, cpu_wait_us: float | None = None
 ) -> DdpCounters:
-    """One step's counters from DDP's logging data, whose times are nanoseconds; `iterations`: DDP's in a step."""
+    """One step's counters from DDP's logging data, whose times are nanoseconds; `iterations`: DDP's
+    in a step.
+    """
 
     def microseconds(name: str) -> float:
         return int(str(logged[name])) / 1000
@@ -120,7 +135,9 @@ def parameter_sizes(model: nn.Module) -> ParameterSizes:
 def tensor_sizes(
     parameters: Iterable[Tensor], buffers: Iterable[Tensor], trained_ids: Collection[int] = ()
 ) -> ParameterSizes:
-    """The sizes of distinct tensors; those in `trained_ids` have gradients even if they currently require none."""
+    """The sizes of distinct tensors; those in `trained_ids` have gradients even if they currently
+    require none.
+    """
 
     def size(one: Tensor) -> TensorSize:  # `nbytes` is not defined for sparse tensors
         return TensorSize(str(one.dtype).removeprefix("torch."), one.numel() * one.element_size())

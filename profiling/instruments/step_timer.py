@@ -1,4 +1,6 @@
-"""Untraced timing: a boundary between every two steps, and one synchronised block around all of them."""
+"""Untraced timing: a boundary between every two steps, and one synchronised block around all of
+them.
+"""
 
 import io
 import json
@@ -25,13 +27,13 @@ _COLUMNS = {
     "data_wait_us": ("float64", "float64", "float64"),
     "samples": ("int64", "int64", "int64"),
 }
-"""Types of each column for Arrow, and for pandas the kind and dtype that it would write, so that an epoch with missing values
-is read as an integer."""
+"""Types of each column for Arrow, and for pandas the kind and dtype that it would write, so that an
+epoch with missing values is read as an integer."""
 
 SAMPLE_COLUMNS = tuple(_COLUMNS)
-"""Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
-includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's, so a wait hidden by queued
-work does not count); transfer and optimizer are part of the step."""
+"""Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced;
+`step_us` includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's,
+so a wait hidden by queued work does not count); transfer and optimizer are part of the step."""
 
 BatchArrived = Callable[[], None]
 """A step calls it as soon as its batch has arrived."""
@@ -53,17 +55,19 @@ class StepSample:
 
 
 class StepTimer:
-    """Time between consecutive boundaries, and of it until the batch was there: device events on CUDA, the wall clock
-    on the CPU.
+    """Time between consecutive boundaries, and of it until the batch was there: device events on
+    CUDA, the wall clock on the CPU.
 
-    A device event waits for nothing: the host runs ahead as in an untimed run, and the durations are read only
-    after a synchronisation. The host's wait for a batch costs a device nothing while work is still queued there: on
-    CUDA only what is left of it between the two marks is counted.
+    A device event waits for nothing: the host runs ahead as in an untimed run, and the durations
+    are read only after a synchronisation. The host's wait for a batch costs a device nothing while
+    work is still queued there: on CUDA only what is left of it between the two marks is counted.
     """
 
     def __init__(self, device: torch.device) -> None:
         # Called within timed steps: the device type is checked only once.
-        self._mark: Callable[[], _Mark] = partial(_event_on, device) if device.type == "cuda" else time.perf_counter_ns
+        self._mark: Callable[[], _Mark] = (
+            partial(_event_on, device) if device.type == "cuda" else time.perf_counter_ns
+        )
         self._boundaries: list[_Mark] = []
         self._arrivals: list[_Mark] = []
 
@@ -71,7 +75,9 @@ class StepTimer:
         self._boundaries.append(self._mark())
 
     def batch_arrived(self) -> None:
-        """Mark that the loader has handed out the batch of the step that began at the last boundary."""
+        """Mark that the loader has handed out the batch of the step that began at the last
+        boundary.
+        """
         self._arrivals.append(self._mark())
 
     def drop_unfinished(self) -> None:
@@ -81,26 +87,39 @@ class StepTimer:
             del self._boundaries[there.index(False) :]
 
     def step_durations_us(self) -> list[float]:
-        """Microseconds between boundaries, one fewer than there are; call after a synchronisation."""
+        """Microseconds between boundaries, one fewer than there are; call after a
+        synchronisation.
+        """
         return [_between_us(first, second) for first, second in pairwise(self._boundaries)]
 
     def data_waits_us(self) -> list[float]:
-        """Microseconds from each step's start until its batch had arrived; call after a synchronisation.
+        """Microseconds from each step's start until its batch had arrived; call after a
+        synchronisation.
 
         All are missing (NaN) if no arrival was marked.
         """
         if not self._arrivals:
             return [math.nan] * (len(self._boundaries) - 1)
         return [
-            _between_us(start, arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)
+            _between_us(start, arrival)
+            for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)
         ]
 
     def samples(
-        self, measuring_pass: str, counts: Sequence[int], first_step: int = 0, epoch: int | None = None
+        self,
+        measuring_pass: str,
+        counts: Sequence[int],
+        first_step: int = 0,
+        epoch: int | None = None,
     ) -> list[StepSample]:
-        """A sample per step, numbered from `first_step`, with the step's count; call after a synchronisation."""
+        """A sample per step, numbered from `first_step`, with the step's count; call after a
+        synchronisation.
+        """
         rows = zip(self.step_durations_us(), self.data_waits_us(), counts, strict=True)
-        return [StepSample(measuring_pass, epoch, step, *row) for step, row in enumerate(rows, first_step)]
+        return [
+            StepSample(measuring_pass, epoch, step, *row)
+            for step, row in enumerate(rows, first_step)
+        ]
 
 
 def _event_on(device: torch.device) -> torch.cuda.Event:
@@ -117,7 +136,9 @@ def _between_us(first: _Mark, second: _Mark) -> float:
 
 
 RunStep = Callable[[BatchArrived], int]
-"""Runs one step, calls its argument once the step's batch has arrived, and returns this process's number of samples."""
+"""Runs one step, calls its argument once the step's batch has arrived, and returns this process's
+number of samples.
+"""
 
 
 def nothing() -> None:
@@ -159,14 +180,21 @@ def time_block(
 
 def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     """Write samples as parquet with the columns SAMPLE_COLUMNS, whole or not at all."""
-    # From JSON lines: for Python's or numpy's values pyarrow imports pandas, which takes longer than the measurement.
+    # From JSON lines: for Python's or numpy's values pyarrow imports pandas, which takes longer
+    # than the measurement.
     import pyarrow as pa
     import pyarrow.json
     import pyarrow.parquet
 
     fields = [(name, getattr(pa, kind)()) for name, (kind, *_) in _COLUMNS.items()]
     for_pandas = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": kind,
+            "numpy_type": dtype,
+            "metadata": None,
+        }
         for name, (_, kind, dtype) in _COLUMNS.items()
     ]
     metadata = {"index_columns": [], "column_indexes": [], "columns": for_pandas}
@@ -174,6 +202,8 @@ def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     lines = b"\n".join(map(msgspec.json.encode, samples))  # NaN becomes null
     table = pa.Table.from_batches([], schema)
     if lines:
-        table = pa.json.read_json(io.BytesIO(lines), parse_options=pa.json.ParseOptions(explicit_schema=schema))
+        table = pa.json.read_json(
+            io.BytesIO(lines), parse_options=pa.json.ParseOptions(explicit_schema=schema)
+        )
     with atomic_path(path) as temporary:
         pa.parquet.write_table(table.replace_schema_metadata(schema.metadata), temporary)

@@ -1,6 +1,8 @@
-"""`torch.profiler` around a few steps: one trace per process, written whole or not at all, with dpscope's named ranges.
+"""`torch.profiler` around a few steps: one trace per process, written whole or not at all, with
+dpscope's named ranges.
 
-Ranges are entered only while a trace is recorded: a `record_function` costs time even if nothing records it.
+Ranges are entered only while a trace is recorded: a `record_function` costs time even if nothing
+records it.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ WARMUP_STEPS = 2  # with a profiler that discards its events, as its start slows
 _EVENT_BYTES = 8 << 20  # for what the profiler keeps of a step with about a thousand operators
 
 _UNNAMED = nullcontext()
-# Whether this process records a trace, visible to the threads of replicas, unlike torch's thread-local state.
+# Whether this process records a trace, visible to the threads of replicas, unlike torch's
+# thread-local state.
 _recording = threading.Event()
 
 
@@ -47,11 +50,13 @@ def named_range(name: str) -> AbstractContextManager[Any]:
 
 
 class StepTrace:
-    """A trace that is recorded step by step: started between two steps, then called at the end of each step, or by `record`.
+    """A trace that is recorded step by step: started between two steps, then called at the end of
+    each step, or by `record`.
 
-    It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS with a profiler that discards its events, and
-    is saved (gzip) at `path` when the last of its `steps` ends. `all_threads` also records Python threads on which the profiler
-    was not started, such as those of DataParallel, of which each step starts `replica_threads` at a time. `synchronise` waits for
+    It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS with a profiler
+    that discards its events, and is saved (gzip) at `path` when the last of its `steps` ends.
+    `all_threads` also records Python threads on which the profiler was not started, such as those
+    of DataParallel, of which each step starts `replica_threads` at a time. `synchronise` waits for
     the device's work, and may wait for other processes.
     """
 
@@ -77,12 +82,16 @@ class StepTrace:
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=traced_steps + 1, repeat=1),
             record_shapes=True,
             # Private, but the only way to record threads on which the profiler was not started.
-            experimental_config=_ExperimentalConfig(profile_all_threads=True) if all_threads else None,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True)
+            if all_threads
+            else None,
         )
 
     def start(self) -> None:
         self._synchronise()
-        self._heap.enter_context(touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES, self._replica_threads))
+        self._heap.enter_context(
+            touched_heap(self.steps - WARMUP_STEPS, _EVENT_BYTES, self._replica_threads)
+        )
         self.profiler.start()
 
     def batch_arrived(self) -> None:
@@ -91,7 +100,9 @@ class StepTrace:
             self._timer.batch_arrived()
 
     def step_ended(self, samples: int) -> bool:
-        """End a step with this number of samples and begin the next; returns whether it was the last: the trace is then saved."""
+        """End a step with this number of samples and begin the next; returns whether it was the
+        last: the trace is then saved.
+        """
         step = self._step
         last = step == self.steps - 1
         if step >= WARMUP_STEPS:
@@ -100,9 +111,12 @@ class StepTrace:
             self._timer.boundary()
             self.complete = True
         if step == WARMUP_STEPS - 1:
-            self._synchronise()  # else queued work would run in the recorded window, launched in none of its steps
+            # else queued work would run in the recorded window, launched in none of its steps
+            self._synchronise()
         self.profiler.step()
-        if last:  # not by on_trace_ready: the profiler is in a reference cycle and would keep this object alive
+        # not by on_trace_ready: the profiler is in a reference cycle and would keep this object
+        # alive
+        if last:
             _export(self.profiler, self._path)
         self._step += 1
         if WARMUP_STEPS <= self._step < self.steps:
@@ -114,8 +128,12 @@ class StepTrace:
         self.profiler.stop()
         self._heap.close()
 
-    def record(self, run_step: RunStep, after_step: Callable[[], None] = nothing) -> list[StepSample]:
-        """Run and trace all steps, calling `after_step` after each; returns a sample of each recorded step."""
+    def record(
+        self, run_step: RunStep, after_step: Callable[[], None] = nothing
+    ) -> list[StepSample]:
+        """Run and trace all steps, calling `after_step` after each; returns a sample of each
+        recorded step.
+        """
         with ranges_recorded():
             self.start()
             try:
@@ -129,10 +147,12 @@ class StepTrace:
         return self.samples()
 
     def samples(self) -> list[StepSample]:
-        """A sample per recorded step, with the number in the trace's ``ProfilerStep#`` as `step`; call after a synchronisation.
+        """A sample per recorded step, with the number in the trace's ``ProfilerStep#`` as `step`;
+        call after a synchronisation.
 
-        A step's time runs from its start to the start of the next, the last one's to its end: what the tracer does during
-        steps is in it, writing the trace is not. Its wait is missing if no batch's arrival was reported.
+        A step's time runs from its start to the start of the next, the last one's to its end: what
+        the tracer does during steps is in it, writing the trace is not. Its wait is missing if no
+        batch's arrival was reported.
         """
         return self._timer.samples("traced", self._counts, WARMUP_STEPS)
 
@@ -152,7 +172,9 @@ def _export(profiler: profile, path: Path) -> None:
 
 
 def _check_written(plain: Path, path: Path) -> None:
-    """Raise DpscopeError unless a trace is there and whole: Kineto reports no error where it cannot write."""
+    """Raise DpscopeError unless a trace is there and whole: Kineto reports no error where it cannot
+    write.
+    """
     end = b""
     with contextlib.suppress(FileNotFoundError), open(plain, "rb") as file:
         file.seek(0, os.SEEK_END)

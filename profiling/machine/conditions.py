@@ -1,4 +1,6 @@
-"""Whether two measurements were made under the same conditions: machine, variables, threads, settings. Imports no torch."""
+"""Whether two measurements were made under the same conditions: machine, variables, threads,
+settings. Imports no torch.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -52,7 +54,9 @@ class ConditionDifference:
         return f"{self.what} {self.then} -> {self.now}"
 
 
-def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainManifest) -> list[ConditionDifference]:
+def condition_differences(
+    then: Manifest | TrainManifest, now: Manifest | TrainManifest
+) -> list[ConditionDifference]:
     """Differences between two runs in machine, variables and threads, on which times depend."""
     return [
         *machine_differences(then.environment, now.environment),
@@ -61,10 +65,14 @@ def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainM
     ]
 
 
-def machine_differences(then: Environment, now: Environment, partly: Collection[str] = ()) -> list[ConditionDifference]:
-    """Differences between two machines on which times depend; identical hosts count as the same machine.
+def machine_differences(
+    then: Environment, now: Environment, partly: Collection[str] = ()
+) -> list[ConditionDifference]:
+    """Differences between two machines on which times depend; identical hosts count as the same
+    machine.
 
-    `now` may have fewer of the resources that `partly` names ("GPUs", "cores"): a job may get a part of a machine.
+    `now` may have fewer of the resources that `partly` names ("GPUs", "cores"): a job may get a
+    part of a machine.
     """
     found = [
         ("processor", then.cpu_name, now.cpu_name),
@@ -75,9 +83,13 @@ def machine_differences(then: Environment, now: Environment, partly: Collection[
         ("CUDA", then.cuda_version, now.cuda_version),
         ("NCCL", then.nccl_version, now.nccl_version),
     ]
-    some_of_the_gpus = {one.name for one in now.accelerators} <= {one.name for one in then.accelerators}
+    some_of_the_gpus = {one.name for one in now.accelerators} <= {
+        one.name for one in then.accelerators
+    }
     ignored = {name for name in partly if name != "GPUs" or some_of_the_gpus}
-    return _differing((name, one or "none", other or "none") for name, one, other in found if name not in ignored)
+    return _differing(
+        (name, one or "none", other or "none") for name, one, other in found if name not in ignored
+    )
 
 
 def _device_names(environment: Environment) -> str:
@@ -92,16 +104,21 @@ def variable_differences(then: Environment, now: Environment) -> list[ConditionD
     return _differing(
         (name, stored.get(name, "unset"), current.get(name, "unset"))
         for name in sorted({*stored, *current})
-        if name not in _OF_NO_EFFECT and not name.startswith(("KINETO_", "NCCL_DEBUG", "TORCH_LOGS"))
+        if name not in _OF_NO_EFFECT
+        and not name.startswith(("KINETO_", "NCCL_DEBUG", "TORCH_LOGS"))
     )
 
 
 _OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
 SETTINGS = tuple(name for name in declarations(RunConfig) if name not in _OF_NO_CELL)
-"""Settings on which the times of a cell may depend, without those of the amount of measurement and the choice of cells."""
+"""Settings on which the times of a cell may depend, without those of the amount of measurement and
+the choice of cells.
+"""
 
 
-def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[ConditionDifference]:
+def setting_differences(
+    then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]
+) -> list[ConditionDifference]:
     stored, current = settings_of(then), settings_of(now)
     return _differing((name, stored[name], current[name]) for name in names)
 
@@ -111,9 +128,13 @@ def _differing(values: Iterable[tuple[str, object, object]]) -> list[ConditionDi
 
 
 def difference_findings(
-    first: Manifest | TrainManifest, second: Manifest | TrainManifest, settings: Sequence[ConditionDifference]
+    first: Manifest | TrainManifest,
+    second: Manifest | TrainManifest,
+    settings: Sequence[ConditionDifference],
 ) -> list[Finding]:
-    """A finding about all differences between the conditions of two compared runs; empty if there are none."""
+    """A finding about all differences between the conditions of two compared runs; empty if there
+    are none.
+    """
     hosts = _differing([("host", first.environment.hostname, second.environment.hostname)])
     differences = [*settings, *hosts, *condition_differences(first, second)]
     listed = "; ".join(one.change for one in differences)

@@ -1,4 +1,6 @@
-"""The environment of a run: versions, devices and their states, variables, commit. Imports torch only for its versions."""
+"""The environment of a run: versions, devices and their states, variables, commit. Imports torch
+only for its versions.
+"""
 
 import importlib.metadata
 import itertools
@@ -30,10 +32,12 @@ _SETTING_PREFIXES = (
     *("NCCL_", "RCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DDP_", "OMP_", "MKL_", "KINETO_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "HIP_", "HSA_"),
 )
-ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"  # 0 or 1: which of its two NCCL engines torch registers, if it has both
+# 0 or 1: which of its two NCCL engines torch registers, if it has both
+ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"
 _POWER_CAP = "sw_power_cap"
 _LISTED_PAIRS = 3  # of GPUs, in a finding
-_SLOWER_CLOCK = 0.95  # of the fastest GPU's clock: below this share, a power limit makes a GPU slower than the others
+# of the fastest GPU's clock: below this share, a power limit makes a GPU slower than the others
+_SLOWER_CLOCK = 0.95
 
 _GIT_TIMEOUT_S = 10.0  # a large checkout on a slow disk; then the commit is unknown
 
@@ -50,7 +54,8 @@ _QUERIES: dict[str, tuple[Any, ...]] = {
 }
 """Fields of DeviceState as nvmlDeviceGet... answers them."""
 
-# NVML's clock throttle (event) reasons, nvml.h; idle and applications-clock settings do not slow a busy device.
+# NVML's clock throttle (event) reasons, nvml.h; idle and applications-clock settings do not slow a
+# busy device.
 _THROTTLE_REASONS = {
     0x0000000000000004: _POWER_CAP,
     0x0000000000000008: "hw_slowdown",
@@ -66,42 +71,66 @@ def device_states(
 ) -> tuple[DeviceState, ...]:
     """Current state of every visible GPU, numbered as by CUDA in PCI order; empty without NVML.
 
-    A GPU that does not respond at all, such as one that fell off the bus, has only its index. `visible` is the value of
-    CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as other processes; if they are unknown (None, as in a container,
-    where NVML reports the host's process ids), the other processes are unknown, too.
+    A GPU that does not respond at all, such as one that fell off the bus, has only its index.
+    `visible` is the value of CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as other
+    processes; if they are unknown (None, as in a container, where NVML reports the host's process
+    ids), the other processes are unknown, too.
     """
     handles = gpu_handles(nvml)
     if visible is not None:
-        uuids = [query(nvml, "nvmlDeviceGetUUID", one) or "" if one is not None else "" for one in handles]
+        uuids = [
+            query(nvml, "nvmlDeviceGetUUID", one) or "" if one is not None else ""
+            for one in handles
+        ]
         chosen = []
         for name in (part.strip() for part in visible.split(",")):
             by_index = [handles[int(name)]] if name.isdigit() and int(name) < len(handles) else []
-            by_uuid = [one for one, uuid in zip(handles, uuids, strict=True) if name and uuid.startswith(name)]
+            by_uuid = [
+                one
+                for one, uuid in zip(handles, uuids, strict=True)
+                if name and uuid.startswith(name)
+            ]
             if not (matching := by_index or by_uuid):
                 break  # CUDA stops at the first name it cannot resolve
             chosen.append(matching[0])
         handles = chosen
-    return tuple(_device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles))
+    return tuple(
+        _device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles)
+    )
 
 
 def torch_device_states(
     nvml: Any | None, own_process_ids: Sequence[int] | None, uuids: Mapping[int, str]
 ) -> tuple[DeviceState, ...]:
-    """Current states of the GPUs with these UUIDs, by torch's index; `own_process_ids` as in `device_states`.
+    """Current states of the GPUs with these UUIDs, by torch's index; `own_process_ids` as in
+    `device_states`.
 
-    CUDA's order of devices and their visibility do not matter. A GPU whose UUID NVML does not know (a MIG instance) is omitted.
+    CUDA's order of devices and their visibility do not matter. A GPU whose UUID NVML does not know
+    (a MIG instance) is omitted.
     """
     handles = [handle for handle in gpu_handles(nvml) if handle is not None]
-    by_uuid = {bare_uuid(query(nvml, "nvmlDeviceGetUUID", handle) or ""): handle for handle in handles}
-    known = {index: bare_uuid(uuid) for index, uuid in uuids.items() if uuid and bare_uuid(uuid) in by_uuid}
-    return tuple(_device_state(nvml, by_uuid[uuid], index, own_process_ids) for index, uuid in known.items())
+    by_uuid = {
+        bare_uuid(query(nvml, "nvmlDeviceGetUUID", handle) or ""): handle for handle in handles
+    }
+    known = {
+        index: bare_uuid(uuid)
+        for index, uuid in uuids.items()
+        if uuid and bare_uuid(uuid) in by_uuid
+    }
+    return tuple(
+        _device_state(nvml, by_uuid[uuid], index, own_process_ids) for index, uuid in known.items()
+    )
 
 
-def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None) -> tuple[DeviceState, ...]:
-    """States of all GPUs that torch can use, by torch's index; if it can use none, of NVML's GPUs that the user left visible.
+def usable_device_states(
+    nvml: Any | None, own_process_ids: Sequence[int] | None
+) -> tuple[DeviceState, ...]:
+    """States of all GPUs that torch can use, by torch's index; if it can use none, of NVML's GPUs
+    that the user left visible.
 
-    A GPU that NVML does not list (AMD's, or a MIG instance, whose whole GPU NVML lists) only has its name and UUID. Where a GPU
-    does not respond to NVML, an unlisted one is taken to be that GPU, and only has its index.
+    A GPU that NVML does not list (AMD's, or a MIG instance, whose whole GPU NVML lists) only has
+    its name and UUID. Where a GPU does not respond to NVML, an unlisted one is taken to be that
+    GPU, and only has its index.
     """
     import torch
 
@@ -114,13 +143,16 @@ def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None
         unlisted = {index: DeviceState(index=index) for index in named}
     else:
         unlisted = {
-            index: DeviceState(index=index, uuid=uuids[index] or None, name=one.name) for index, one in named.items()
+            index: DeviceState(index=index, uuid=uuids[index] or None, name=one.name)
+            for index, one in named.items()
         }
     return tuple({**unlisted, **known}[index] for index in named)
 
 
 def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:
-    """One state per device from several moments: median clocks and power, maximum temperature, all reasons and processes."""
+    """One state per device from several moments: median clocks and power, maximum temperature, all
+    reasons and processes.
+    """
     by_device: dict[int, list[DeviceState]] = {}
     for state in itertools.chain(*samples):
         by_device.setdefault(state.index, []).append(state)
@@ -141,8 +173,14 @@ def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
 
 
 def lists_process(nvml: Any | None, process_id: int) -> bool:
-    """Whether NVML lists `process_id`, which shows that it uses the process ids of this process's namespace."""
-    return any(process_id in (_process_ids(nvml, handle) or ()) for handle in gpu_handles(nvml) if handle is not None)
+    """Whether NVML lists `process_id`, which shows that it uses the process ids of this process's
+    namespace.
+    """
+    return any(
+        process_id in (_process_ids(nvml, handle) or ())
+        for handle in gpu_handles(nvml)
+        if handle is not None
+    )
 
 
 def _device_state(
@@ -150,11 +188,16 @@ def _device_state(
 ) -> DeviceState:
     if handle is None:
         return DeviceState(index=index)
-    known = {name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest) for name, (what, *rest) in _QUERIES.items()}
+    known = {
+        name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest)
+        for name, (what, *rest) in _QUERIES.items()
+    }
     if (power_mw := query(nvml, "nvmlDeviceGetPowerUsage", handle)) is not None:
         known["power_w"] = power_mw / 1000
     if (reasons := query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
-        known["throttle_reasons"] = tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit)
+        known["throttle_reasons"] = tuple(
+            name for bit, name in _THROTTLE_REASONS.items() if reasons & bit
+        )
     if own_process_ids is not None and (found := _process_ids(nvml, handle)) is not None:
         known["other_process_ids"] = tuple(one for one in found if one not in own_process_ids)
     return DeviceState(index=index, active_nvlinks=len(active_nvlinks(nvml, handle)), **known)
@@ -166,14 +209,17 @@ def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
 
 
 def _settings(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables on which times may depend; gloo's interface within one host, which dpscope.launch.torchrun sets, is none."""
+    """The variables on which times may depend; gloo's interface within one host, which
+    dpscope.launch.torchrun sets, is none.
+    """
     loopback = ("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
     recorded = (one for one in sorted(variables.items()) if one[0].startswith(_SETTING_PREFIXES))
     return {name: value for name, value in recorded if (name, value) != loopback}
 
 
 def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = None) -> Environment:
-    """The current environment on this machine, with the GPUs that torch can use if `on_gpus`. Imports torch.
+    """The current environment on this machine, with the GPUs that torch can use if `on_gpus`.
+    Imports torch.
 
     `code` is the folder of the measured code, whose commit is recorded; None: no commit.
     """
@@ -196,13 +242,17 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
         driver_version=driver_version(nvml),
         accelerators=accelerators,
         settings=_settings(os.environ),
-        interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators]) if nvml is not None else None,
+        interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators])
+        if nvml is not None
+        else None,
         commit=None if code is None else commit_of(code),
     )
 
 
 def platform_version(version: Any) -> str | None:
-    """The platform torch was built for, from `torch.version`: CUDA's version, or "ROCm" and its version; None for the CPU."""
+    """The platform torch was built for, from `torch.version`: CUDA's version, or "ROCm" and its
+    version; None for the CPU.
+    """
     cuda: str | None = version.cuda
     return cuda or (f"ROCm {hip}" if (hip := getattr(version, "hip", None)) else None)
 
@@ -210,7 +260,8 @@ def platform_version(version: Any) -> str | None:
 def default_engine(distributed: Any) -> str | None:
     """Class of the process group that torch registers for "nccl"; None without NCCL.
 
-    Torch 2.14 has two and registers the older one, at the first use; other versions register another one, or at import.
+    Torch 2.14 has two and registers the older one, at the first use; other versions register
+    another one, or at import.
     """
     if not (distributed.is_available() and distributed.is_nccl_available()):
         return None
@@ -225,7 +276,8 @@ def default_engine(distributed: Any) -> str | None:
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # torch built from source may come without a distribution
+    except importlib.metadata.PackageNotFoundError:
+        # torch built from source may come without a distribution
         version = getattr(sys.modules.get(package), "__version__", None)
         return None if version is None else str(version)
 
@@ -234,16 +286,24 @@ def _cpu_name() -> str | None:
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if "model name" in line]
+    names = [
+        line.partition(":")[2].strip()
+        for line in path.read_text().splitlines()
+        if "model name" in line
+    ]
     return names[0] if names else platform.machine()
 
 
 def commit_of(folder: Path) -> Commit | None:
-    """The commit that `folder` has checked out; None outside a checkout, before its first commit, and without git.
+    """The commit that `folder` has checked out; None outside a checkout, before its first commit,
+    and without git.
 
-    Untracked files, such as run folders, do not count as changes. Nothing is written, not even git's index.
+    Untracked files, such as run folders, do not count as changes. Nothing is written, not even
+    git's index.
     """
-    if not any((place / ".git").exists() for place in (folder.absolute(), *folder.absolute().parents)):
+    if not any(
+        (place / ".git").exists() for place in (folder.absolute(), *folder.absolute().parents)
+    ):
         return None
     head = ["log", "-1", "--no-show-signature", "--format=%H %cI"]
     try:
@@ -265,21 +325,29 @@ def commit_of(folder: Path) -> Commit | None:
     return Commit(name, committed_at, changed=bool(changes))
 
 
-def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], devices: int) -> list[Finding]:
-    """Findings about conditions of this machine's first `devices` GPUs that distort times, or are unknown; none on the CPU."""
+def machine_findings(
+    environment: Environment, kind: Literal["cuda", "cpu"], devices: int
+) -> list[Finding]:
+    """Findings about conditions of this machine's first `devices` GPUs that distort times, or are
+    unknown; none on the CPU.
+    """
     states = environment.accelerators[:devices]
     findings = device_findings(states)
     if environment.interconnect is not None:
         findings += _pair_findings(environment.interconnect, devices)
     if kind == "cuda" and not any(map(state_is_known, states)):
         unknown = "slowed down or shared" if states else "slowed down, shared or unlike each other"
-        message = f"NVML reports nothing about the GPUs in use: whether they are {unknown} is not known."
+        message = (
+            f"NVML reports nothing about the GPUs in use: whether they are {unknown} is not known."
+        )
         return [PlanCode.DEVICE_STATE_UNKNOWN.finding(message), *findings]
     return findings
 
 
 def _pair_findings(links: Interconnect, devices: int) -> list[Finding]:
-    """Findings about pairs of the first `devices` GPUs that exchange data more slowly than other pairs do."""
+    """Findings about pairs of the first `devices` GPUs that exchange data more slowly than other
+    pairs do.
+    """
     places = {link.index: link.torch_index for link in links.devices}
     pairs = {}
     for pair in links.pairs:
@@ -287,7 +355,9 @@ def _pair_findings(links: Interconnect, devices: int) -> list[Finding]:
         if first is not None and second is not None and max(first, second) < devices:
             pairs[min(first, second), max(first, second)] = pair
     blocked = [gpus for gpus, pair in pairs.items() if pair.peer_access is False]
-    slow = [gpus for gpus, pair in pairs.items() if not (pair.direct_nvlinks or pair.through_nvswitch)]
+    slow = [
+        gpus for gpus, pair in pairs.items() if not (pair.direct_nvlinks or pair.through_nvswitch)
+    ]
     findings = []
     if blocked:
         through_host = f"No peer access between {_listed_pairs(blocked)}: what they exchange goes through host memory."
@@ -311,16 +381,21 @@ def state_is_known(state: DeviceState) -> bool:
 
 
 def findings_at_moments(*moments: Sequence[DeviceState]) -> list[Finding]:
-    """`device_findings` of each moment without repetition. Clocks of different moments are not compared."""
+    """`device_findings` of each moment without repetition. Clocks of different moments are not
+    compared.
+    """
     return list(dict.fromkeys(finding for states in moments for finding in device_findings(states)))
 
 
 def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """Findings about states of devices, at one moment, that distort comparisons between them or with another day."""
+    """Findings about states of devices, at one moment, that distort comparisons between them or
+    with another day.
+    """
     findings: list[Finding] = []
     for state in states:
         gpu = f"GPU {state.index}"
-        if msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(state.index):  # its links count as 0
+        # its links count as 0
+        if msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(state.index):
             silent = f"{gpu} does not answer its driver: it may have fallen off the bus."
             findings.append(PlanCode.DEVICE_LOST.finding(silent))
         if set(state.throttle_reasons or ()) - {_POWER_CAP}:
@@ -344,21 +419,30 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
                 for value, number in others
             )
             listed = ", ".join([f"{count} x {usual}", *unlike])
-            findings.append(code.finding(f"{title} ({listed}): every synchronous step waits for the slowest device."))
+            findings.append(
+                code.finding(
+                    f"{title} ({listed}): every synchronous step waits for the slowest device."
+                )
+            )
     return findings
 
 
 def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """Findings about GPUs held only at their power limit: a warning for each whose clock is below the others'.
+    """Findings about GPUs held only at their power limit: a warning for each whose clock is below
+    the others'.
 
-    Busy GPUs are held there most of the time, so that one with as high a clock as the others is only an info. The states are
-    of one moment, under load.
+    Busy GPUs are held there most of the time, so that one with as high a clock as the others is
+    only an info. The states are of one moment, under load.
     """
     fastest_mhz = max((state.sm_clock_mhz or 0 for state in states), default=0)
     found = []
     for state in (one for one in states if one.throttle_reasons == (_POWER_CAP,)):
         if state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * fastest_mhz:
-            found.append(_throttled(state, f" to {state.sm_clock_mhz} MHz, while another GPU has {fastest_mhz}"))
+            found.append(
+                _throttled(
+                    state, f" to {state.sm_clock_mhz} MHz, while another GPU has {fastest_mhz}"
+                )
+            )
         else:
             usual = f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
             found.append(PlanCode.DEVICE_POWER_CAPPED.finding(usual))
@@ -368,5 +452,7 @@ def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
 def _throttled(state: DeviceState, clocks: str = "") -> Finding:
     by = ", ".join(state.throttle_reasons or ()) + clocks
     at = f" at {state.temperature_c} C" if state.temperature_c is not None else ""
-    message = f"GPU {state.index} is slowed down by {by}{at}: its times are those of a slower device."
+    message = (
+        f"GPU {state.index} is slowed down by {by}{at}: its times are those of a slower device."
+    )
     return PlanCode.DEVICE_THROTTLED.finding(message)

@@ -11,13 +11,15 @@ from dpscope.profiling.records.run import Precision
 from dpscope.profiling.records.typed_text import nearest
 
 MEMORY, FP32, TF32, HALF, HOST_LINK = BOUNDS = range(5)
-"""The bound of a kernel: memory; matrix products in single precision, TF32 or half precision (fp16, bf16); the link to the
-host, whose rate is assumed not to depend on the GPU."""
+"""The bound of a kernel: memory; matrix products in single precision, TF32 or half precision (fp16,
+bf16); the link to the host, whose rate is assumed not to depend on the GPU."""
 
 
 @dataclass(frozen=True)
 class GpuSpeed:
-    """One GPU model: memory in GB/s, matrix products in TFLOP/s; a GPU without TF32 has its single-precision rate there."""
+    """One GPU model: memory in GB/s, matrix products in TFLOP/s; a GPU without TF32 has its
+    single-precision rate there.
+    """
 
     title: str
     pattern: str  # of its name
@@ -31,29 +33,69 @@ class GpuSpeed:
 
 
 GPU_SPEEDS: Sequence[GpuSpeed] = (
-    GpuSpeed("P100 PCIe", r"P100-PCIE-16GB|P100 PCIe", 732, (9.3, 9.3, 18.7), "NVIDIA Tesla P100 data sheet"),
-    GpuSpeed("V100 SXM2", r"V100[- ]SXM2([- ](16|32)GB)?", 900, (15.7, 15.7, 125), "NVIDIA Tesla V100 data sheet"),
-    GpuSpeed("V100 PCIe", r"V100[- ]PCIE([- ](16|32)GB)?", 900, (14.0, 14.0, 112), "NVIDIA Tesla V100 data sheet"),
+    GpuSpeed(
+        "P100 PCIe",
+        r"P100-PCIE-16GB|P100 PCIe",
+        732,
+        (9.3, 9.3, 18.7),
+        "NVIDIA Tesla P100 data sheet",
+    ),
+    GpuSpeed(
+        "V100 SXM2",
+        r"V100[- ]SXM2([- ](16|32)GB)?",
+        900,
+        (15.7, 15.7, 125),
+        "NVIDIA Tesla V100 data sheet",
+    ),
+    GpuSpeed(
+        "V100 PCIe",
+        r"V100[- ]PCIE([- ](16|32)GB)?",
+        900,
+        (14.0, 14.0, 112),
+        "NVIDIA Tesla V100 data sheet",
+    ),
     GpuSpeed("T4", r"T4", 300, (8.1, 8.1, 65)),
-    GpuSpeed("A100 SXM4 40GB", r"A100[- ]SXM4?[- ]40GB", 1555, (19.5, 156, 312), "NVIDIA A100 data sheet"),
-    GpuSpeed("A100 SXM4 80GB", r"A100[- ]SXM4?[- ]80GB", 2039, (19.5, 156, 312), "NVIDIA A100 data sheet"),
-    GpuSpeed("A100 PCIe 40GB", r"A100-PCIE-40GB|A100 PCIe 40GB", 1555, (19.5, 156, 312), "NVIDIA A100 data sheet"),
-    GpuSpeed("A100 PCIe 80GB", r"A100 80GB PCIe|A100 PCIe 80GB", 1935, (19.5, 156, 312), "NVIDIA A100 data sheet"),
+    GpuSpeed(
+        "A100 SXM4 40GB", r"A100[- ]SXM4?[- ]40GB", 1555, (19.5, 156, 312), "NVIDIA A100 data sheet"
+    ),
+    GpuSpeed(
+        "A100 SXM4 80GB", r"A100[- ]SXM4?[- ]80GB", 2039, (19.5, 156, 312), "NVIDIA A100 data sheet"
+    ),
+    GpuSpeed(
+        "A100 PCIe 40GB",
+        r"A100-PCIE-40GB|A100 PCIe 40GB",
+        1555,
+        (19.5, 156, 312),
+        "NVIDIA A100 data sheet",
+    ),
+    GpuSpeed(
+        "A100 PCIe 80GB",
+        r"A100 80GB PCIe|A100 PCIe 80GB",
+        1935,
+        (19.5, 156, 312),
+        "NVIDIA A100 data sheet",
+    ),
     GpuSpeed("A10", r"A10", 600, (31.2, 62.5, 125)),
     GpuSpeed("A30", r"A30", 933, (10.3, 82, 165)),
     GpuSpeed("A40", r"A40", 696, (37.4, 74.8, 149.7)),
     GpuSpeed("L4", r"L4", 300, (30.3, 60, 121)),
     GpuSpeed("L40S", r"L40S", 864, (91.6, 183, 362)),
-    GpuSpeed("H100 SXM5", r"H100 80GB HBM3|H100[- ]SXM5?", 3350, (67, 495, 989), "NVIDIA H100 data sheet"),
+    GpuSpeed(
+        "H100 SXM5", r"H100 80GB HBM3|H100[- ]SXM5?", 3350, (67, 495, 989), "NVIDIA H100 data sheet"
+    ),
     GpuSpeed("H100 PCIe", r"H100 PCIe", 2000, (51, 378, 756), "NVIDIA H100 data sheet"),
     GpuSpeed("H200 SXM", r"H200|H200 SXM", 4800, (67, 495, 989), "NVIDIA H200 data sheet"),
 )
 
 
 def gpu_speed(name: str | None) -> GpuSpeed | None:
-    """The model named in a text such as torch's "NVIDIA A100-SXM4-40GB"; None if it is not in GPU_SPEEDS."""
+    """The model named in a text such as torch's "NVIDIA A100-SXM4-40GB"; None if it is not in
+    GPU_SPEEDS.
+    """
     words = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
-    return next((one for one in GPU_SPEEDS if re.fullmatch(one.pattern, words, re.IGNORECASE)), None)
+    return next(
+        (one for one in GPU_SPEEDS if re.fullmatch(one.pattern, words, re.IGNORECASE)), None
+    )
 
 
 def like_names(name: str) -> list[str]:
@@ -66,21 +108,25 @@ def like_names(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StatedFlops:
-    """FLOPs of one step on one device, as a user states them; `precision` is that of matrix products, None where not stated."""
+    """FLOPs of one step on one device, as a user states them; `precision` is that of matrix
+    products, None where not stated.
+    """
 
     total: float
     precision: Precision | None = None
 
 
 _STATED = re.compile(
-    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<scale>[KMGTP]?)(?::(?P<dtype>\w+))?", re.IGNORECASE
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<scale>[KMGTP]?)(?::(?P<dtype>\w+))?",
+    re.IGNORECASE,
 )
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _DTYPES: dict[str, Precision] = {"fp32": "fp32", "tf32": "tf32", "bf16": "half", "fp16": "half"}
 
 
 def parse_flops(text: str) -> StatedFlops:
-    """FLOPs such as ``1.2e12``, ``1.2T`` or ``1.2T:bf16``; raises ValueError, which names what to write.
+    """FLOPs such as ``1.2e12``, ``1.2T`` or ``1.2T:bf16``; raises ValueError, which names what to
+    write.
 
     >>> parse_flops("1.2T:bf16")
     StatedFlops(total=1200000000000.0, precision='half')

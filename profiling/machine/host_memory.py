@@ -1,10 +1,11 @@
 """The host's free memory, and this process's heap: kept between steps, and touched before a trace.
 
-The first use of a page is a page fault: 0.2 us and more on bare metal, 2 to 10 us in virtual machines, where two processes that
-fault at the same time slow each other. glibc returns a step's memory to the system and faults it in again in the next step, and
-a tracer that records shapes keeps a small object for every tensor, which splits the freed blocks. Measured in such a machine, two
-ranks of a ResNet-8 on CPUs: a step of 36 ms took 29 with a heap that is kept; one of 55 ms took 140 traced, 58 with a heap that
-was also touched before.
+The first use of a page is a page fault: 0.2 us and more on bare metal, 2 to 10 us in virtual
+machines, where two processes that fault at the same time slow each other. glibc returns a step's
+memory to the system and faults it in again in the next step, and a tracer that records shapes keeps
+a small object for every tensor, which splits the freed blocks. Measured in such a machine, two
+ranks of a ResNet-8 on CPUs: a step of 36 ms took 29 with a heap that is kept; one of 55 ms took 140
+traced, 58 with a heap that was also touched before.
 """
 
 import ctypes
@@ -31,7 +32,9 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what this process frees, unless the user has tuned or replaced it; without glibc, nothing."""
+    """Let malloc keep what this process frees, unless the user has tuned or replaced it; without
+    glibc, nothing.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(os.environ.get(name) for name in _TUNED_BY):
         mallopt(_TRIM_THRESHOLD, _NEVER)
@@ -46,13 +49,15 @@ class _Touched:
 
 @contextmanager
 def touched_heap(steps: int, kept_bytes: int, replica_threads: int = 0) -> Iterator[None]:
-    """Within this context malloc has touched memory for steps that keep `kept_bytes` each and free the rest in fragments.
+    """Within this context malloc has touched memory for steps that keep `kept_bytes` each and free
+    the rest in fragments.
 
-    In equal shares of the calling thread's heap and of those that new threads get, such as the threads that DataParallel starts
-    for its replicas in each pass: twice `replica_threads`, as the previous ones may still be ending. A single heap for all
-    threads (M_ARENA_MAX) is not an option: with it torch 2.14's profiler crashed in half of the jobs with two ranks.
-    The memory of a step is what malloc holds unused after one, known from glibc 2.33 on. At most 1 GiB is touched, and by all
-    processes of this host together an eighth of the free memory.
+    In equal shares of the calling thread's heap and of those that new threads get, such as the
+    threads that DataParallel starts for its replicas in each pass: twice `replica_threads`, as the
+    previous ones may still be ending. A single heap for all threads (M_ARENA_MAX) is not an option:
+    with it torch 2.14's profiler crashed in half of the jobs with two ranks. The memory of a step
+    is what malloc holds unused after one, known from glibc 2.33 on. At most 1 GiB is touched, and
+    by all processes of this host together an eighth of the free memory.
     """
     step_bytes = max(0, _free_heap_bytes() - _Touched.bytes)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
@@ -65,7 +70,11 @@ def touched_heap(steps: int, kept_bytes: int, replica_threads: int = 0) -> Itera
     last: list[int] = []  # malloc returns only what is above every block in use to the system
 
     def touch(together: threading.Barrier) -> None:
-        blocks = [block for _ in range(blocks_each) if (block := libc.malloc(ctypes.c_size_t(_BLOCK_BYTES)))]
+        blocks = [
+            block
+            for _ in range(blocks_each)
+            if (block := libc.malloc(ctypes.c_size_t(_BLOCK_BYTES)))
+        ]
         for block in blocks:
             ctypes.memset(block, 0, _BLOCK_BYTES)
         if blocks:
@@ -110,11 +119,16 @@ def _page_bytes(name: str) -> int | None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Free memory of this host, or what its control group (a container) still allows if that is less."""
-    free = [_page_bytes("SC_AVPHYS_PAGES") or total_host_bytes() or 0]  # macOS does not count free pages
+    """Free memory of this host, or what its control group (a container) still allows if that is
+    less.
+    """
+    # macOS does not count free pages
+    free = [_page_bytes("SC_AVPHYS_PAGES") or total_host_bytes() or 0]
     memory_info = root / "proc/meminfo"
     if memory_info.exists():
-        lines = dict(line.split(":", 1) for line in memory_info.read_text().splitlines() if ":" in line)
+        lines = dict(
+            line.split(":", 1) for line in memory_info.read_text().splitlines() if ":" in line
+        )
         if "MemAvailable" in lines:
             free = [int(lines["MemAvailable"].split()[0]) * 1024]
     for folder, limit_name, used_name in (

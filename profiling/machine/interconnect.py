@@ -1,4 +1,5 @@
-"""The links between the GPUs by NVML: NVLinks, PCIe, and the connection of each pair. Imports no torch.
+"""The links between the GPUs by NVML: NVLinks, PCIe, and the connection of each pair. Imports no
+torch.
 
 Values that NVML does not report are None.
 """
@@ -12,13 +13,18 @@ from dpscope.profiling.machine.link_specifications import nvlink, pcie_link
 from dpscope.profiling.machine.nvml import bare_uuid, decoded_text, gpu_handles, query
 from dpscope.profiling.records.links import DeviceLinks, Interconnect, LinkRate, PairLink
 
-_MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU rejects the numbers it does not have
+# NVML_NVLINK_MAX_LINKS of current drivers; a GPU rejects the numbers it does not have
+_MOST_NVLINKS = 36
 
 _NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
-"""nvmlNvlinkVersion_t is an enumeration, not a version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0. An A100 has 5."""
+"""nvmlNvlinkVersion_t is an enumeration, not a version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0,
+6.0. An A100 has 5.
+"""
 
 _NEWEST_NVLINK = {4: 1, 5: 2, 6: 2, 7: 3, 8: 3, 9: 4, 10: 5, 13: 6}
-"""The newest generation of each architecture, Pascal (4) to Rubin (13). Some drivers report 5.0 for an H100."""
+"""The newest generation of each architecture, Pascal (4) to Rubin (13). Some drivers report 5.0 for
+an H100.
+"""
 
 _TOPOLOGIES = {
     0: "same board",
@@ -55,27 +61,42 @@ class _Gpu:
     links: DeviceLinks
     address: str | None  # on the PCI bus
     far_ends: tuple[str | None, ...]  # PCI address at the other end of each active NVLink
-    on_switch: bool  # its NVLinks lead to NVSwitches, so that all of them connect it to any other GPU there
+    # its NVLinks lead to NVSwitches, so that all of them connect it to any other GPU there
+    on_switch: bool
 
 
 def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconnect:
-    """Links of each GPU of the machine that responds, and between each pair of them; empty without NVML.
+    """Links of each GPU of the machine that responds, and between each pair of them; empty without
+    NVML.
 
-    `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no `torch_index`.
+    `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no
+    `torch_index`.
     """
-    handles = {index: handle for index, handle in enumerate(gpu_handles(nvml)) if handle is not None}
-    addresses = {index: _address(query(nvml, "nvmlDeviceGetPciInfo", handle)) for index, handle in handles.items()}
+    handles = {
+        index: handle for index, handle in enumerate(gpu_handles(nvml)) if handle is not None
+    }
+    addresses = {
+        index: _address(query(nvml, "nvmlDeviceGetPciInfo", handle))
+        for index, handle in handles.items()
+    }
     torch_indices = {bare_uuid(uuid): index for index, uuid in reversed([*enumerate(torch_uuids)])}
     gpus = []
     for index, handle in handles.items():
         active = active_nvlinks(nvml, handle)
         links = _device_links(nvml, handle, index, active, torch_indices)
-        far_ends = tuple(_address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
-        # Virtual machines, such as most cloud instances, do not see the switches: an active link whose far end is of unknown kind
-        # and not a visible GPU is taken to lead to one, as NCCL does (src/graph/xml.cc: "Assume NVSwitch").
-        kinds = [query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active]
+        far_ends = tuple(
+            _address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            for link in active
+        )
+        # Virtual machines, such as most cloud instances, do not see the switches: an active link
+        # whose far end is of unknown kind and not a visible GPU is taken to lead to one, as NCCL
+        # does (src/graph/xml.cc: "Assume NVSwitch").
+        kinds = [
+            query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active
+        ]
         on_switch = bool(active) and all(
-            kind == _TO_SWITCH or (kind in (None, _TO_UNKNOWN) and (end is None or end not in addresses.values()))
+            kind == _TO_SWITCH
+            or (kind in (None, _TO_UNKNOWN) and (end is None or end not in addresses.values()))
             for kind, end in zip(kinds, far_ends, strict=True)
         )
         gpus.append(_Gpu(handle, links, addresses[index], far_ends, on_switch))
@@ -84,11 +105,17 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
 
 
 def _device_links(
-    nvml: Any | None, handle: Any, index: int, active: Sequence[int], torch_indices: Mapping[str, int]
+    nvml: Any | None,
+    handle: Any,
+    index: int,
+    active: Sequence[int],
+    torch_indices: Mapping[str, int],
 ) -> DeviceLinks:
     version = None
     if active:
-        version = _NVLINK_GENERATIONS.get(query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]))
+        version = _NVLINK_GENERATIONS.get(
+            query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0])
+        )
         newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
         version = version if version is None or newest is None else min(version, newest)
     known = {field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in _QUERIES.items()}
@@ -96,7 +123,9 @@ def _device_links(
     return DeviceLinks(
         **known,
         index=index,
-        torch_index=torch_indices.get(bare_uuid(known["uuid"])) if known["uuid"] is not None else None,
+        torch_index=torch_indices.get(bare_uuid(known["uuid"]))
+        if known["uuid"] is not None
+        else None,
         active_nvlinks=len(active),
         nvlink_version=version,
         nvlink_gb_per_s=None if rate is None else rate.gb_per_s,
@@ -104,7 +133,11 @@ def _device_links(
 
 
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
-    return [link for link in range(_MOST_NVLINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
+    return [
+        link
+        for link in range(_MOST_NVLINKS)
+        if query(nvml, "nvmlDeviceGetNvLinkState", handle, link)
+    ]
 
 
 def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:
@@ -116,7 +149,9 @@ def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:
     return PairLink(
         first=first.links.index,
         second=second.links.index,
-        topology=_TOPOLOGIES.get(query(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)),
+        topology=_TOPOLOGIES.get(
+            query(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)
+        ),
         direct_nvlinks=direct,
         through_nvswitch=switched,
         peer_access=None if status is None else status == 0,
@@ -137,10 +172,12 @@ def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
 
 
 def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:
-    """The rate that bounds a ring through these GPUs (torch's indices) in one direction; None if unknown.
+    """The rate that bounds a ring through these GPUs (torch's indices) in one direction; None if
+    unknown.
 
-    If NVLinks connect them in a ring, this is the rate of all NVLinks from a GPU to others of the group (a library runs several
-    rings at once), of the GPU with the lowest one. Otherwise it is the slowest PCIe link: one hop without NVLink limits the ring.
+    If NVLinks connect them in a ring, this is the rate of all NVLinks from a GPU to others of the
+    group (a library runs several rings at once), of the GPU with the lowest one. Otherwise it is
+    the slowest PCIe link: one hop without NVLink limits the ring.
     """
     wanted = set(torch_indices)
     members = {device.index: device for device in links.devices if device.torch_index in wanted}
@@ -167,7 +204,9 @@ def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
     def closes(path: list[int]) -> bool:
         if len(path) == len(members):
             return frozenset((path[-1], path[0])) in joined
-        following = [one for one in members if one not in path and frozenset((path[-1], one)) in joined]
+        following = [
+            one for one in members if one not in path and frozenset((path[-1], one)) in joined
+        ]
         return any(closes([*path, one]) for one in following)
 
     return closes([members[0]])

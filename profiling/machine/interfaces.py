@@ -1,4 +1,6 @@
-"""This host's network interfaces, addresses, connections and listening sockets. Imports no torch."""
+"""This host's network interfaces, addresses, connections and listening sockets. Imports no
+torch.
+"""
 
 import contextlib
 import errno
@@ -25,7 +27,9 @@ def interface_addresses() -> dict[str, str]:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
-                answer = fcntl.ioctl(datagram.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(
+                    datagram.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15])
+                )
                 found[name] = socket.inet_ntoa(answer[20:24])
     return dict(sorted(found.items(), key=lambda one: one[1].startswith("127.")))
 
@@ -42,16 +46,20 @@ def interface_of(address: str) -> str | None:
 def host_at(node: int, address: str, environment: Environment) -> Host:
     """This host as a node of a command, with the address at which the others reach it.
 
-    gloo uses the interface of that address unless the user chooses another. By default it would use the address of the host's
-    name, which on many systems is a loopback one.
+    gloo uses the interface of that address unless the user chooses another. By default it would use
+    the address of the host's name, which on many systems is a loopback one.
     """
     chosen = environment.settings.get("GLOO_SOCKET_IFNAME")
     by = "GLOO_SOCKET_IFNAME" if chosen is not None else "the route between the nodes"
-    return Host(node, environment.hostname, address, chosen or interface_of(address), by, environment)
+    return Host(
+        node, environment.hostname, address, chosen or interface_of(address), by, environment
+    )
 
 
 def ipv6_interfaces(of: Path = _IPV6) -> dict[str, str]:
-    """The interface of each IPv6 address of this host, in the usual notation; empty outside Linux."""
+    """The interface of each IPv6 address of this host, in the usual notation; empty outside
+    Linux.
+    """
     try:
         rows = [line.split() for line in of.read_text().splitlines()]
     except OSError:
@@ -60,9 +68,11 @@ def ipv6_interfaces(of: Path = _IPV6) -> dict[str, str]:
 
 
 def interfaces_to_others(except_port: int, own: Path = Path("/proc/self")) -> tuple[str, ...]:
-    """Interfaces over which this process has TCP connections to other hosts, without those from or to one port.
+    """Interfaces over which this process has TCP connections to other hosts, without those from or
+    to one port.
 
-    These are the interfaces that gloo and NCCL's sockets use; RDMA has no TCP connections. Empty outside Linux.
+    These are the interfaces that gloo and NCCL's sockets use; RDMA has no TCP connections. Empty
+    outside Linux.
     """
     addresses = _interfaces_by_address()
     found = {
@@ -74,7 +84,9 @@ def interfaces_to_others(except_port: int, own: Path = Path("/proc/self")) -> tu
 
 
 def _connections(own: Path) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Both ends of each established TCP connection of a process, from net/tcp and its open files (proc(5))."""
+    """Both ends of each established TCP connection of a process, from net/tcp and its open files
+    (proc(5)).
+    """
     opened = set()
     with contextlib.suppress(OSError):
         for file in (own / "fd").iterdir():
@@ -91,7 +103,9 @@ def _connections(own: Path) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]
 
 
 def _end(text: str) -> tuple[str, int]:
-    """Address and port in a text such as 0100007F:1F90, in the host's byte order; IPv4-mapped addresses become IPv4 ones."""
+    """Address and port in a text such as 0100007F:1F90, in the host's byte order; IPv4-mapped
+    addresses become IPv4 ones.
+    """
     address, _, port = text.partition(":")
     words = (int(address[start : start + 8], 16) for start in range(0, len(address), 8))
     packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
@@ -107,9 +121,11 @@ def free_port() -> int:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens only at the address of a host name if it is this machine's, else at all addresses.
+    """A socket that listens only at the address of a host name if it is this machine's, else at all
+    addresses.
 
-    A name's loopback address, such as Debian's for the host's name, is not used: other hosts cannot reach it. Raises OSError.
+    A name's loopback address, such as Debian's for the host's name, is not used: other hosts cannot
+    reach it. Raises OSError.
     """
     stated = ""
     with contextlib.suppress(OSError):
@@ -119,7 +135,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
     for address in dict.fromkeys((stated, "")):
         try:
             if ":" in address or (not address and socket.has_dualstack_ipv6()):
-                return socket.create_server((address, port), family=socket.AF_INET6, dualstack_ipv6=not address)
+                return socket.create_server(
+                    (address, port), family=socket.AF_INET6, dualstack_ipv6=not address
+                )
             return socket.create_server((address, port))
         except OSError as error:
             if not address or error.errno != errno.EADDRNOTAVAIL:

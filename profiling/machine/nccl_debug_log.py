@@ -1,6 +1,7 @@
 """Reads NCCL's and RCCL's log at NCCL_DEBUG=INFO: algorithms and protocols by size, and transports.
 
-The lines, by the file of NCCL's sources that prints them (versions 2.4 to 2.30; RCCL has the same files):
+The lines, by the file of NCCL's sources that prints them (versions 2.4 to 2.30; RCCL has the same
+files):
 
 - init.cc: ``NCCL version 2.27.5+cuda12.9`` (RCCL: ``RCCL version``),
   ``ncclCommInitRank comm 0x.. rank 0 nranks 24 .. - Init COMPLETE``.
@@ -11,7 +12,8 @@ The lines, by the file of NCCL's sources that prints them (versions 2.4 to 2.30;
   channel{Lo..Hi}={0..15}``. Up to 2.23 the bytes are those of the larger buffer (``ncclFuncMaxSendRecvCount``), from 2.24 on
   those of the call's count, which is one rank's share for all-gather and reduce-scatter.
 
-Numbers stand for algorithms and protocols in the order of ``NCCL_ALGO_*`` and ``NCCL_PROTO_*`` in NCCL's headers.
+Numbers stand for algorithms and protocols in the order of ``NCCL_ALGO_*`` and ``NCCL_PROTO_*`` in
+NCCL's headers.
 """
 
 import re
@@ -26,7 +28,8 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
-# A message begins with host:pid:tid [device], after a launcher's prefix, or in the middle of another rank's line.
+# A message begins with host:pid:tid [device], after a launcher's prefix, or in the middle of
+# another rank's line.
 _BEGIN = re.compile(r"([\w.-]+):(\d+):\d+ \[-?\d+\] (?:\S+ )?NCCL (?:INFO|WARN) ")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?v?(\d+\.\d+(?:\.\d+)?)")
 _LINK = re.compile(
@@ -55,10 +58,13 @@ class _Call:
     algorithm: str
     protocol: str
     names_channels: bool  # the form since version 2.24
-    ranks: int | None  # of the only communicator that it can be of; None: of several sizes, or not in the log
+    # of the only communicator that it can be of; None: of several sizes, or not in the log
+    ranks: int | None
 
     def size_bytes(self, version: tuple[int, ...] | None) -> int | None:
-        """The larger of a rank's buffers; None if the line has a share of an unknown number of ranks."""
+        """The larger of a rank's buffers; None if the line has a share of an unknown number of
+        ranks.
+        """
         if self.kind not in _IN_SHARES:
             return self.printed_bytes
         in_shares = version >= _SHARES_SINCE if version is not None else self.names_channels
@@ -85,7 +91,9 @@ class _Reader:
         elif complete := _COMPLETE.search(text):
             self.ranks_of[process].add(int(complete[1]))
         elif link := _LINK.search(text):
-            self.links.add((int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3])))
+            self.links.add(
+                (int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3]))
+            )
         elif "Bytes -> " in text:
             self._call(self.ranks_of[process], text)
         elif _INFINIBAND.search(text):
@@ -119,7 +127,8 @@ class _Reader:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read the logs of one job's processes, in any order; ranks may share a file, and a launcher may prefix its lines.
+    """Read the logs of one job's processes, in any order; ranks may share a file, and a launcher
+    may prefix its lines.
 
     Raises DpscopeError with the name of a file that cannot be read or has no line of NCCL.
     """
@@ -146,15 +155,22 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def _messages(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Host, process id and text of each message; a line that contains messages of several ranks is split."""
+    """Host, process id and text of each message; a line that contains messages of several ranks is
+    split.
+    """
     hosts = set[str]()
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 begins = list(_BEGIN.finditer(line))
                 hosts.update(begin[1] for begin in begins[:1])
-                names = [next((host for host in hosts if begin[1].endswith(host)), begin[1]) for begin in begins]
-                ends = [begin.end(1) - len(name) for begin, name in zip(begins, names, strict=True)][1:]
+                names = [
+                    next((host for host in hosts if begin[1].endswith(host)), begin[1])
+                    for begin in begins
+                ]
+                ends = [
+                    begin.end(1) - len(name) for begin, name in zip(begins, names, strict=True)
+                ][1:]
                 for begin, name, end in zip(begins, names, [*ends, len(line)], strict=False):
                     yield name, begin[2], line[begin.end() : end].rstrip()
     except OSError as error:
@@ -162,7 +178,9 @@ def _messages(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _name(text: str, names: Sequence[str]) -> str | None:
-    """The name for a number or a spelling of any version: ``1``, ``RING``, ``CollNetDirect``, ``NVLS_TREE``."""
+    """The name for a number or a spelling of any version: ``1``, ``RING``, ``CollNetDirect``,
+    ``NVLS_TREE``.
+    """
     if text.isdecimal():
         return names[int(text)] if int(text) < len(names) else None
     wanted = text.lower().replace("_", "")

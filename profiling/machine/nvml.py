@@ -1,8 +1,9 @@
 """Opens and queries NVML; records its answers. Imports no torch.
 
-`query` returns None, for unknown, if the bindings are missing or too old, the driver has no answer, or a GPU fell off the bus.
-Any error of the bindings counts as no answer: besides NVMLError they raise an unrelated NVMLLibraryMismatchError where the driver
-is older than they are, and errors of ctypes. Source of the functions and their codes: NVML API reference, nvml.h.
+`query` returns None, for unknown, if the bindings are missing or too old, the driver has no answer,
+or a GPU fell off the bus. Any error of the bindings counts as no answer: besides NVMLError they
+raise an unrelated NVMLLibraryMismatchError where the driver is older than they are, and errors of
+ctypes. Source of the functions and their codes: NVML API reference, nvml.h.
 """
 
 import functools
@@ -22,7 +23,9 @@ def open_nvml() -> Any | None:
 
 
 def query(nvml: Any | None, function: str, *arguments: Any) -> Any:
-    """The result of an NVML function such as ``nvmlDeviceGetName``; None if bindings, driver or device do not have it."""
+    """The result of an NVML function such as ``nvmlDeviceGetName``; None if bindings, driver or
+    device do not have it.
+    """
     if nvml is None:
         return None
     try:
@@ -38,7 +41,10 @@ def decoded_text(answer: Any) -> Any:
 
 def gpu_handles(nvml: Any | None) -> list[Any | None]:
     """Handles of the machine's GPUs, by NVML's index; None for a GPU that does not respond."""
-    return [query(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(query(nvml, "nvmlDeviceGetCount") or 0)]
+    return [
+        query(nvml, "nvmlDeviceGetHandleByIndex", index)
+        for index in range(query(nvml, "nvmlDeviceGetCount") or 0)
+    ]
 
 
 def driver_version(nvml: Any | None) -> str | None:
@@ -52,16 +58,18 @@ def bare_uuid(uuid: str) -> str:
 
 
 class NvmlRecorder:
-    """Wraps NVML (`pynvml`, initialised) and records every call with its answer, and device handles by their number.
+    """Wraps NVML (`pynvml`, initialised) and records every call with its answer, and device handles
+    by their number.
 
-    A record is of one moment: a repeated call returns the first answer. A call that fails, or that these bindings do not have,
-    is recorded as such and raises the same exception again.
+    A record is of one moment: a repeated call returns the first answer. A call that fails, or that
+    these bindings do not have, is recorded as such and raises the same exception again.
     """
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
-        self._calls: dict[str, tuple[dict[str, Any], Any]] = {}  # as recorded, and the answer or the exception
+        # as recorded, and the answer or the exception
+        self._calls: dict[str, tuple[dict[str, Any], Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return functools.partial(self._answer, name)

@@ -1,4 +1,6 @@
-"""Mirrors epochs of running trainings: the same scalars for TensorBoard and wandb. Imports no torch."""
+"""Mirrors epochs of running trainings: the same scalars for TensorBoard and wandb. Imports no
+torch.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,11 +19,16 @@ WriteEpoch = Callable[[EpochRecord], None]
 class TrainingMirror:
     """Writes every epoch once; trainings follow one another, each with its own run.
 
-    A resumed training starts its run again with the epochs of the earlier process, so that one run holds all epochs.
+    A resumed training starts its run again with the epochs of the earlier process, so that one run
+    holds all epochs.
     """
 
-    def __init__(self, open_run: Callable[[EpochRecord], AbstractContextManager[WriteEpoch]]) -> None:
-        """`open_run` gets the training's first epoch and replaces the run of an earlier process; the context ends the run."""
+    def __init__(
+        self, open_run: Callable[[EpochRecord], AbstractContextManager[WriteEpoch]]
+    ) -> None:
+        """`open_run` gets the training's first epoch and replaces the run of an earlier process;
+        the context ends the run.
+        """
         self._open_run = open_run
         self._training: tuple[str, int] | None = None  # cell and seed
         self._run = ExitStack()
@@ -29,7 +36,9 @@ class TrainingMirror:
         self._write: WriteEpoch
 
     def write(self, records: Sequence[EpochRecord]) -> None:
-        """Write the epochs that are not written yet; `records` are all epochs of one training so far, in order."""
+        """Write the epochs that are not written yet; `records` are all epochs of one training so
+        far, in order.
+        """
         for record in records:
             if self._training != (record.cell, record.seed):
                 self.close()
@@ -60,7 +69,9 @@ def training_scalars(record: EpochRecord) -> dict[str, float]:
     return {tag: value for tag, value in scalars.items() if value is not None}
 
 
-def training_settings(record: EpochRecord, config: TrainConfig | None) -> dict[str, str | float | int | bool]:
+def training_settings(
+    record: EpochRecord, config: TrainConfig | None
+) -> dict[str, str | float | int | bool]:
     """The settings of a training; without a config, only those stored with its epochs."""
     settings: dict[str, str | float | int | bool] = {
         "strategy": record.strategy,

@@ -1,9 +1,11 @@
-"""TensorBoard event files, and trainings in TensorBoard while they run: a run per cell and seed. Imports no torch.
+"""TensorBoard event files, and trainings in TensorBoard while they run: a run per cell and seed.
+Imports no torch.
 
-R/tensorboard/training/<cell>/seed<k>/    one event file: a session of the HParams page and the scalars of every epoch
+R/tensorboard/training/<cell>/seed<k>/    one event file: a session of the HParams page and the
+scalars of every epoch
 
-Events are written with tensorboard's writer: torch's `add_hparams` makes a timestamped sub-run for every call; here each
-summary goes into the run it belongs to.
+Events are written with tensorboard's writer: torch's `add_hparams` makes a timestamped sub-run for
+every call; here each summary goes into the run it belongs to.
 """
 
 import time
@@ -19,7 +21,12 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from dpscope.profiling.mirrors.mirror import TrainingMirror, WriteEpoch, training_scalars, training_settings
+from dpscope.profiling.mirrors.mirror import (
+    TrainingMirror,
+    WriteEpoch,
+    training_scalars,
+    training_settings,
+)
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
 from dpscope.profiling.store.ownership import EVENTS_SUFFIX, remove_events
 from dpscope.profiling.store.shown_text import cleaned, one_line
@@ -53,14 +60,24 @@ class EventLog(AbstractContextManager["EventLog"]):
 
     def text(self, tag: str, markdown: str) -> None:
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        tensor = TensorProto(dtype=_DT_STRING, string_val=[cleaned(markdown).encode()], tensor_shape=TensorShapeProto())
-        self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
+        tensor = TensorProto(
+            dtype=_DT_STRING,
+            string_val=[cleaned(markdown).encode()],
+            tensor_shape=TensorShapeProto(),
+        )
+        self._add(
+            Summary(
+                value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]
+            )
+        )
 
     def image(self, tag: str, png: bytes, width: int, height: int) -> None:
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
 
-    def experiment(self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]) -> None:
+    def experiment(
+        self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]
+    ) -> None:
         """Declare the HParams page: each parameter with its values, and the metrics' tags."""
         experiment = api_pb2.Experiment(
             metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
@@ -70,9 +87,13 @@ class EventLog(AbstractContextManager["EventLog"]):
             info = experiment.hparam_infos.add(name=name, type=kind)
             if field == "string_value":
                 info.domain_discrete.extend(sorted({one_line(str(value)) for value in values}))
-        self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
+        self._hparams(
+            metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment)
+        )
 
-    def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
+    def session(
+        self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]
+    ) -> None:
         self.begin_session(hyperparameters)
         for tag, value in metrics.items():
             self.scalar(tag, value, 0)
@@ -84,20 +105,33 @@ class EventLog(AbstractContextManager["EventLog"]):
         for name, parameter in hyperparameters.items():
             shown = one_line(parameter) if isinstance(parameter, str) else parameter
             setattr(start.hparams[name], _field_and_type(parameter)[0], shown)
-        self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
+        self._hparams(
+            metadata.SESSION_START_INFO_TAG,
+            plugin_data_pb2.HParamsPluginData(session_start_info=start),
+        )
 
     def end_session(self) -> None:
-        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
-        self._hparams(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end))
+        end = plugin_data_pb2.SessionEndInfo(
+            status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time()
+        )
+        self._hparams(
+            metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end)
+        )
 
     def _hparams(self, tag: str, data: plugin_data_pb2.HParamsPluginData) -> None:
         data.version = metadata.PLUGIN_DATA_VERSION
-        plugin_data = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
-        value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin_data), tensor=metadata.NULL_TENSOR)
+        plugin_data = SummaryMetadata.PluginData(
+            plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString()
+        )
+        value = Summary.Value(
+            tag=tag, metadata=SummaryMetadata(plugin_data=plugin_data), tensor=metadata.NULL_TENSOR
+        )
         self._add(Summary(value=[value]))
 
     def _add(self, summary: Summary, step: int = 0, at_s: float | None = None) -> None:
-        self._writer.add_event(Event(wall_time=time.time() if at_s is None else at_s, step=step, summary=summary))
+        self._writer.add_event(
+            Event(wall_time=time.time() if at_s is None else at_s, step=step, summary=summary)
+        )
 
 
 def _field_and_type(parameter: HyperParameter) -> tuple[str, Any]:
@@ -118,7 +152,9 @@ def training_folder(run: Path, record: EpochRecord) -> Path:
 
 
 def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
-    """Shows the trainings of a run folder in TensorBoard; nothing is written before the first epoch."""
+    """Shows the trainings of a run folder in TensorBoard; nothing is written before the first
+    epoch.
+    """
 
     @contextmanager
     def mirrored(first: EpochRecord) -> Iterator[WriteEpoch]:
@@ -136,7 +172,8 @@ def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
         with EventLog(folder) as log:
             log.begin_session(training_settings(first, config))
             yield write
-            if config is None or trained >= config.epochs:  # HParams calls a session without an end running
+            # HParams calls a session without an end running
+            if config is None or trained >= config.epochs:
                 log.end_session()
 
     return TrainingMirror(mirrored)

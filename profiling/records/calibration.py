@@ -1,4 +1,5 @@
-"""The types of `calibration.json`: settings, samples, links, fits, NCCL's choices. Imports no torch.
+"""The types of `calibration.json`: settings, samples, links, fits, NCCL's choices. Imports no
+torch.
 
 Names hold units: `_us`, `_bytes`, `_gb_per_s` (1e9 bytes per second).
 """
@@ -17,7 +18,9 @@ from dpscope.profiling.records.typed_text import parse_size
 
 
 class Choice(Stored, frozen=True):
-    """The algorithm and protocol chosen for calls of one size; `kind` None where that version of NCCL does not print it."""
+    """The algorithm and protocol chosen for calls of one size; `kind` None where that version of
+    NCCL does not print it.
+    """
 
     kind: str | None
     size_bytes: int
@@ -31,10 +34,11 @@ class Choice(Stored, frozen=True):
 
 
 class NcclLog(Stored, frozen=True):
-    """The logs of one job. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``; each direction is a pair.
+    """The logs of one job. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``;
+    each direction is a pair.
 
-    A call does not name its communicator: `choices` are those of all communicators together. Sizes are those of the larger of a
-    rank's buffers.
+    A call does not name its communicator: `choices` are those of all communicators together. Sizes
+    are those of the larger of a rank's buffers.
     """
 
     library: str | None  # "NCCL 2.27.5"
@@ -44,12 +48,15 @@ class NcclLog(Stored, frozen=True):
     links: dict[str, int] = msgspec.field(default_factory=dict)
     infiniband: bool = False  # whether InfiniBand or RoCE devices were found
     gpu_direct: bool | None = None  # GPU Direct RDMA, if the log reports it
-    unread_lines: int = 0  # of choices: cut, of another form, or shares of an unknown number of ranks
+    # of choices: cut, of another form, or shares of an unknown number of ranks
+    unread_lines: int = 0
 
 
 CALIBRATION_SCHEMA_VERSION = 1
 
-Collective = Literal["all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"]
+Collective = Literal[
+    "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"
+]
 COLLECTIVES: dict[str, Collective] = {name.replace("_", ""): name for name in get_args(Collective)}
 """By the names of NCCL, in lower case, and of nccl-tests."""
 MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
@@ -63,10 +70,14 @@ class CalibrationSettings(Config, frozen=True):
     devices: tuple[int, ...] = setting(
         msgspec.NODEFAULT, "device counts, such as 2,4; 2x4 is 2 nodes with 4 each"
     )  # on one node, each a subgroup of the first ranks of one job
-    collectives: tuple[Collective, ...] = setting(MEASURED_COLLECTIVES, "all_reduce,broadcast,... or some of them")
+    collectives: tuple[Collective, ...] = setting(
+        MEASURED_COLLECTIVES, "all_reduce,broadcast,... or some of them"
+    )
     dtype: str = setting("float32", "float32, float16, bfloat16 or float64")
     min_bytes: int = setting(4 * 1024, "smallest message", text=parse_size)
-    max_bytes: int = setting(256 * 1024**2, "largest message; sizes double in between", text=parse_size)
+    max_bytes: int = setting(
+        256 * 1024**2, "largest message; sizes double in between", text=parse_size
+    )
     iterations: int = setting(20, "timed calls of each size")
     warmup_iterations: int = setting(5, "untimed calls of each size", option="warmup")
     timeout_s: float = setting(900.0, "seconds the job may take", option="timeout")
@@ -89,7 +100,9 @@ class CalibrationSettings(Config, frozen=True):
     @property
     def job(self) -> Layout:
         """The smallest job that contains all groups."""
-        return Layout(max(one.nodes for one in self.groups), max(one.per_node for one in self.groups))
+        return Layout(
+            max(one.nodes for one in self.groups), max(one.per_node for one in self.groups)
+        )
 
 
 class CalibrationPoint(Stored, frozen=True):
@@ -98,17 +111,22 @@ class CalibrationPoint(Stored, frozen=True):
     collective: Collective
     devices: int
     size_bytes: int  # the larger of a rank's input and output buffer, as in nccl-tests
-    count: int  # elements, as in nccl-tests: of a rank's share for all_gather, reduce_scatter, all_to_all
+    # elements, as in nccl-tests: of a rank's share for all_gather, reduce_scatter, all_to_all
+    count: int
     dtype: str
-    times_us: tuple[float, ...]  # one per iteration: its slowest rank; a single mean if a log has no more
-    shortest_us: tuple[float, ...] = ()  # one per iteration: its fastest rank, like transfers in traces; logs have none
+    # one per iteration: its slowest rank; a single mean if a log has no more
+    times_us: tuple[float, ...]
+    # one per iteration: its fastest rank, like transfers in traces; logs have none
+    shortest_us: tuple[float, ...] = ()
     nodes: int | None = None  # hosts of its ranks; None: `Calibration.nodes_of`
 
 
 class Contention(Stored, frozen=True):
-    """How a collective and computing slow each other: one sample per iteration, of its slowest rank.
+    """How a collective and computing slow each other: one sample per iteration, of its slowest
+    rank.
 
-    Computing consists of matrix products: on a CPU on the process's threads, as in training; on a GPU on a separate stream.
+    Computing consists of matrix products: on a CPU on the process's threads, as in training; on a
+    GPU on a separate stream.
     """
 
     collective: Collective
@@ -147,7 +165,8 @@ class TimedCollectives(Stored, frozen=True, kw_only=True):
 class FitPiece(Stored, frozen=True):
     """t = alpha + S / B for sizes between two breakpoints, with 95% intervals.
 
-    In a piece that does not begin at 0, alpha is the line's intercept: it is not a latency, and it may be negative.
+    In a piece that does not begin at 0, alpha is the line's intercept: it is not a latency, and it
+    may be negative.
     """
 
     from_bytes: int
@@ -161,7 +180,9 @@ class FitPiece(Stored, frozen=True):
 
 
 class CollectiveFit(Stored, frozen=True):
-    """The fitted time of one collective on one number of devices as a function of its size, with its errors."""
+    """The fitted time of one collective on one number of devices as a function of its size, with
+    its errors.
+    """
 
     collective: Collective
     devices: int
@@ -171,9 +192,11 @@ class CollectiveFit(Stored, frozen=True):
     largest_bytes: int
     median_relative_error: float  # of the fit at its own sizes
     largest_relative_error: float
-    prediction_relative_error: float | None  # 90% of measurements, with their sizes left out; None: too few sizes
+    # 90% of measurements, with their sizes left out; None: too few sizes
+    prediction_relative_error: float | None
     interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
-    statistic: Literal["slowest", "shortest"] = "slowest"  # of each iteration's ranks: `times_us` or `shortest_us`
+    # of each iteration's ranks: `times_us` or `shortest_us`
+    statistic: Literal["slowest", "shortest"] = "slowest"
     nodes: int | None = None  # of its points
 
 
@@ -201,20 +224,30 @@ class Calibration(Stored, frozen=True):
     fits: tuple[CollectiveFit, ...] = ()
     contention: tuple[Contention, ...] = ()  # by device count; none in logs
     interconnect: Interconnect | None = None
-    links: dict[int, LinkRate] = msgspec.field(default_factory=dict)  # by device count, if the link is known
+    # by device count, if the link is known
+    links: dict[int, LinkRate] = msgspec.field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, if known
+    # hosts that each device count spans, if known
+    nodes: dict[int, int] = msgspec.field(default_factory=dict)
     nccl_engine: str | None = None  # class that ran NCCL; None: gloo or logs
     hosts: tuple[Host, ...] = ()  # of a calibration over several nodes
     nccl: tuple[CalibratedChoices, ...] = ()  # by device count; none on gloo and in logs
 
     def nodes_of(self, devices: int) -> int | None:
-        """Hosts of the ranks of a device count: 1 if dpscope measured, else as the log reports; None: unknown."""
+        """Hosts of the ranks of a device count: 1 if dpscope measured, else as the log reports;
+        None: unknown.
+        """
         return self.nodes.get(devices, 1 if self.source == "measured" else None)
 
     def spans(self, devices: int) -> set[int | None]:
-        """All numbers of hosts on which this number of ranks was timed: 2 on one host and 2x1 are both 2 ranks."""
-        timed = {point.nodes or self.nodes_of(devices) for point in self.points if point.devices == devices}
+        """All numbers of hosts on which this number of ranks was timed: 2 on one host and 2x1 are
+        both 2 ranks.
+        """
+        timed = {
+            point.nodes or self.nodes_of(devices)
+            for point in self.points
+            if point.devices == devices
+        }
         return timed or {self.nodes_of(devices)}
 
     def on_nodes(self, nodes: int) -> "Calibration":

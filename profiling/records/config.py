@@ -1,7 +1,9 @@
-"""The settings of a run, in parts: workload, optimizer, measurement, matrix, and what only its report uses. Imports no torch.
+"""The settings of a run, in parts: workload, optimizer, measurement, matrix, and what only its
+report uses. Imports no torch.
 
-Each part refuses values that it cannot have when it is made (SettingError). `None` means "choose for this machine"; the resolved
-types hold no such `None`. For users the settings of all parts stand side by side (settings.py).
+Each part refuses values that it cannot have when it is made (SettingError). `None` means "choose
+for this machine"; the resolved types hold no such `None`. For users the settings of all parts stand
+side by side (settings.py).
 """
 
 import math
@@ -29,11 +31,15 @@ SEED_CHECK = holds(lambda seed: 0 <= seed < 2**63, "must be 0 or more and below 
 ABOVE_0 = holds(lambda value: 0 < value < math.inf, "must be a number above 0")
 BELOW_1 = holds(lambda value: 0 <= value < 1, "must be 0 or more and below 1")
 _FROM_0 = holds(lambda value: 0 <= value < math.inf, "must be a number, 0 or more")
-TIMEOUT_CHECK = holds(lambda value: 0 < value <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7")
+TIMEOUT_CHECK = holds(
+    lambda value: 0 < value <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7"
+)
 
 
 def _precisions(text: str) -> tuple[str, tuple[str, ...]]:
-    """The workload's precision and the others from ``off,bf16``: the first in the documented order is the workload's."""
+    """The workload's precision and the others from ``off,bf16``: the first in the documented order
+    is the workload's.
+    """
     given, known = set(words(text)), ("off", "bf16", "fp16")
     first, *others = [one for one in known if one in given] + sorted(given.difference(known))
     return first, tuple(others)
@@ -46,17 +52,27 @@ def needs_data(kinds: tuple[str, ...], reason: str) -> Callable[[Any], str]:
 
 _IN_FOLDER = needs_data(("cifar10",), "only cifar10 is read from a folder, and --data is {}")
 _GENERATED = needs_data(("synthetic", "fake"), "{} has its own number of samples")
-_IMAGES = needs_data(("digits", "cifar10"), "only the images of cifar10 and digits are transformed, and --data is {}")
-_LOADED = needs_data(("fake", "digits", "cifar10"), "synthetic data is one batch on the device, never loaded")
+_IMAGES = needs_data(
+    ("digits", "cifar10"), "only the images of cifar10 and digits are transformed, and --data is {}"
+)
+_LOADED = needs_data(
+    ("fake", "digits", "cifar10"), "synthetic data is one batch on the device, never loaded"
+)
 
 
 def _workers_idle(config: Any) -> str:
-    total = "--workers-total sets how many there are" if config.workload.workers_total is not None else ""
+    total = (
+        "--workers-total sets how many there are"
+        if config.workload.workers_total is not None
+        else ""
+    )
     return _LOADED(config) or total
 
 
 def _pinned_idle(config: Any) -> str:
-    on_cpu = "batches are copied to no GPU with --device cpu" if config.workload.device == "cpu" else ""
+    on_cpu = (
+        "batches are copied to no GPU with --device cpu" if config.workload.device == "cpu" else ""
+    )
     return on_cpu or _LOADED(config)
 
 
@@ -69,10 +85,14 @@ class Workload(ConfigPart, frozen=True):
     model: str = setting(
         "auto",
         "auto, resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function",
-        help_of={"train": "resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"},
+        help_of={
+            "train": "resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"
+        },
     )
     data: Literal["synthetic", "fake", "digits", "cifar10"] = setting(
-        "synthetic", "synthetic, fake, digits or cifar10", help_of={"train": "digits, cifar10 or fake"}
+        "synthetic",
+        "synthetic, fake, digits or cifar10",
+        help_of={"train": "digits, cifar10 or fake"},
     )
     data_dir: str = setting("data", "where cifar10 lies", idle=_IN_FOLDER)
     download: bool = setting(False, "fetch cifar10", idle=_IN_FOLDER)
@@ -92,7 +112,9 @@ class Workload(ConfigPart, frozen=True):
     workers_total: int | None = setting(
         None, "loader workers per cell, shared by its processes", check=at_least(0), idle=_LOADED
     )
-    pin_memory: bool = setting(False, "copy batches to GPUs from page-locked memory", idle=_pinned_idle)
+    pin_memory: bool = setting(
+        False, "copy batches to GPUs from page-locked memory", idle=_pinned_idle
+    )
     transforms: Literal["per-batch", "per-image"] = setting(
         "per-batch",
         "images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's transforms",
@@ -126,21 +148,33 @@ class Measurement(ConfigPart, frozen=True):
     heading: ClassVar[str] = AMOUNT
 
     warmup_steps: int = setting(
-        5, "untimed steps before anything is measured, 5 or more", option="warmup", check=at_least(1)
+        5,
+        "untimed steps before anything is measured, 5 or more",
+        option="warmup",
+        check=at_least(1),
     )
     steps: int | None = setting(
-        None, "timed steps per repeat", help_of={"equal": "steps under each strategy"}, check=at_least(1)
+        None,
+        "timed steps per repeat",
+        help_of={"equal": "steps under each strategy"},
+        check=at_least(1),
     )
-    epochs: int | None = setting(None, "whole timed epochs instead, after one untimed", check=at_least(1))
+    epochs: int | None = setting(
+        None, "whole timed epochs instead, after one untimed", check=at_least(1)
+    )
     traced_steps: int = setting(3, "whole traced steps; one more is traced", check=at_least(1))
-    repeats: int | None = setting(None, "interleaved repeats of every cell, in changing order", check=at_least(1))
+    repeats: int | None = setting(
+        None, "interleaved repeats of every cell, in changing order", check=at_least(1)
+    )
     calibrate: bool = setting(
         True,
         "time the collectives first, in seconds, unless the folder holds it",
         heading=TARGETS,
         idle=several_devices_idle,
     )
-    timeout_s: float = setting(900.0, "seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK)
+    timeout_s: float = setting(
+        900.0, "seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,18 +220,24 @@ class RunConfig(Stored, frozen=True):
     reporting: Reporting = Reporting()
 
     def __post_init__(self) -> None:
-        """A script that is attached to may be too short for as many steps: its manifest holds what it had."""
+        """A script that is attached to may be too short for as many steps: its manifest holds what
+        it had.
+        """
         if type(self) is RunConfig and self.measurement.warmup_steps < MINIMUM_WARMUP_STEPS:
             fix = f"must be {MINIMUM_WARMUP_STEPS} or more: DDP rebuilds its buckets in the first steps"
             raise SettingError(fix, warmup_steps=self.measurement.warmup_steps)
 
 
 MAY_CHANGE = ("repeats", "timeout_s", "download", "calibrate", *Reporting.__struct_fields__)
-"""Settings of how often and how patiently a run is measured, and of its report: they may change while it is resumed."""
+"""Settings of how often and how patiently a run is measured, and of its report: they may change
+while it is resumed.
+"""
 
 
 class ResolvedConfig(RunConfig, frozen=True, kw_only=True):
-    """What will be measured: a configuration with nothing left to choose for this machine. A manifest holds one."""
+    """What will be measured: a configuration with nothing left to choose for this machine. A
+    manifest holds one.
+    """
 
     measurement: ResolvedMeasurement
     matrix: ResolvedMatrix

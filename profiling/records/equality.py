@@ -1,4 +1,5 @@
-"""The types of files of `dpscope equal`: settings, jobs, and the record of each process. Imports no torch.
+"""The types of files of `dpscope equal`: settings, jobs, and the record of each process. Imports no
+torch.
 
 R/equality/settings.json                       EqualitySettings, written before anything runs
 R/equality/<cell>/log.txt                      of the cell's torchrun job
@@ -6,7 +7,8 @@ R/equality/<cell>/<training>/rank_<r>.json     RankRecord
 R/equality/<cell>/<training>/rank_<r>.npz      arrays, named below
 R/equality.json                                the comparison, written by analysis
 
-Arrays of a process that trained k steps on P parameters, S samples in all, in the order of RankRecord's lists:
+Arrays of a process that trained k steps on P parameters, S samples in all, in the order of
+RankRecord's lists:
 
 loss                      k        float64: mean over the process's samples, before the step
 gradient_hash, weight_hash      k x P  uint64: of all bytes of a tensor; equal hashes count as equal bits
@@ -37,10 +39,11 @@ TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"
 class EqualityTraining(Stored, frozen=True):
     """k steps from the seed.
 
-    `compared` is the strategy itself. `rounding` repeats the reference with each weight moved to a neighbouring number before
-    the first step: its differences show how rounding grows. `in_shares` is the single device that processes a batch in the
-    shares of the other strategies' devices, one after the other: computations over a batch, such as batch norm's, are then
-    over a share. `rounding_in_shares` is `in_shares` with its weights moved.
+    `compared` is the strategy itself. `rounding` repeats the reference with each weight moved to a
+    neighbouring number before the first step: its differences show how rounding grows. `in_shares`
+    is the single device that processes a batch in the shares of the other strategies' devices, one
+    after the other: computations over a batch, such as batch norm's, are then over a share.
+    `rounding_in_shares` is `in_shares` with its weights moved.
     """
 
     kind: TrainingKind
@@ -110,5 +113,7 @@ class RankRecord(Stored, frozen=True):
 
 
 def rank_paths(training: Path, rank: int) -> tuple[Path, Path]:
-    """The record and the arrays of one process of a training, whose folder is named after its kind."""
+    """The record and the arrays of one process of a training, whose folder is named after its
+    kind.
+    """
     return training / f"rank_{rank}.json", training / f"rank_{rank}.npz"

@@ -17,7 +17,8 @@ Trait = Literal[
 class Finding(Stored, frozen=True, kw_only=True):
     """A warning or conclusion. Made only by `FindingCode.finding`, or read from a run folder.
 
-    `code` is text, not a `FindingCode`: a folder of another version may hold codes that this version does not know.
+    `code` is text, not a `FindingCode`: a folder of another version may hold codes that this
+    version does not know.
     """
 
     severity: Severity
@@ -26,14 +27,19 @@ class Finding(Stored, frozen=True, kw_only=True):
     next_step: str
 
 
-_SEVERITIES: dict[str, Severity | None] = {"info": "info", "warning": "warning", "error": "error", "varying": None}
+_SEVERITIES: dict[str, Severity | None] = {
+    "info": "info",
+    "warning": "warning",
+    "error": "error",
+    "varying": None,
+}
 
 
 class FindingCode(Enum):
     """Base of the enums that register every finding; docs/findings.md lists them all.
 
-    A member is declared by its text: ``severity (traits): meaning in a sentence or two. -> next step``. The severity of a
-    `varying` one depends on the observation.
+    A member is declared by its text: ``severity (traits): meaning in a sentence or two. -> next
+    step``. The severity of a `varying` one depends on the observation.
     """
 
     def __init__(self, declared: str) -> None:
@@ -53,12 +59,18 @@ class FindingCode(Enum):
         """The codes of this enum that have a trait."""
         return frozenset(one.code for one in cls if trait in one.traits)
 
-    def finding(self, message: str, next_step: str | None = None, severity: Severity | None = None) -> Finding:
+    def finding(
+        self, message: str, next_step: str | None = None, severity: Severity | None = None
+    ) -> Finding:
         """A finding of this code; `severity` is given if and only if the code has none."""
-        assert (severity is None) != (self.severity is None), f"{self.code}: the severity is fixed, or missing"
+        assert (severity is None) != (self.severity is None), (
+            f"{self.code}: the severity is fixed, or missing"
+        )
         known = self.severity or severity
         assert known is not None
-        return Finding(severity=known, code=self.code, message=message, next_step=next_step or self.next_step)
+        return Finding(
+            severity=known, code=self.code, message=message, next_step=next_step or self.next_step
+        )
 
 
 def counted(count: int, noun: str) -> str:
@@ -77,7 +89,9 @@ def listed(values: Sequence[object], most: int = 8) -> str:
     ('a, b, c', 'a, b and 2 more')
     """
     left = len(values) - most
-    return ", ".join(map(str, values[: most + (left == 1)])) + (f" and {left} more" if left > 1 else "")
+    return ", ".join(map(str, values[: most + (left == 1)])) + (
+        f" and {left} more" if left > 1 else ""
+    )
 
 
 _Key = TypeVar("_Key")
@@ -85,7 +99,9 @@ _Value = TypeVar("_Value")
 
 
 def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """The values of each key, such as the cells that share a reason; both in the order of their first pair."""
+    """The values of each key, such as the cells that share a reason; both in the order of their
+    first pair.
+    """
     groups: dict[_Key, list[_Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -94,7 +110,8 @@ def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
 
 def plural(noun: str) -> str:
     """The regular English plural of a noun; of several words, the last one's."""
-    if noun.endswith(("s", "x", "z", "ch", "sh")) and not noun.endswith("epoch"):  # its ch sounds like k
+    # its ch sounds like k
+    if noun.endswith(("s", "x", "z", "ch", "sh")) and not noun.endswith("epoch"):
         return f"{noun}es"
     if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
         return f"{noun[:-1]}ies"

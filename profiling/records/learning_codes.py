@@ -1,4 +1,6 @@
-"""Findings about trainings (`dpscope train`) and about whether strategies train the same (`dpscope equal`)."""
+"""Findings about trainings (`dpscope train`) and about whether strategies train the same (`dpscope
+equal`).
+"""
 
 from dpscope.profiling.records.finding import FindingCode
 

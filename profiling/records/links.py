@@ -1,4 +1,6 @@
-"""Types for the links between GPUs. Imports no torch. None is unknown; rates are of one direction, 1e9 B/s."""
+"""Types for the links between GPUs. Imports no torch. None is unknown; rates are of one direction,
+1e9 B/s.
+"""
 
 from dpscope.profiling.records.stored import Stored
 
@@ -23,7 +25,8 @@ class DeviceLinks(Stored, frozen=True):
     active_nvlinks: int = 0
     nvlink_version: int | None = None  # generation, 1 to 5
     nvlink_gb_per_s: float | None = None  # all active links together
-    pcie_generation: int | None = None  # the highest that device and slot support; the current one drops at idle
+    # the highest that device and slot support; the current one drops at idle
+    pcie_generation: int | None = None
     pcie_width: int | None = None
     current_pcie_generation: int | None = None
     current_pcie_width: int | None = None
@@ -34,7 +37,8 @@ class PairLink(Stored, frozen=True):
 
     first: int  # NVML's indices
     second: int
-    topology: str | None = None  # the nearest common ancestor, with nvidia-smi's short name in brackets
+    # the nearest common ancestor, with nvidia-smi's short name in brackets
+    topology: str | None = None
     direct_nvlinks: int = 0  # from one to the other without a switch
     through_nvswitch: bool = False
     peer_access: bool | None = None

@@ -1,4 +1,6 @@
-"""Which cells a run has, as settings: strategies, devices, batches and variants. Imports no torch."""
+"""Which cells a run has, as settings: strategies, devices, batches and variants. Imports no
+torch.
+"""
 
 import contextlib
 import itertools
@@ -19,15 +21,25 @@ from dpscope.profiling.records.settings import (
     holds,
     setting,
 )
-from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, ddp_arguments, traits_of
+from dpscope.profiling.records.strategies import (
+    STRATEGY_LIST,
+    Strategy,
+    any_reducer,
+    ddp_arguments,
+    traits_of,
+)
 from dpscope.profiling.records.typed_text import MIB, parse_size, whole_numbers, words
 
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 NcclEngine = Literal["default", "legacy", "nccl2"]
 Amp = Literal["off", "bf16", "fp16"]
 Switch = Literal["on", "off"]
-CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager"]
-"""What torch.compile makes of a model: inductor's modes by torch's names; aot_eager captures graphs and generates no code."""
+CompileMode = Literal[
+    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager"
+]
+"""What torch.compile makes of a model: inductor's modes by torch's names; aot_eager captures graphs
+and generates no code.
+"""
 BY_CUDA_GRAPHS: dict[CompileMode, CompileMode] = {
     "reduce-overhead": "default",
     "max-autotune-no-cudagraphs": "max-autotune",
@@ -57,7 +69,9 @@ class Layout(NamedTuple):
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout that a text such as ``2x8`` names; raises ValueError for another text, less than two nodes and no device."""
+    """The layout that a text such as ``2x8`` names; raises ValueError for another text, less than
+    two nodes and no device.
+    """
     found = _PRODUCT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text.strip() or 'nothing'} is not a number of nodes times devices")
@@ -67,7 +81,9 @@ def parse_layout(text: str) -> Layout:
             f"{layout} has no device on a node; the second number is 1 or more, such as {max(layout.nodes, 2)}x1"
         )
     if layout.nodes < 2:
-        raise ValueError(f"{layout} does not span several nodes; for one node write {layout.per_node}")
+        raise ValueError(
+            f"{layout} does not span several nodes; for one node write {layout.per_node}"
+        )
     return layout
 
 
@@ -85,7 +101,9 @@ def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...
 
 
 def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
-    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32,128,...`` (32, 128, 512, ...); raises ValueError."""
+    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32,128,...`` (32, 128, 512,
+    ...); raises ValueError.
+    """
     listed = text.removesuffix(",...")
     sizes = tuple(sorted(set(whole_numbers(listed))))
     if listed == text:
@@ -102,13 +120,17 @@ def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
 
 
 def _mebibytes(text: str) -> float:
-    """A bare number is MiB; a size with a unit is converted, to four decimals, since cells are named after it."""
+    """A bare number is MiB; a size with a unit is converted, to four decimals, since cells are
+    named after it.
+    """
     with contextlib.suppress(ValueError):
         return float(text)  # its range is checked with the other settings
     try:
         return round(parse_size(text, MIB) / MIB, 4)
     except ValueError as error:
-        raise ValueError(f"{text or 'nothing'} is not a number of MiB, nor a size such as 25MB") from error
+        raise ValueError(
+            f"{text or 'nothing'} is not a number of MiB, nor a size such as 25MB"
+        ) from error
 
 
 def _bucket_fix(sizes: Sequence[float | str]) -> str:
@@ -132,7 +154,9 @@ def _readable(read: Callable[[str], object], advice: str = "") -> Check:
 
 
 def _other_arguments(text: str) -> None:
-    """Raise ValueError for a text that names no arguments of DDP, or one that is a variant itself."""
+    """Raise ValueError for a text that names no arguments of DDP, or one that is a variant
+    itself.
+    """
     for name, argument in DDP_ARGUMENTS.items():
         if argument in ddp_arguments(text):
             raise ValueError(f"{argument} has its own option; use --{name.replace('_', '-')}")
@@ -142,31 +166,45 @@ _layouts_fix = _readable(parse_layout, "; write it as 2x8")
 
 
 class Variants(ConfigPart, frozen=True):
-    """Variants of the strategies (docs/variants.md): each combination of their values is a cell, the last ones vary fastest.
+    """Variants of the strategies (docs/variants.md): each combination of their values is a cell,
+    the last ones vary fastest.
 
-    All but `accumulate`, `compile` and `amp_variants` concern DistributedDataParallel alone, and `comm_hook` FSDP too. Values
-    are kept without repetition, in the order of the documentation, numbers ascending.
+    All but `accumulate`, `compile` and `amp_variants` concern DistributedDataParallel alone, and
+    `comm_hook` FSDP too. Values are kept without repetition, in the order of the documentation,
+    numbers ascending.
     """
 
     heading: ClassVar[str] = COMPARED
 
-    overlap: tuple[Switch, ...] = setting(("on",), "on, off (one bucket, after backward), or on,off")
+    overlap: tuple[Switch, ...] = setting(
+        ("on",), "on, off (one bucket, after backward), or on,off"
+    )
     accumulate: tuple[int, ...] = setting(
         (1,),
         "micro-batches a step, or several: 1,4",
         example="1,4",
-        check=lambda counts: "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches",
+        check=lambda counts: (
+            "" if min(counts, default=1) >= 1 else "must be 1 or more micro-batches"
+        ),
     )
-    amp_variants: tuple[Amp, ...] = ()  # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
-    broadcast_buffers: tuple[Switch, ...] = setting(("on",), "on, off, or on,off", argument="broadcast_buffers")
+    # precisions other than the workload's: off,bf16 is its amp off and this (bf16,)
+    amp_variants: tuple[Amp, ...] = ()
+    broadcast_buffers: tuple[Switch, ...] = setting(
+        ("on",), "on, off, or on,off", argument="broadcast_buffers"
+    )
     static_graph: tuple[Switch, ...] = setting(
         ("off",), "DDP: the graph never changes", switch=True, argument="static_graph"
     )
     gradient_as_bucket_view: tuple[Switch, ...] = setting(
-        ("off",), "DDP: gradients live in the buckets", switch=True, argument="gradient_as_bucket_view"
+        ("off",),
+        "DDP: gradients live in the buckets",
+        switch=True,
+        argument="gradient_as_bucket_view",
     )
     comm_hook: tuple[CommHook, ...] = setting(
-        ("none",), "gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several", example="none,fp16"
+        ("none",),
+        "gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several",
+        example="none,fp16",
     )
     ddp_args: tuple[str, ...] = setting(
         ("default",),
@@ -181,12 +219,16 @@ class Variants(ConfigPart, frozen=True):
         example="default,legacy",
     )
     compile: tuple[CompileMode, ...] = setting(
-        ("off",), "torch.compile: off, a mode such as default, aot_eager, or several", example="off,default"
+        ("off",),
+        "torch.compile: off, a mode such as default, aot_eager, or several",
+        example="off,default",
     )  # each strategy but DataParallel
     bucket_mb: tuple[float | Literal["default"], ...] = setting(
         ("default",),
         "DDP's bucket cap in MiB, or with a unit (25MB), or default, or several",
-        text=lambda text: tuple(part if part == "default" else _mebibytes(part) for part in words(text)),
+        text=lambda text: tuple(
+            part if part == "default" else _mebibytes(part) for part in words(text)
+        ),
         joins=lambda sizes: any(isinstance(size, str) for size in sizes),
         example="default,5",
         check=_bucket_fix,
@@ -203,7 +245,9 @@ class Variants(ConfigPart, frozen=True):
 
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
-SWITCHES = tuple(name for name, one in declarations(Variants).items() if one.choices == get_args(Switch))
+SWITCHES = tuple(
+    name for name, one in declarations(Variants).items() if one.choices == get_args(Switch)
+)
 DDP_ARGUMENTS = {name: one.argument for name, one in declarations(Variants).items() if one.argument}
 """The argument of DistributedDataParallel that a variant is."""
 DDP_SWITCHES = {name: argument for name, argument in DDP_ARGUMENTS.items() if name in SWITCHES}
@@ -234,9 +278,9 @@ def _ddp_alone_idle(config: Any) -> str:
 class Matrix(Variants, frozen=True):
     """Which cells are measured.
 
-    `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same numbers are read
-    both ways and the union of the cells is measured once. Lists are kept without repetition: numbers ascending, strategies
-    in the order of the report.
+    `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`,
+    the same numbers are read both ways and the union of the cells is measured once. Lists are kept
+    without repetition: numbers ascending, strategies in the order of the report.
     """
 
     strategies: tuple[Strategy, ...] = setting(
@@ -253,7 +297,8 @@ class Matrix(Variants, frozen=True):
         sets=("layouts",),
         joins=lambda counts: any("x" in str(count) for count in counts),
     )  # counts on one node, 1 for the single-device baseline
-    layouts: tuple[str, ...] = setting((), option="devices", check=_layouts_fix)  # 2x8: over two nodes
+    # 2x8: over two nodes
+    layouts: tuple[str, ...] = setting((), option="devices", check=_layouts_fix)
     batch_sizes: tuple[int, ...] | None = setting(
         None,
         "per device (weak) or global (strong): 32,128, or 32,128,... to go on to 512, 2048 as far as memory allows",
@@ -265,14 +310,19 @@ class Matrix(Variants, frozen=True):
         text=parse_batch_sizes,
         sets=("batch_growth",),
         example="32,128 or 32,128,...",
-        check=holds(lambda sizes: len(sizes) > 0 and min(sizes) >= 1, "every batch size must be 1 or more"),
+        check=holds(
+            lambda sizes: len(sizes) > 0 and min(sizes) >= 1, "every batch size must be 1 or more"
+        ),
     )
-    batch_growth: int | None = setting(None, check=at_least(2, "growth must be 2 or more"))  # 32,128,...: 4
+    # 32,128,...: 4
+    batch_growth: int | None = setting(None, check=at_least(2, "growth must be 2 or more"))
     scaling: Literal["weak", "strong", "both"] = setting(
         "weak",
         "weak, strong or both",
         help_of={"train": "strong: same global batch everywhere; weak: it grows"},
-        idle=lambda config: "on one device weak and strong are the same" if _one_device(config.matrix) else "",
+        idle=lambda config: (
+            "on one device weak and strong are the same" if _one_device(config.matrix) else ""
+        ),
     )
     ddp_alone: bool | None = setting(None, "also measure DDP on one device", idle=_ddp_alone_idle)
 
@@ -291,7 +341,9 @@ class Matrix(Variants, frozen=True):
             self._check_variants_of_ddp()
 
     def _put_in_order(self) -> None:
-        """Lists without repetition: words in the order of their type, numbers ascending behind `default`."""
+        """Lists without repetition: words in the order of their type, numbers ascending behind
+        `default`.
+        """
         for name, one in declarations(type(self)).items():
             values: Any = getattr(self, name)
             if not isinstance(values, tuple) or (name == "layouts" and _layouts_fix(values)):
@@ -305,8 +357,13 @@ class Matrix(Variants, frozen=True):
             msgspec.structs.force_setattr(self, name, tuple(values))
 
     def _check_variants_of_ddp(self) -> None:
-        """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not have."""
-        named, sharded = ",".join(self.strategies), any(traits_of(one).sharded for one in self.strategies)
+        """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not
+        have.
+        """
+        named, sharded = (
+            ",".join(self.strategies),
+            any(traits_of(one).sharded for one in self.strategies),
+        )
         for name in DDP_VARIANTS:
             if (value := getattr(self, name)) == getattr(Variants(), name):
                 continue
@@ -348,7 +405,8 @@ def layouts_of(matrix: Matrix) -> tuple[Layout, ...]:
 def check_micro_batches(matrix: Matrix) -> None:
     """Raise SettingError where micro-batches of a cell would not be equal.
 
-    Not every matrix has to hold it: that of cells measured by hand is their union, of which each alone was checked.
+    Not every matrix has to hold it: that of cells measured by hand is their union, of which each
+    alone was checked.
     """
     counts = {1}
     if matrix.scaling != "weak":

@@ -1,4 +1,6 @@
-"""Ranges of stored numbers, checked where a file is read: what is outside is damage, not a measurement. Imports no torch."""
+"""Ranges of stored numbers, checked where a file is read: what is outside is damage, not a
+measurement. Imports no torch.
+"""
 
 from typing import Annotated
 

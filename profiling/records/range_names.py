@@ -1,7 +1,8 @@
-"""Names of the `record_function` ranges that dpscope adds to its traces, shared by the recorder (launch) and analysis.
+"""Names of the `record_function` ranges that dpscope adds to its traces, shared by the recorder
+(launch) and analysis.
 
-A range of `nn.DataParallel` that belongs to one replica ends in `#<replica index>`: replica threads are new in every step, so
-that their thread ids do not identify the replica.
+A range of `nn.DataParallel` that belongs to one replica ends in `#<replica index>`: replica threads
+are new in every step, so that their thread ids do not identify the replica.
 """
 
 PREFIX = "dpscope::"

@@ -1,4 +1,6 @@
-"""Hides what looks like a secret in commands and variables before they are stored or shown. Imports no torch."""
+"""Hides what looks like a secret in commands and variables before they are stored or shown. Imports
+no torch.
+"""
 
 import itertools
 import re
@@ -6,7 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 HIDDEN = "***"
-# The end of a word of a name: api_key, --hfToken, DB_PASSWORD. Not tokenizer or max_tokens, which training scripts often have.
+# The end of a word of a name: api_key, --hfToken, DB_PASSWORD. Not tokenizer or max_tokens, which
+# training scripts often have.
 _SECRET_WORD = re.compile(
     r"(?:^|api|access|auth|private|secret|ssh|sign(?:ing)?|encryption)keys?$"
     r"|(?:token|secrets?|pass(?:word|wd|phrase|code)s?|pwd|credentials?|creds?|auth|authorization|bearer|cookie)$"
@@ -20,7 +23,8 @@ _PAIR = re.compile(
 _LONG = re.compile(r"[\w.+-]{20,}", re.ASCII)
 _UNBROKEN = re.compile(r"[A-Za-z0-9+]{20,}")
 _OPTION_NAME = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]{1,3}(?==|$)|-[A-Za-z]")  # -pVALUE is -p
-_CHANGES_PER_CHARACTER = 0.34  # between small letters, capitals and digits: about 0.5 in random text, 0.3 in CamelCase
+# between small letters, capitals and digits: about 0.5 in random text, 0.3 in CamelCase
+_CHANGES_PER_CHARACTER = 0.34
 
 
 def has_secret_name(name: str) -> bool:
@@ -33,14 +37,19 @@ def has_secret_name(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """A text with `***` for values after a name of a secret, user information of URLs, and long random strings.
+    """A text with `***` for values after a name of a secret, user information of URLs, and long
+    random strings.
 
     >>> without_secrets("https://me:hunter2@host/data?token=abc")
     'https://***@host/data?token=***'
     """
     shown = _USER_INFORMATION.sub(f"{HIDDEN}@", text)
-    shown = _PAIR.sub(lambda pair: pair["start"] + HIDDEN if has_secret_name(pair["name"]) else pair[0], shown)
-    return _LONG.sub(lambda long: HIDDEN if any(map(_is_random, _UNBROKEN.findall(long[0]))) else long[0], shown)
+    shown = _PAIR.sub(
+        lambda pair: pair["start"] + HIDDEN if has_secret_name(pair["name"]) else pair[0], shown
+    )
+    return _LONG.sub(
+        lambda long: HIDDEN if any(map(_is_random, _UNBROKEN.findall(long[0]))) else long[0], shown
+    )
 
 
 def _is_random(text: str) -> bool:
@@ -89,7 +98,10 @@ def _quoted(word: str) -> str:
 
 def variables_without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables of the environment with `***` for values that look like secrets."""
-    return {name: HIDDEN if has_secret_name(name) else without_secrets(value) for name, value in variables.items()}
+    return {
+        name: HIDDEN if has_secret_name(name) else without_secrets(value)
+        for name, value in variables.items()
+    }
 
 
 def options_of(command: str) -> str:

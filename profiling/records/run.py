@@ -1,7 +1,7 @@
 """The types of a run folder's files: plan, environment, results. Imports no torch.
 
-Every type is `Stored`: frozen, and refused if it holds a field that this version does not know. Names hold units: `_us`, `_s`,
-`_bytes`.
+Every type is `Stored`: frozen, and refused if it holds a field that this version does not know.
+Names hold units: `_us`, `_s`, `_bytes`.
 """
 
 import re
@@ -16,7 +16,12 @@ from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEng
 from dpscope.profiling.records.quantities import Amount, Count, Flops, Positive
 from dpscope.profiling.records.redaction import command_without_secrets, variables_without_secrets
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, ddp_arguments, traits_of
+from dpscope.profiling.records.strategies import (
+    CellStrategy,
+    StrategyTraits,
+    ddp_arguments,
+    traits_of,
+)
 from dpscope.profiling.records.turns import Order
 
 SCHEMA_VERSION = 1
@@ -37,7 +42,9 @@ class Commit(Stored, frozen=True):
 
 
 class ShardedUnit(Stored, frozen=True):
-    """Parameters that FSDP gathers together: those of a wrapped module that are not in a wrapped module within it."""
+    """Parameters that FSDP gathers together: those of a wrapped module that are not in a wrapped
+    module within it.
+    """
 
     name: str  # of the module; empty: the whole model
     shapes: tuple[tuple[Count, ...], ...]  # of its parameters, unsharded
@@ -51,7 +58,8 @@ class Compilation(Stored, frozen=True):
 
     seconds: Amount  # of wall time, in warm-up and after
     graphs: Count  # captured from Python code
-    parts: Count  # separately compiled parts of the graphs: by DDP's buckets, else one for each graph
+    # separately compiled parts of the graphs: by DDP's buckets, else one for each graph
+    parts: Count
     breaks: Count  # places in the code at which a graph ended early
     late_graphs: Count = 0  # graphs captured after warm-up, in timed or traced steps
 
@@ -79,7 +87,9 @@ class CellOptions(Stored, frozen=True):
 
     @property
     def maps_used_parameters(self) -> bool:
-        """Whether DDP also all-reduces which parameters a step used, 4 bytes for each (torch's reducer.cpp)."""
+        """Whether DDP also all-reduces which parameters a step used, 4 bytes for each (torch's
+        reducer.cpp).
+        """
         return bool(ddp_arguments(self.ddp_args).get("find_unused_parameters"))
 
     @property
@@ -102,7 +112,8 @@ class CellOptions(Stored, frozen=True):
 
 
 class Cell(Stored, frozen=True):
-    """A unit of measurement: a strategy on a number of devices at a batch size per device, with its options.
+    """A unit of measurement: a strategy on a number of devices at a batch size per device, with its
+    options.
 
     `variant` names the options and follows from them; it is stored for readers of the files.
     """
@@ -120,12 +131,16 @@ class Cell(Stored, frozen=True):
                 f"{self.strategy} on {counted(self.devices, 'device')} does not span {counted(self.nodes, 'node')}"
             )
         if self.variant not in ("", self.options.name):
-            raise ValueError(f"variant {self.variant} does not name the options, which are {self.options.name!r}")
+            raise ValueError(
+                f"variant {self.variant} does not name the options, which are {self.options.name!r}"
+            )
         msgspec.structs.force_setattr(self, "variant", self.options.name)
 
     @property
     def name(self) -> str:
-        """Folder name, such as ``ddp-d4-b128``, over two nodes ``ddp-d4-n2-b128``; the batch in it is per device."""
+        """Folder name, such as ``ddp-d4-b128``, over two nodes ``ddp-d4-n2-b128``; the batch in it
+        is per device.
+        """
         nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
         base = f"{self.strategy}-d{self.devices}{nodes}-b{self.batch_size}"
         return f"{base}-{self.variant}" if self.variant else base
@@ -137,7 +152,9 @@ class Cell(Stored, frozen=True):
 
     @property
     def processes(self) -> int:
-        """Processes of the job: one on one device, and all devices in one process under DataParallel; else one per device."""
+        """Processes of the job: one on one device, and all devices in one process under
+        DataParallel; else one per device.
+        """
         return self.devices if self.per_device else 1
 
     @property
@@ -174,7 +191,8 @@ class DeviceState(Stored, frozen=True):
     temperature_c: int | None = None
     power_w: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    other_process_ids: tuple[int, ...] | None = None  # compute processes that do not belong to the run
+    # compute processes that do not belong to the run
+    other_process_ids: tuple[int, ...] | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
     active_nvlinks: int | None = None
@@ -195,7 +213,8 @@ class Environment(Stored, frozen=True):
     nccl_version: str | None
     driver_version: str | None
     accelerators: tuple[DeviceState, ...] = ()
-    settings: dict[str, str] = msgspec.field(default_factory=dict)  # variables that affect times: NCCL_*, ...
+    # variables that affect times: NCCL_*, ...
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
     interconnect: Interconnect | None = None  # links of the visible GPUs; None: without NVML
     nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL
     commit: Commit | None = None  # of the measured code; None: not in git
@@ -207,12 +226,15 @@ class Environment(Stored, frozen=True):
 
 _PublishedTime = Literal["epoch_seconds", "compute_seconds", "communication_seconds"]
 PublishedQuantity = (
-    _PublishedTime | Literal["speedup", "efficiency", "effective_bandwidth", "utilisation", "test_accuracy"]
+    _PublishedTime
+    | Literal["speedup", "efficiency", "effective_bandwidth", "utilisation", "test_accuracy"]
 )
 
 
 class PublishedValue(Stored, frozen=True):
-    """A published value of a cell, with its source. `fixed` is the batch that stays constant as devices are added."""
+    """A published value of a cell, with its source. `fixed` is the batch that stays constant as
+    devices are added.
+    """
 
     source: str
     hardware: str
@@ -252,15 +274,21 @@ class Manifest(Stored, frozen=True):
     plan: tuple[PlannedCell, ...]
     findings: tuple[Finding, ...] = ()
     normalisation: str | None = None  # of images, as text; None if unknown
-    script: str | None = None  # the command of an attached script: of `config`, only model and windows apply then
-    repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)  # by --detect; default: config's repeats
-    published: tuple[PublishedValue, ...] = ()  # published values of these cells, if a table was given
+    # the command of an attached script: of `config`, only model and windows apply then
+    script: str | None = None
+    # by --detect; default: config's repeats
+    repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)
+    # published values of these cells, if a table was given
+    published: tuple[PublishedValue, ...] = ()
     hosts: tuple[Host, ...] = ()  # of a run over several nodes, at its last start
-    # In which order the measured cells of the plan are measured in each repeat; empty: one order, or by hand
+    # In which order the measured cells of the plan are measured in each repeat; empty: one order,
+    # or by hand
     orders: tuple[Order, ...] = ()
 
     def places(self, cell: Cell) -> tuple[int, ...] | None:
-        """As which of all cells it is measured in each repeat; None where that is one place, or not known."""
+        """As which of all cells it is measured in each repeat; None where that is one place, or not
+        known.
+        """
         measured = [planned.cell for planned in self.plan if planned.skip_reason is None]
         if not self.orders or cell not in measured:
             return None
@@ -272,7 +300,9 @@ class Manifest(Stored, frozen=True):
             return
         findings = tuple(
             msgspec.structs.replace(
-                one, message=one.message.replace(script, shown), next_step=one.next_step.replace(script, shown)
+                one,
+                message=one.message.replace(script, shown),
+                next_step=one.next_step.replace(script, shown),
             )
             for one in self.findings
         )
@@ -287,7 +317,8 @@ class TimedBlock(Stored, frozen=True):
     steps: Count
     samples: Count  # of this process (DDP) or of all replicas (DP)
     duration_s: Amount
-    data_wait_s: Amount | None  # part of it spent waiting for the loader: the sum of data_wait_us; None: not measured
+    # part of it spent waiting for the loader: the sum of data_wait_us; None: not measured
+    data_wait_s: Amount | None
 
 
 class DeviceMemory(Stored, frozen=True):
@@ -324,9 +355,13 @@ class AttachedProcess(Stored, frozen=True):
     cell: Cell
     reduction_known: bool  # whether the strategy's traffic follows from the model's sizes
     batch_known: bool = True  # else each step counts as one sample per device
-    cycle: int = 1  # steps after which the script does the same again: a timed sample is the mean step of a whole cycle
-    counters_missing: str | None = None  # why DDP's counters were not saved; None if they should exist
-    inputs: int | None = None  # checksum of its first inputs; None if they are constant or have no tensor
+    # steps after which the script does the same again: a timed sample is the mean step of a whole
+    # cycle
+    cycle: int = 1
+    # why DDP's counters were not saved; None if they should exist
+    counters_missing: str | None = None
+    # checksum of its first inputs; None if they are constant or have no tensor
+    inputs: int | None = None
     model_parallel: bool = False  # whether parameters are sharded without FSDP
 
 
@@ -334,7 +369,9 @@ Precision = Literal["fp32", "tf32", "half"]
 
 
 class StepFlops(Stored, frozen=True):
-    """FLOPs of one step on one device, forward and backward; `missing` is the reason if they are unknown."""
+    """FLOPs of one step on one device, forward and backward; `missing` is the reason if they are
+    unknown.
+    """
 
     total: Flops | None = None
     convolutions: Flops = 0  # of `total`
@@ -344,7 +381,9 @@ class StepFlops(Stored, frozen=True):
 
 
 class MatmulPeak(Stored, frozen=True):
-    """The highest rate at which a process multiplied two square matrices on the CPU, outside timed and traced passes."""
+    """The highest rate at which a process multiplied two square matrices on the CPU, outside timed
+    and traced passes.
+    """
 
     tflops: Amount  # 1e12 FLOPs per second, 2 side^3 a product
     side: Count
@@ -369,9 +408,11 @@ class RankResult(Stored, frozen=True):
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]  # empty on a CPU, where the allocator does not record it
     device_states_before: tuple[DeviceState, ...] = ()  # before any process of the job used them
-    device_states_after: tuple[DeviceState, ...] = ()  # during untimed steps after the timed ones: under load
+    # during untimed steps after the timed ones: under load
+    device_states_after: tuple[DeviceState, ...] = ()
     findings: tuple[Finding, ...] = ()  # about its devices' states
-    environment: Environment | None = None  # of its host, from the first process on each host except the first
+    # of its host, from the first process on each host except the first
+    environment: Environment | None = None
     last_loss: float | None = None
     attached: AttachedProcess | None = None  # None if dpscope's loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
@@ -380,7 +421,8 @@ class RankResult(Stored, frozen=True):
     matmul_peak: MatmulPeak | None = None  # None on GPUs and for scripts
     compilation: Compilation | None = None  # of compiled cells
     state_bytes: Count | None = None  # of parameters, buffers and optimizer state, between steps
-    interfaces: tuple[str, ...] | None = None  # of TCP connections to other hosts except the store's; None on one host
+    # of TCP connections to other hosts except the store's; None on one host
+    interfaces: tuple[str, ...] | None = None
 
 
 class CellResult(Stored, frozen=True):
@@ -397,8 +439,8 @@ class CellResult(Stored, frozen=True):
 class DdpCounters(Stored, frozen=True):
     """DDP's runtime counters of one step; durations in microseconds, as DDP defines them.
 
-    Source: `torch.distributed` DDPLoggingData. `backward_comm_us` is a span: from the launch of the first
-    bucket to the end of the last one.
+    Source: `torch.distributed` DDPLoggingData. `backward_comm_us` is a span: from the launch of the
+    first bucket to the end of the last one.
     """
 
     step: Count  # the number in ProfilerStep# of the same step
@@ -407,6 +449,8 @@ class DdpCounters(Stored, frozen=True):
     backward_comm_us: Amount
     overlap_us: Amount
     bucket_bytes: tuple[Count, ...]  # rebuilt_bucket_sizes
-    # forward passes of a step that reduce gradients; the counters are of the last but one of several
+    # forward passes of a step that reduce gradients; the counters are of the last but one of
+    # several
     iterations: Count = 1
-    cpu_wait_us: Amount | None = None  # total over the rank's threads in the step: ready to run, but waiting for a core
+    # total over the rank's threads in the step: ready to run, but waiting for a core
+    cpu_wait_us: Amount | None = None

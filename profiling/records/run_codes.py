@@ -1,10 +1,14 @@
-"""Findings about a run: what was not measured, how far its numbers can be trusted, what they mean."""
+"""Findings about a run: what was not measured, how far its numbers can be trusted, what they
+mean.
+"""
 
 from dpscope.profiling.records.finding import FindingCode
 
 
 class RunCode(FindingCode):
-    CELL_SKIPPED = "info: A cell of the plan was left out. -> no action needed, or choose other cells"
+    CELL_SKIPPED = (
+        "info: A cell of the plan was left out. -> no action needed, or choose other cells"
+    )
     CELL_OUT_OF_MEMORY = """error: A cell ran out of memory and was not measured.
         -> read the log of the repeat, use a smaller batch, and run again to retry it"""
     CELL_CRASHED = """error: A process of a cell failed, so the cell was not measured.

@@ -1,7 +1,9 @@
-"""Settings: what is declared about each, and the settings of a configuration by name. Imports no torch.
+"""Settings: what is declared about each, and the settings of a configuration by name. Imports no
+torch.
 
-A setting is a field of a part of a configuration, made by `setting` with everything else about it: help, reading, check, and when
-it has no effect. Flags and TOML files know no parts, so names are unique within a configuration.
+A setting is a field of a part of a configuration, made by `setting` with everything else about it:
+help, reading, check, and when it has no effect. Flags and TOML files know no parts, so names are
+unique within a configuration.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +29,12 @@ Check = Callable[[Any], str]
 
 
 class Setting(msgspec.Struct, frozen=True, eq=False):
-    """The declaration of a setting, in place of its field's default; `declarations` adds what its configuration determines.
+    """The declaration of a setting, in place of its field's default; `declarations` adds what its
+    configuration determines.
 
-    `text` reads the option's text. Where the same text also sets other fields (`sets`), it returns a tuple: a value for each.
-    `idle` returns why the setting has no effect in a configuration, or nothing.
+    `text` reads the option's text. Where the same text also sets other fields (`sets`), it returns
+    a tuple: a value for each. `idle` returns why the setting has no effect in a configuration, or
+    nothing.
     """
 
     default: Any  # msgspec.NODEFAULT: none
@@ -41,9 +45,11 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
     switch: bool = False  # --x/--no-x in place of --x on,off
     argument: str = ""  # of DistributedDataParallel, where the setting is one
     listed: bool = False  # the command line refuses other values than the type's, and lists them
-    text: Callable[[str], Any] | None = None  # where it does not follow from the type; None: a single value is no text
+    # where it does not follow from the type; None: a single value is no text
+    text: Callable[[str], Any] | None = None
     sets: tuple[str, ...] = ()
-    joins: Callable[[Sequence[object]], bool] = lambda _: False  # whether a file's list is read as text
+    # whether a file's list is read as text
+    joins: Callable[[Sequence[object]], bool] = lambda _: False
     example: str = ""  # of a text; where it is not 1,2,4 or, of switches, on,off
     check: Check | None = None
     idle: Callable[[Any], str] | None = None
@@ -59,9 +65,15 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
         return get_args(item) if get_origin(item) is Literal else ()
 
     def declared_in(self, kind: type[msgspec.Struct], name: str, annotation: Any) -> "Setting":
-        """The same setting with what follows from its configuration, its field and the field's type."""
+        """The same setting with what follows from its configuration, its field and the field's
+        type.
+        """
         others = [part for part in get_args(annotation) if part is not NoneType]
-        plain = others[0] if get_origin(annotation) in (Union, UnionType) and len(others) == 1 else annotation
+        plain = (
+            others[0]
+            if get_origin(annotation) in (Union, UnionType) and len(others) == 1
+            else annotation
+        )
         named = msgspec.structs.replace(self, name=name, kind=plain, option=self.option or name)
         is_switch = named.choices == ("on", "off")
         read = self.text
@@ -70,7 +82,9 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
         example = self.example or ("on or off, or on,off to compare them" if is_switch else "1,2,4")
         usual: str = getattr(kind, "heading", "")
         heading = self.heading or usual
-        return msgspec.structs.replace(named, text=read, example=example, heading=heading, moved=heading != usual)
+        return msgspec.structs.replace(
+            named, text=read, example=example, heading=heading, moved=heading != usual
+        )
 
 
 setting: Callable[..., Any] = Setting
@@ -80,9 +94,13 @@ setting: Callable[..., Any] = Setting
 class _Declaring(msgspec.StructMeta):
     """Takes the settings of a class from the defaults of its fields."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "_Declaring":
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
+    ) -> "_Declaring":
         own = {field: one for field, one in namespace.items() if isinstance(one, Setting)}
-        defaults = {field: one.default for field, one in own.items() if one.default is not msgspec.NODEFAULT}
+        defaults = {
+            field: one.default for field, one in own.items() if one.default is not msgspec.NODEFAULT
+        }
         others = {field: value for field, value in namespace.items() if field not in own}
         return super().__new__(cls, name, bases, others | defaults | {"declared": own}, **options)
 
@@ -98,15 +116,21 @@ def at_least(least: int, fix: str = "") -> Check:
 
 
 class SettingError(ValueError):
-    """A value that a setting cannot have, or settings that exclude each other: which, their values and the fix."""
+    """A value that a setting cannot have, or settings that exclude each other: which, their values
+    and the fix.
+    """
 
     def __init__(self, fix: str, joined: str = " with ", **settings: object) -> None:
         self.fix, self.joined, self.settings = fix, joined, settings
         super().__init__(self.message(lambda name: name))
 
     def message(self, called: Callable[[str], str]) -> str:
-        """The mistake in one line; `called` returns what a setting is called where it was given, such as ``--lr``."""
-        given = self.joined.join(f"{called(name)} {value_text(value)}" for name, value in self.settings.items())
+        """The mistake in one line; `called` returns what a setting is called where it was given,
+        such as ``--lr``.
+        """
+        given = self.joined.join(
+            f"{called(name)} {value_text(value)}" for name, value in self.settings.items()
+        )
         return f"{given}: {self.fix}"
 
 
@@ -118,7 +142,9 @@ class Config(Stored, frozen=True, metaclass=_Declaring):
 
 
 class ConfigPart(Config, frozen=True):
-    """Settings that belong together; raises SettingError for values that their declarations refuse."""
+    """Settings that belong together; raises SettingError for values that their declarations
+    refuse.
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -139,7 +165,11 @@ def idle_settings(config: msgspec.Struct) -> dict[str, str]:
 
 def value_text(value: object) -> str:
     """A setting's value as it is written on the command line."""
-    return ",".join(str(part) for part in value) or "(none)" if isinstance(value, list | tuple) else str(value)
+    return (
+        ",".join(str(part) for part in value) or "(none)"
+        if isinstance(value, list | tuple)
+        else str(value)
+    )
 
 
 def top_level_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -156,7 +186,9 @@ def settings_of(config: msgspec.Struct) -> dict[str, object]:
 
 
 def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict[str, object]:
-    """Settings by name as plain data of a configuration's type; those that it does not have are left out."""
+    """Settings by name as plain data of a configuration's type; those that it does not have are
+    left out.
+    """
     declared = declarations(kind)
     content: dict[str, Any] = {one.part: {} for one in declared.values() if one.part is not None}
     for name in settings.keys() & declared.keys():
@@ -166,7 +198,9 @@ def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict
 
 
 def with_settings(config: _Config, **changed: object) -> _Config:
-    """The configuration with some settings, by name, changed; raises SettingError for what cannot be."""
+    """The configuration with some settings, by name, changed; raises SettingError for what cannot
+    be.
+    """
     declared = declarations(type(config))
     assert changed.keys() <= declared.keys(), f"{changed.keys() - declared.keys()}: no such setting"
     replaced: dict[str, Any] = in_parts(changed, type(config))
@@ -177,14 +211,19 @@ def with_settings(config: _Config, **changed: object) -> _Config:
 
 @lru_cache
 def declarations(kind: type[msgspec.Struct]) -> dict[str, Setting]:
-    """The settings of a type by name, those of its parts in the parts' place; a field that a subclass narrows keeps its own."""
+    """The settings of a type by name, those of its parts in the parts' place; a field that a
+    subclass narrows keeps its own.
+    """
     found: dict[str, Setting] = {}
     for base in (one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct)):
         own: Mapping[str, Setting] = vars(base).get("declared", {})
         annotations: dict[str, Any] = get_annotations(base)
         for name, inner in annotations.items():
             if isinstance(inner, type) and issubclass(inner, ConfigPart):
-                found |= {field: msgspec.structs.replace(one, part=name) for field, one in declarations(inner).items()}
+                found |= {
+                    field: msgspec.structs.replace(one, part=name)
+                    for field, one in declarations(inner).items()
+                }
             elif name in kind.__struct_fields__:
                 one = own.get(name) or found.get(name, Setting(None))
                 found[name] = one.declared_in(kind, name, inner)

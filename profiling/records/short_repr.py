@@ -10,8 +10,14 @@ _MOST_NAMED = 4
 
 
 def short_repr(result: Any) -> str:
-    """The `__repr__` of a dataclass: its fields, each shortened to a line, in at most MOST_LINES lines."""
-    lines = [f"    {one.name}={_shortened(getattr(result, one.name))}," for one in fields(result) if one.repr]
+    """The `__repr__` of a dataclass: its fields, each shortened to a line, in at most MOST_LINES
+    lines.
+    """
+    lines = [
+        f"    {one.name}={_shortened(getattr(result, one.name))},"
+        for one in fields(result)
+        if one.repr
+    ]
     most = MOST_LINES - 2
     if len(lines) > most:
         lines = [*lines[: most - 1], f"    ... and {len(lines) - most + 1} more fields"]
@@ -22,13 +28,18 @@ def _shortened(value: object) -> str:
     if isinstance(value, Mapping) and value:
         named = ", ".join(map(str, list(value)[:_MOST_NAMED]))
         return _cut(f"<{len(value)} by name: {named}{', ...' if len(value) > _MOST_NAMED else ''}>")
-    kind, is_several = type(value).__name__, isinstance(value, Collection) and not isinstance(value, str)
+    kind, is_several = (
+        type(value).__name__,
+        isinstance(value, Collection) and not isinstance(value, str),
+    )
     if isinstance(value, Collection) and is_several and len(value) > _MOST_NAMED:
         return f"<{kind} of {len(value)}>"
     text = repr(value)
     if "\n" not in text:
         return _cut(text)
-    return f"<{kind} of {len(value)}>" if isinstance(value, Collection) and is_several else f"<{kind}>"
+    return (
+        f"<{kind} of {len(value)}>" if isinstance(value, Collection) and is_several else f"<{kind}>"
+    )
 
 
 def _cut(text: str) -> str:

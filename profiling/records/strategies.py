@@ -1,4 +1,6 @@
-"""The strategies of data-parallel training: one record per strategy for all other code; arguments of DDP. Imports no torch."""
+"""The strategies of data-parallel training: one record per strategy for all other code; arguments
+of DDP. Imports no torch.
+"""
 
 import json
 import math
@@ -9,8 +11,12 @@ from typing import Literal, get_args
 
 Strategy = Literal["single", "dp", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp"]
 """What users request."""
-CellStrategy = Literal["single", "dp", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp", "custom"]
-"""Strategies of cells: in addition the stand-in `dp-host`, and `custom` for several processes without a known wrapper."""
+CellStrategy = Literal[
+    "single", "dp", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp", "custom"
+]
+"""Strategies of cells: in addition the stand-in `dp-host`, and `custom` for several processes
+without a known wrapper.
+"""
 STRATEGY_LIST = ", ".join(get_args(Strategy))
 Transport = Literal["nothing", "peer copies", "host copies", "collectives", "unknown"]
 SHARDED_COLLECTIVES = ("all_gather", "reduce_scatter")
@@ -26,10 +32,14 @@ class StrategyTraits:
     meaning: str = ""  # a sentence for the glossary, which lists what users request
     collectives: tuple[str, ...] = ()  # kinds that a step on several GPUs runs
     baseline: bool = False  # one device, with which the others are compared
-    one_process: bool = False  # drives all its devices from one process; else one process for each device
-    reducer: bool = False  # torch's DistributedDataParallel: buckets, options, counters; also measured on one device
-    sharded: bool = False  # fully_shard: a device holds a part of parameters, gradients and optimizer state
-    reshards: bool = True  # if sharded: parameters are freed after forward and gathered again for backward
+    # drives all its devices from one process; else one process for each device
+    one_process: bool = False
+    # torch's DistributedDataParallel: buckets, options, counters; also measured on one device
+    reducer: bool = False
+    # fully_shard: a device holds a part of parameters, gradients and optimizer state
+    sharded: bool = False
+    # if sharded: parameters are freed after forward and gathered again for backward
+    reshards: bool = True
     hybrid: bool = False  # if sharded: within groups of devices, and replicated between the groups
     least_devices: int = 1  # on which it does something
     on_cpu: CellStrategy | None = None  # its stand-in without GPUs
@@ -51,12 +61,16 @@ class StrategyTraits:
 
     @property
     def host_copies(self) -> bool:
-        """Whether its replicas share the host's memory, so that communication is copying within it."""
+        """Whether its replicas share the host's memory, so that communication is copying within
+        it.
+        """
         return self.transport == "host copies"
 
     @property
     def plain_reducer(self) -> bool:
-        """Whether it is DDP itself, with which DataParallel is compared, and no strategy that is built on DDP."""
+        """Whether it is DDP itself, with which DataParallel is compared, and no strategy that is
+        built on DDP.
+        """
         return self.reducer and traits_of(self.plainer or "").baseline
 
     @property
@@ -76,9 +90,13 @@ class StrategyTraits:
 
 
 _RINGS: Transport = "collectives"
-_FSDP = partial(StrategyTraits, transport=_RINGS, collectives=SHARDED_COLLECTIVES, sharded=True, plainer="ddp")
+_FSDP = partial(
+    StrategyTraits, transport=_RINGS, collectives=SHARDED_COLLECTIVES, sharded=True, plainer="ddp"
+)
 STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
-    "single": StrategyTraits("single", "#777777", "nothing", "single is one device.", baseline=True, one_process=True),
+    "single": StrategyTraits(
+        "single", "#777777", "nothing", "single is one device.", baseline=True, one_process=True
+    ),
     "dp": StrategyTraits(
         "DP",
         "#D55E00",
@@ -139,7 +157,8 @@ STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
         meaning="hsdp shards within groups of devices and all-reduces between the groups.",
         collectives=(*SHARDED_COLLECTIVES, "all_reduce"),
         hybrid=True,
-        least_devices=4,  # below, a group to shard over or one to replicate over would have one rank
+        # below, a group to shard over or one to replicate over would have one rank
+        least_devices=4,
         traffic=2.0,
     ),
     "custom": StrategyTraits("custom", "#8C6BD1", "unknown"),
@@ -154,7 +173,9 @@ def traits_of(strategy: str) -> StrategyTraits:
 
 
 def spans_nodes(strategies: Iterable[str]) -> bool:
-    """Whether at least one of the strategies can run on several nodes, with a process for each device."""
+    """Whether at least one of the strategies can run on several nodes, with a process for each
+    device.
+    """
     return any(not traits_of(one).one_process for one in strategies)
 
 
@@ -180,7 +201,8 @@ def strategy_on(strategy: Strategy, kind: str) -> CellStrategy:
 def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]:
     """Number of groups that hold a whole model, and number of devices over which each shards it.
 
-    HSDP shards within a node and replicates over nodes; on one node it shards within each half of the devices.
+    HSDP shards within a node and replicates over nodes; on one node it shards within each half of
+    the devices.
 
     >>> shard_groups("fsdp", 8), shard_groups("hsdp", 8), shard_groups("hsdp", 16, nodes=4), shard_groups("ddp", 2)
     ((1, 8), (2, 4), (4, 4), (2, 1))
@@ -195,7 +217,8 @@ def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]
 def concurrent_collectives(strategy: str, devices: int, nodes: int = 1) -> frozenset[str]:
     """Kinds of collectives that a cell runs in several groups at the same time, which share links.
 
-    HSDP's groups on one node gather and scatter at once, and every shard is reduced between the groups at once.
+    HSDP's groups on one node gather and scatter at once, and every shard is reduced between the
+    groups at once.
 
     >>> sorted(concurrent_collectives("hsdp", 8)), sorted(concurrent_collectives("hsdp", 16, nodes=4))
     (['all_gather', 'all_reduce', 'reduce_scatter'], ['all_reduce'])
@@ -209,7 +232,8 @@ def concurrent_collectives(strategy: str, devices: int, nodes: int = 1) -> froze
 
 
 POWERSGD_RANK = 1
-POWERSGD_LEAST_COMPRESSION = 2  # a matrix that would not shrink by more than this factor is sent as it is
+# a matrix that would not shrink by more than this factor is sent as it is
+POWERSGD_LEAST_COMPRESSION = 2
 """torch's own defaults of `PowerSGDState`."""
 
 
@@ -222,7 +246,9 @@ def ddp_arguments(text: str) -> dict[str, object]:
     for part in () if text == "default" else text.split():
         name, given, value = part.partition("=")
         if not (name.isidentifier() and given and value):
-            raise ValueError(f"{part} is not NAME=VALUE; values have no spaces, as in bucket_cap_mb_list=[1,25]")
+            raise ValueError(
+                f"{part} is not NAME=VALUE; values have no spaces, as in bucket_cap_mb_list=[1,25]"
+            )
         if name in ("module", "device_ids", "output_device", "process_group", "device_mesh"):
             raise ValueError(f"{name} is set by dpscope; omit it")
         try:
@@ -239,8 +265,9 @@ def ddp_arguments(text: str) -> dict[str, object]:
 def powersgd_elements(shapes: tuple[tuple[int, ...], ...]) -> int:
     """Elements that PowerSGD all-reduces in a step for gradients of these shapes.
 
-    A gradient, seen as n rows of m, is sent as an n x r and an m x r matrix where that is less than half of it, else whole.
-    Source: Vogels et al., "PowerSGD", NeurIPS 2019, algorithm 1; torch's `powerSGD_hook`.
+    A gradient, seen as n rows of m, is sent as an n x r and an m x r matrix where that is less than
+    half of it, else whole. Source: Vogels et al., "PowerSGD", NeurIPS 2019, algorithm 1; torch's
+    `powerSGD_hook`.
     """
     total = 0
     for shape in shapes:

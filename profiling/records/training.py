@@ -1,14 +1,16 @@
-"""What trainings store, as types: configuration, plan, epochs, results, what a checkpoint records. Imports no torch.
+"""What trainings store, as types: configuration, plan, epochs, results, what a checkpoint records.
+Imports no torch.
 
-R/train.json                                  TrainLog: every epoch of every training, rewritten while they run
-R/train_manifest.json                         TrainManifest, written once
-R/training/<cell>/seed<k>/epochs.json         list of EpochRecord of that training, rewritten whole after each epoch
-R/training/<cell>/seed<k>/log.txt             of its torchrun job
+R/train.json                                  TrainLog: every epoch of every training, rewritten
+while they run R/train_manifest.json                         TrainManifest, written once
+R/training/<cell>/seed<k>/epochs.json         list of EpochRecord of that training, rewritten whole
+after each epoch R/training/<cell>/seed<k>/log.txt             of its torchrun job
 R/training/<cell>/seed<k>/checkpoints/        last.pt, of the last epoch, and best.pt
-R/training/<cell>/seed<k>/result.json         TrainResult; a training without one, or with another status than ok, is not done
+R/training/<cell>/seed<k>/result.json         TrainResult; a training without one, or with another
+status than ok, is not done
 
-They are in the folder of `dpscope run --out R`, so that accuracy can be compared with measured times. Accuracies are
-percent, losses are means over samples, times are seconds.
+They are in the folder of `dpscope run --out R`, so that accuracy can be compared with measured
+times. Accuracies are percent, losses are means over samples, times are seconds.
 """
 
 from typing import Any, ClassVar, Literal
@@ -56,11 +58,12 @@ def _rate_scaling_idle(config: Any) -> str:
 
 
 class TrainConfig(Config, frozen=True):
-    """The settings of `dpscope train`: the parts shared with `dpscope run`, and the settings of learning.
+    """The settings of `dpscope train`: the parts shared with `dpscope run`, and the settings of
+    learning.
 
-    Of `matrix`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
-    scaling. Of `workload`, `seed` has no meaning here: there are `seeds`. The settings of learning are checked by
-    `check_settings` when they are read, not when a manifest is.
+    Of `matrix`, `batch_sizes` are global under strong scaling, which is training's default, and per
+    device under weak scaling. Of `workload`, `seed` has no meaning here: there are `seeds`. The
+    settings of learning are checked by `check_settings` when they are read, not when a manifest is.
     """
 
     heading: ClassVar[str] = DATA
@@ -68,39 +71,60 @@ class TrainConfig(Config, frozen=True):
     workload: Workload
     optimizer: Optimizer
     matrix: Matrix
-    epochs: int = setting(msgspec.NODEFAULT, "epochs of every training", heading=AMOUNT, check=at_least(1))
+    epochs: int = setting(
+        msgspec.NODEFAULT, "epochs of every training", heading=AMOUNT, check=at_least(1)
+    )
     seeds: tuple[int, ...] = setting(
-        (0,), "0,1,2: a training of every cell with each", text=_numbers, example="0,1,2", check=_seeds_fix
+        (0,),
+        "0,1,2: a training of every cell with each",
+        text=_numbers,
+        example="0,1,2",
+        check=_seeds_fix,
     )  # of weights, order of samples and augmentation
     milestones: tuple[int, ...] = setting(
         (),
         "6,8: epochs after which it is multiplied by gamma",
         text=_numbers,
         example="6,8",
-        check=lambda epochs: "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more",
+        check=lambda epochs: (
+            "" if min(epochs, default=1) >= 1 else "every milestone must be 1 epoch or more"
+        ),
     )
     gamma: float = setting(
         0.1,
         "factor at every milestone",
         check=ABOVE_0,
-        idle=lambda config: "" if config.milestones else "there is no --milestones at which the learning rate falls",
+        idle=lambda config: (
+            "" if config.milestones else "there is no --milestones at which the learning rate falls"
+        ),
     )
     learning_rate_scaling: Literal["none", "sqrt", "linear"] = setting(
         "none", "none, sqrt or linear in the growth of the global batch", idle=_rate_scaling_idle
     )  # by the growth of the global batch over a single device's
-    warmup_epochs: int = setting(0, "epochs over which the learning rate grows, step by step", check=at_least(0))
+    warmup_epochs: int = setting(
+        0, "epochs over which the learning rate grows, step by step", check=at_least(0)
+    )
     label_smoothing: float = setting(0.0, "of the training loss, 0 for none", check=BELOW_1)
     augment: bool = setting(
         True,
         "random shifts, and flips of cifar10",
         idle=needs_data(("synthetic", "digits", "cifar10"), "fake images are random already"),
     )
-    eval_batch_size: int = setting(256, "samples a device tests at a time", heading=AMOUNT, check=at_least(1))
+    eval_batch_size: int = setting(
+        256, "samples a device tests at a time", heading=AMOUNT, check=at_least(1)
+    )
     max_restarts: int = setting(
-        0, "times torchrun restarts a failed training from its checkpoint", heading=AMOUNT, check=at_least(0)
+        0,
+        "times torchrun restarts a failed training from its checkpoint",
+        heading=AMOUNT,
+        check=at_least(0),
     )
     timeout_s: float = setting(
-        7 * 24 * 3600.0, "seconds one training may take", option="timeout", heading=AMOUNT, check=TIMEOUT_CHECK
+        7 * 24 * 3600.0,
+        "seconds one training may take",
+        option="timeout",
+        heading=AMOUNT,
+        check=TIMEOUT_CHECK,
     )
 
 
@@ -111,7 +135,9 @@ class ResolvedTrainConfig(TrainConfig, frozen=True, kw_only=True):
 
 
 class PlannedTraining(Stored, frozen=True):
-    """A cell to be trained with each seed, or why it is left out, and what follows from its batch."""
+    """A cell to be trained with each seed, or why it is left out, and what follows from its
+    batch.
+    """
 
     planned: PlannedCell
     learning_rate: Amount  # after scaling, before milestones
@@ -139,7 +165,9 @@ class TrainManifest(Stored, frozen=True):
 
 
 class EpochRecord(Stored, frozen=True):
-    """One epoch of one training, over all its processes. `None` is a loss that is not finite: the training diverged."""
+    """One epoch of one training, over all its processes. `None` is a loss that is not finite: the
+    training diverged.
+    """
 
     cell: str  # its name, such as ddp-d2-b32
     strategy: CellStrategy
@@ -149,7 +177,8 @@ class EpochRecord(Stored, frozen=True):
     global_batch_size: Positive
     seed: Stamp
     epoch: Count  # epochs trained so far, this one included: the first is 1
-    train_loss: float | None  # the loss that was minimised: mean over the epoch's samples, each before its step
+    # the loss that was minimised: mean over the epoch's samples, each before its step
+    train_loss: float | None
     train_accuracy: Percent  # percent, of the same forward passes
     test_loss: float | None  # the same without label smoothing, after the epoch
     test_accuracy: Percent  # percent

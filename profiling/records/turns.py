@@ -1,4 +1,6 @@
-"""In which order the cells of a run are measured in each turn, that is in the repeats of one number."""
+"""In which order the cells of a run are measured in each turn, that is in the repeats of one
+number.
+"""
 
 import random
 from collections.abc import Sequence
@@ -7,13 +9,17 @@ Order = tuple[int, ...]
 """Which cell comes first, second and so on: places among the plan's measured cells."""
 
 
-def balanced_orders(cells: int, turns: int, seed: int, begun: Sequence[Order] = ()) -> tuple[Order, ...]:
-    """Orders for `turns` turns or more that continue those `begun`; later ones are drawn from `seed`.
+def balanced_orders(
+    cells: int, turns: int, seed: int, begun: Sequence[Order] = ()
+) -> tuple[Order, ...]:
+    """Orders for `turns` turns or more that continue those `begun`; later ones are drawn from
+    `seed`.
 
-    A machine that becomes slower or faster at a steady rate favours no cell: every cell has the same mean place over two turns
-    that are the reverse of each other, or over three (half a place apart at most for an even number of cells). Only a
-    single turn has no counterpart. The first turn has the plan's order: small batches first, so that larger ones are left out
-    where those run out of memory.
+    A machine that becomes slower or faster at a steady rate favours no cell: every cell has the
+    same mean place over two turns that are the reverse of each other, or over three (half a place
+    apart at most for an even number of cells). Only a single turn has no counterpart. The first
+    turn has the plan's order: small batches first, so that larger ones are left out where those run
+    out of memory.
     """
     orders = list(begun)
     while len(orders) < turns:
@@ -30,11 +36,15 @@ def _two(cells: int) -> list[Order]:
 
 
 def _three(cells: int) -> list[Order]:
-    """By the places of each cell: in order, half the cells later, and what adds up to the same sum for each."""
+    """By the places of each cell: in order, half the cells later, and what adds up to the same sum
+    for each.
+    """
     half = cells // 2
     later = [(cell + half) % cells for cell in range(cells)]
     sums = [3 * half - (0 if cells % 2 else 1 if cell < half else 2) for cell in range(cells)]
-    rest = [total - cell - place for cell, (total, place) in enumerate(zip(sums, later, strict=True))]
+    rest = [
+        total - cell - place for cell, (total, place) in enumerate(zip(sums, later, strict=True))
+    ]
     return [tuple(range(cells)), _order_of(later), _order_of(rest)]
 
 

@@ -15,8 +15,9 @@ _SIZE = re.compile(
 def parse_size(text: str, unit_bytes: int = 1) -> float:
     """The bytes of a text such as ``4096``, ``4 MB``, ``4MiB`` or ``4M``.
 
-    `unit_bytes` is the unit of a bare number. MB is 1e6 bytes, as in reports; MiB, and M as in nccl-tests, are 2**20. Raises
-    ValueError with the valid forms for a text that is not a size or not above 0.
+    `unit_bytes` is the unit of a bare number. MB is 1e6 bytes, as in reports; MiB, and M as in
+    nccl-tests, are 2**20. Raises ValueError with the valid forms for a text that is not a size or
+    not above 0.
     """
     found = _SIZE.fullmatch(text.strip())
     bare = "25 (MiB)" if unit_bytes == MIB else "4096"
@@ -38,7 +39,10 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
 def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known words that a mistyped word resembles most, regardless of case."""
     by_lower = {name.lower(): name for name in known}
-    return [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=most, cutoff=cutoff)]
+    return [
+        by_lower[name]
+        for name in difflib.get_close_matches(word.lower(), by_lower, n=most, cutoff=cutoff)
+    ]
 
 
 def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -> str:

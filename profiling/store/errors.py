@@ -1,4 +1,6 @@
-"""DpscopeError, a user's mistake in one line with exit status 2, and its subclasses with other statuses."""
+"""DpscopeError, a user's mistake in one line with exit status 2, and its subclasses with other
+statuses.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,9 @@ def error_line(error: BaseException) -> str:
 
 
 def read_option(option: str, text: str, parse: Callable[[str], _Read]) -> _Read:
-    """What `parse` makes of an option's text; its ValueError becomes a DpscopeError that names the option."""
+    """What `parse` makes of an option's text; its ValueError becomes a DpscopeError that names the
+    option.
+    """
     try:
         return parse(text)
     except ValueError as error:

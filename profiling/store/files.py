@@ -21,14 +21,19 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
     >>> sorted(map(Path, ("repeat10", "repeat2", "a10/b")), key=natural_order)[1:]
     [PosixPath('repeat2'), PosixPath('repeat10')]
     """
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part)
+        for part in re.split(r"(\d+)", str(path))
+    ]
 
 
 @contextmanager
 def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A temporary file next to `path`, renamed to it when the block ends, removed if the block fails.
+    """A temporary file next to `path`, renamed to it when the block ends, removed if the block
+    fails.
 
-    It has this mode, less what the user's umask withholds. To be written in place: another file of its name would have its mode.
+    It has this mode, less what the user's umask withholds. To be written in place: another file of
+    its name would have its mode.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")  # as folders.py expects
@@ -74,7 +79,9 @@ def read_json(path: Path, kind: type[_Stored]) -> _Stored:
 
 
 def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
-    """`read_json`, or None if the file does not exist; another process may remove it at any moment."""
+    """`read_json`, or None if the file does not exist; another process may remove it at any
+    moment.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:

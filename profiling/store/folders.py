@@ -1,11 +1,10 @@
 """The run folder and its files. Imports no torch.
 
-runs/<run>/manifest.json
-runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
-runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
-runs/<run>/cells/<cell>/repeat<k>/counters/   the same, and <node>_<rank>.json
-runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure calibration.png
-runs/<run>/report/
+runs/<run>/manifest.json runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last),
+rank_*.json, samples_*.parquet, log.txt runs/<run>/cells/<cell>/repeat<k>/traces/
+<node>_<rank>.pt.trace.json.gz runs/<run>/cells/<cell>/repeat<k>/counters/   the same, and
+<node>_<rank>.json runs/<run>/calibration.json                   written by `dpscope calibrate`,
+with its figure calibration.png runs/<run>/report/
 
 profiling/store/training_folders.py describes the files of `dpscope train`.
 """
@@ -57,15 +56,20 @@ _LAYOUT = re.compile(
 
 
 def fits_layout(relative: Path) -> bool:
-    """Whether dpscope writes this path, relative to a run folder, below cells, training or equality."""
+    """Whether dpscope writes this path, relative to a run folder, below cells, training or
+    equality.
+    """
     return _LAYOUT.fullmatch(relative.as_posix()) is not None
 
 
-def remove_written(out: Path, folder: Path, stays: Callable[[Path], bool] = lambda path: False) -> None:
-    """Remove the files that dpscope wrote in a folder below the run folder `out`, except those for which `stays` is true.
+def remove_written(
+    out: Path, folder: Path, stays: Callable[[Path], bool] = lambda path: False
+) -> None:
+    """Remove the files that dpscope wrote in a folder below the run folder `out`, except those for
+    which `stays` is true.
 
-    Other files and their folders stay; links are neither followed nor removed. Results are removed first, so that a
-    half-removed repeat does not count as done.
+    Other files and their folders stay; links are neither followed nor removed. Results are removed
+    first, so that a half-removed repeat does not count as done.
     """
     found = [path for path in files_in(folder) if not path.is_symlink() and not stays(path)]
     written = [path for path in found if fits_layout(path.relative_to(out))]
@@ -85,7 +89,9 @@ def remove_torchrun_logs(folder: Path) -> None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files below a folder, without following links to folders; empty if the folder does not exist."""
+    """All files below a folder, without following links to folders; empty if the folder does not
+    exist.
+    """
     return [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
 
 
@@ -109,11 +115,14 @@ CALIBRATION_NAME = "calibration.json"
 RESULT_NAME = "result.json"
 SETTINGS_NAME = "settings.json"
 TRACE_SUFFIX = ".pt.trace.json.gz"
-TABLES_SUFFIX = ".tables.parquet"  # of what was read from a trace; earlier versions kept it next to the trace
+# of what was read from a trace; earlier versions kept it next to the trace
+TABLES_SUFFIX = ".tables.parquet"
 
 
 class JobFolder:
-    """The files of one torchrun job: its settings, if it has separate ones, its log, and its result, which is written last."""
+    """The files of one torchrun job: its settings, if it has separate ones, its log, and its
+    result, which is written last.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,18 +149,23 @@ _COUNTS, _TIMES = ("epoch", "step", "samples"), ("step_us", "data_wait_us")
 
 
 def _sound_samples(path: Path) -> dict[str, list[Any]]:
-    """A process's samples by column; raises DpscopeError for a number that cannot have been measured."""
+    """A process's samples by column; raises DpscopeError for a number that cannot have been
+    measured.
+    """
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        columns: dict[str, list[Any]] = file.read().to_pydict()  # as arrays they would import pandas
+        # as arrays they would import pandas
+        columns: dict[str, list[Any]] = file.read().to_pydict()
     names = ("measuring_pass", *_COUNTS, *_TIMES)
     if missing := [name for name in names if name not in columns]:
         raise DpscopeError(f"{path}: it has no column {', '.join(sorted(missing))}")
     for name in (*_COUNTS, *_TIMES):
         known = [value for value in columns[name] if value is not None]
         if not all(isinstance(value, int if name in _COUNTS else int | float) for value in known):
-            raise DpscopeError(f"{path}: its column {name} does not hold {'whole ' * (name in _COUNTS)}numbers")
+            raise DpscopeError(
+                f"{path}: its column {name} does not hold {'whole ' * (name in _COUNTS)}numbers"
+            )
         if wrong := [value for value in known if value < 0 or value > MOST_COUNT]:
             raise DpscopeError(f"{path}: {name} is {wrong[0]:g} in {counted(len(wrong), 'row')}")
     return {name: columns[name] for name in names}
@@ -187,7 +201,9 @@ class RepeatFolder(JobFolder):
         return sorted(found, key=lambda result: result.rank)
 
     def samples(self, ranks: Sequence[RankResult]) -> dict[str, list[Any]]:
-        """These ranks' samples by column: those of `instruments.step_timer` plus `rank`; None for a missing value."""
+        """These ranks' samples by column: those of `instruments.step_timer` plus `rank`; None for a
+        missing value.
+        """
         columns: defaultdict[str, list[Any]] = defaultdict(list)
         for one in ranks:
             own = _sound_samples(self.samples_path(one.node, one.rank))
@@ -210,9 +226,14 @@ class RepeatFolder(JobFolder):
 
     def clear_attempt(self) -> None:
         """Remove the measurements of an earlier attempt; files of the running job stay."""
-        measured, folders = (RESULT_NAME, "rank_", "samples_"), (self.path / "traces", self.path / "counters")
+        measured, folders = (
+            (RESULT_NAME, "rank_", "samples_"),
+            (self.path / "traces", self.path / "counters"),
+        )
         remove_written(
-            self.run.path, self.path, lambda path: not path.name.startswith(measured) and path.parent not in folders
+            self.run.path,
+            self.path,
+            lambda path: not path.name.startswith(measured) and path.parent not in folders,
         )
 
 
@@ -225,7 +246,9 @@ class RunFolder:
     def manifest(self) -> Manifest:
         """The manifest; raises DpscopeError if this is not a run folder or has another schema."""
         if not self.path.exists():
-            raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope run` made, or trace files")
+            raise DpscopeError(
+                f"{self.path} does not exist; name a folder that `dpscope run` made, or trace files"
+            )
         if not self.manifest_path.exists():
             raise DpscopeError(
                 f"{self.path} is not a run folder: it has no {MANIFEST_NAME}; "
@@ -240,7 +263,10 @@ class RunFolder:
         """The repeats of a cell that were begun, in order."""
         folders = (self.path / CELLS_NAME / cell.name).glob("repeat*")
         numbered = {path.name.removeprefix("repeat"): RepeatFolder(path) for path in folders}
-        return [(int(number), numbered[number]) for number in sorted(filter(str.isdecimal, numbered), key=int)]
+        return [
+            (int(number), numbered[number])
+            for number in sorted(filter(str.isdecimal, numbered), key=int)
+        ]
 
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
@@ -253,7 +279,9 @@ _Versioned = TypeVar("_Versioned", Manifest, "TrainManifest")
 
 
 def read_manifest(path: Path, kind: type[_Versioned], version: int) -> _Versioned:
-    """A manifest; raises DpscopeError if it has another schema than `version`, or is older than FIRST_VERSION_READ."""
+    """A manifest; raises DpscopeError if it has another schema than `version`, or is older than
+    FIRST_VERSION_READ.
+    """
     if _version_of(path) < FIRST_VERSION_READ:
         first = ".".join(map(str, FIRST_VERSION_READ))
         raise DpscopeError(
@@ -284,7 +312,9 @@ def _version_of(manifest: Path) -> tuple[int, ...]:
 
 
 def is_dpscope_manifest(manifest: Path) -> bool:
-    """Whether a file is a dpscope manifest of any version: web apps and browser extensions have manifests, too."""
+    """Whether a file is a dpscope manifest of any version: web apps and browser extensions have
+    manifests, too.
+    """
     return decodes(manifest, _AnyManifest)
 
 

@@ -1,9 +1,11 @@
-"""Recognises files that dpscope wrote, so that no other file is ever removed or overwritten. Imports no torch.
+"""Recognises files that dpscope wrote, so that no other file is ever removed or overwritten.
+Imports no torch.
 
-A folder below `out` is dpscope's if its manifest (MANIFEST_OF) decodes. Below a cell that the manifest records, a file is
-dpscope's if its path is one that dpscope writes there (`fits_layout`). Files whose names other programs use as well (reports,
-figures, TensorBoard events, calibrations, merged traces) are recognised by a mark in their content (`bears_mark`). All other
-files stay; if one is in the way, a DpscopeError reports it before anything is written.
+A folder below `out` is dpscope's if its manifest (MANIFEST_OF) decodes. Below a cell that the
+manifest records, a file is dpscope's if its path is one that dpscope writes there (`fits_layout`).
+Files whose names other programs use as well (reports, figures, TensorBoard events, calibrations,
+merged traces) are recognised by a mark in their content (`bears_mark`). All other files stay; if
+one is in the way, a DpscopeError reports it before anything is written.
 """
 
 import os
@@ -29,7 +31,11 @@ from dpscope.profiling.store.folders import (
     is_dpscope_manifest,
     remove_empty_folders,
 )
-from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAININGS_NAME, TrainFolder
+from dpscope.profiling.store.training_folders import (
+    TRAIN_MANIFEST_NAME,
+    TRAININGS_NAME,
+    TrainFolder,
+)
 
 TENSORBOARD_NAME = "tensorboard"
 CALIBRATION_FIGURE_NAME = "calibration.png"
@@ -40,15 +46,22 @@ EVENTS_SUFFIX = ".dpscope"  # of the names of event files
 MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
     CELLS_NAME: (MANIFEST_NAME, lambda path: RunFolder(path.parent).manifest()),
     TRAININGS_NAME: (TRAIN_MANIFEST_NAME, lambda path: TrainFolder(path.parent).manifest()),
-    EQUALITY_FOLDER: (f"{EQUALITY_FOLDER}/{SETTINGS_NAME}", lambda path: read_json(path, EqualitySettings)),
+    EQUALITY_FOLDER: (
+        f"{EQUALITY_FOLDER}/{SETTINGS_NAME}",
+        lambda path: read_json(path, EqualitySettings),
+    ),
 }
-"""The manifest of each folder, and its reader, which raises DpscopeError unless this version of dpscope can read it."""
+"""The manifest of each folder, and its reader, which raises DpscopeError unless this version of
+dpscope can read it.
+"""
 
 PARTIAL_KEY = "dpscope.partial"  # in the metadata of a partial's Parquet file, at its end
 PAGE_MARK = '<meta name="generator" content="dpscope">'  # in the head of every page
 BUNDLE_MARK = b"dpscope support bundle"  # the comment at the end of its ZIP file
 DPSCOPE_TRACE_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
-"""The beginning of every trace that dpscope makes from other traces; its last field is the object `dpscope`."""
+"""The beginning of every trace that dpscope makes from other traces; its last field is the object
+`dpscope`.
+"""
 
 _DPSCOPE_TRACE_FIELD = b'\n  "dpscope": {'
 _TRACE_TAIL_BYTES = 4 << 20  # longer than that field
@@ -56,19 +69,23 @@ _HEAD_BYTES = 64 << 10
 
 
 class ForeignFileError(DpscopeError):
-    """A file that dpscope did not write is in a place where dpscope would remove or overwrite it."""
+    """A file that dpscope did not write is in a place where dpscope would remove or overwrite
+    it.
+    """
 
 
 def is_manifest(path: Path) -> bool:
     """Whether a file is one of the manifests in MANIFEST_OF, of any version."""
-    return is_dpscope_manifest(path) or (path.name == SETTINGS_NAME and decodes(path, EqualitySettings))
+    return is_dpscope_manifest(path) or (
+        path.name == SETTINGS_NAME and decodes(path, EqualitySettings)
+    )
 
 
 def check_place(out: Path, place: str) -> None:
     """Raise DpscopeError unless dpscope may write and remove its files below `out`/`place`.
 
-    The place must be absent or dpscope's: with its manifest, or with no files except those of unfinished attached jobs. It must
-    contain no link, and every folder must be writable.
+    The place must be absent or dpscope's: with its manifest, or with no files except those of
+    unfinished attached jobs. It must contain no link, and every folder must be writable.
     """
     name, read = MANIFEST_OF[place]
     if begun := os.path.lexists(out / name):
@@ -89,7 +106,9 @@ def check_place(out: Path, place: str) -> None:
 
 
 def check_report_folder(folder: Path, figures: Iterable[str] = ()) -> None:
-    """Raise DpscopeError unless the report's files and figures are absent or dpscope's, and no folder is a link."""
+    """Raise DpscopeError unless the report's files and figures are absent or dpscope's, and no
+    folder is a link.
+    """
     check_folder(folder)
     check_folder(folder / "figures")
     for name in REPORT_FILES:
@@ -108,7 +127,9 @@ def check_training_events(out: Path) -> None:
 
 
 def check_events(folder: Path) -> None:
-    """Raise DpscopeError unless a TensorBoard run is absent or dpscope's: not a link, and every event file bears the mark."""
+    """Raise DpscopeError unless a TensorBoard run is absent or dpscope's: not a link, and every
+    event file bears the mark.
+    """
     check_folder(folder)
     events = list(folder.glob("*tfevents*"))
     for path in events:
@@ -121,7 +142,8 @@ def check_events(folder: Path) -> None:
 def check_overwritable(path: Path, is_own: Callable[[Path], bool] | None = None) -> None:
     """Raise DpscopeError unless `path` is absent or a file that dpscope wrote, by its content.
 
-    `is_own` recognises the one kind of file that may be replaced (default: any kind with this suffix).
+    `is_own` recognises the one kind of file that may be replaced (default: any kind with this
+    suffix).
     """
     if os.path.lexists(path):
         _check_plain(path)
@@ -169,7 +191,11 @@ def remove_report(out: Path) -> None:
 
 def marked_figures(folder: Path) -> list[Path]:
     """The figures in a report's folder that dpscope wrote."""
-    return [path for path in folder.glob("figures/*") if path.suffix in FIGURE_FORMATS and _is_own_file(path)]
+    return [
+        path
+        for path in folder.glob("figures/*")
+        if path.suffix in FIGURE_FORMATS and _is_own_file(path)
+    ]
 
 
 def _is_own_file(path: Path) -> bool:
@@ -177,7 +203,9 @@ def _is_own_file(path: Path) -> bool:
 
 
 def remove_events(folder: Path) -> None:
-    """Remove the event files of a dpscope TensorBoard run and the traces copied next to them; other files stay."""
+    """Remove the event files of a dpscope TensorBoard run and the traces copied next to them; other
+    files stay.
+    """
     events = [path for path in folder.glob("*tfevents*") if bears_mark(path)]
     copies = list(folder.glob("*.pt.trace.json.gz")) if events else []
     for path in [*copies, *events]:
@@ -190,17 +218,23 @@ def check_folder(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
     if folder.is_symlink():
-        raise ForeignFileError(f"{folder} is a symbolic link, which dpscope does not write through; put a folder there")
+        raise ForeignFileError(
+            f"{folder} is a symbolic link, which dpscope does not write through; put a folder there"
+        )
     if not folder.is_dir():
         raise ForeignFileError(f"{folder} is not a folder; move it away, or name another place")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ForeignFileError(f"{folder} cannot be written to; change its permissions, or name another place")
+        raise ForeignFileError(
+            f"{folder} cannot be written to; change its permissions, or name another place"
+        )
 
 
 def _check_plain(path: Path) -> None:
     if path.is_symlink() or not path.is_file():
         kind = "a symbolic link" if path.is_symlink() else "not a file"
-        raise ForeignFileError(f"{path} is {kind} and is not overwritten; move it away, or name another place")
+        raise ForeignFileError(
+            f"{path} is {kind} and is not overwritten; move it away, or name another place"
+        )
 
 
 def _head(path: Path, at: int = 0) -> bytes:

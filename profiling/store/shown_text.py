@@ -1,4 +1,6 @@
-"""Text that was read from files, as it may be shown: it neither controls a terminal nor reorders what a reader sees."""
+"""Text that was read from files, as it may be shown: it neither controls a terminal nor reorders
+what a reader sees.
+"""
 
 import re
 import sys
@@ -12,7 +14,8 @@ REPLACEMENT = "\ufffd"
 
 
 def cleaned(text: str) -> str:
-    """The text with REPLACEMENT for each character that may control a terminal or the direction of writing.
+    """The text with REPLACEMENT for each character that may control a terminal or the direction of
+    writing.
 
     >>> cleaned("torch \\x1b]0;title\\x07")
     'torch \ufffd]0;title\ufffd'

@@ -1,12 +1,25 @@
-"""The files of trainings in a run folder; profiling/records/training.py lists them. Imports no torch."""
+"""The files of trainings in a run folder; profiling/records/training.py lists them. Imports no
+torch.
+"""
 
 from pathlib import Path
 
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest, TrainResult
+from dpscope.profiling.records.training import (
+    TRAIN_SCHEMA_VERSION,
+    EpochRecord,
+    TrainLog,
+    TrainManifest,
+    TrainResult,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
-from dpscope.profiling.store.folders import JobFolder, is_dpscope_manifest, read_manifest, remove_written
+from dpscope.profiling.store.folders import (
+    JobFolder,
+    is_dpscope_manifest,
+    read_manifest,
+    remove_written,
+)
 
 TRAIN_LOG_NAME = "train.json"
 TRAIN_MANIFEST_NAME = "train_manifest.json"
@@ -29,9 +42,15 @@ class TrainingFolder(JobFolder):
         return read_json_if_there(self.result_path, TrainResult)
 
     def clear_attempt(self) -> None:
-        """Remove an earlier attempt's files, except its checkpoints and the epochs that led to them."""
-        kept = {self.checkpoints_path, self.epochs_path} if self.checkpoints_path.exists() else set()
-        remove_written(self.path.parents[2], self.path, lambda path: bool({path, path.parent} & kept))
+        """Remove an earlier attempt's files, except its checkpoints and the epochs that led to
+        them.
+        """
+        kept = (
+            {self.checkpoints_path, self.epochs_path} if self.checkpoints_path.exists() else set()
+        )
+        remove_written(
+            self.path.parents[2], self.path, lambda path: bool({path, path.parent} & kept)
+        )
 
 
 class TrainFolder:
@@ -45,9 +64,13 @@ class TrainFolder:
     def manifest(self) -> TrainManifest:
         """The manifest; raises DpscopeError if nothing was trained here, or with another schema."""
         if not self.path.exists():
-            raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope train` made")
+            raise DpscopeError(
+                f"{self.path} does not exist; name a folder that `dpscope train` made"
+            )
         if not self.manifest_path.exists():
-            raise DpscopeError(f"{self.path} holds no training: it has no {TRAIN_MANIFEST_NAME}; see `dpscope train`")
+            raise DpscopeError(
+                f"{self.path} holds no training: it has no {TRAIN_MANIFEST_NAME}; see `dpscope train`"
+            )
         return read_manifest(self.manifest_path, TrainManifest, TRAIN_SCHEMA_VERSION)
 
     def log(self) -> TrainLog:

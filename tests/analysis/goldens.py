@@ -1,7 +1,8 @@
 """Values of the analysis kept as JSON, so that a change of the code shows which of them it changes.
 
-`python -m tests.analysis.goldens` writes them again; CONTRIBUTING says when that is allowed. A table is its columns, by name. Of
-a sentence, such as a message or the reason for a missing value, only its presence is kept; a finding is its severity and code.
+`python -m tests.analysis.goldens` writes them again; CONTRIBUTING says when that is allowed. A
+table is its columns, by name. Of a sentence, such as a message or the reason for a missing value,
+only its presence is kept; a finding is its severity and code.
 """
 
 import json
@@ -82,11 +83,19 @@ SOURCES: dict[str, Callable[[], Golden]] = {
     "compiled_ddp": lambda: trace_values([DATA / "compiled_ddp"]),
     "calibration": lambda: calibration_values(ROOT / "examples" / "run_cpu" / "calibration.json"),
     "generated_ddp": lambda: generated_values(*(ddp_trace(rank, 2) for rank in range(2))),
-    "generated_late": lambda: generated_values(*(ddp_trace(rank, 2, DdpOptions(straggler=0)) for rank in range(2))),
+    "generated_late": lambda: generated_values(
+        *(ddp_trace(rank, 2, DdpOptions(straggler=0)) for rank in range(2))
+    ),
     "generated_gloo": lambda: generated_values(*(gloo_trace(rank, 2) for rank in range(2))),
-    "generated_dp": lambda: generated_values(dp_trace(devices=4, transport="peer_copy", named_ranges=False)),
-    "generated_sharded": lambda: generated_values(*(parallel_trace("fully_sharded", rank) for rank in range(4))),
-    "generated_dlrm": lambda: generated_values(*(parallel_trace("dlrm", rank) for rank in range(4))),
+    "generated_dp": lambda: generated_values(
+        dp_trace(devices=4, transport="peer_copy", named_ranges=False)
+    ),
+    "generated_sharded": lambda: generated_values(
+        *(parallel_trace("fully_sharded", rank) for rank in range(4))
+    ),
+    "generated_dlrm": lambda: generated_values(
+        *(parallel_trace("dlrm", rank) for rank in range(4))
+    ),
 }
 
 
@@ -95,8 +104,14 @@ def tables_of(content: Record) -> Golden:
     tables: Golden = {}
     for name, value in content.items():
         records = [value] if isinstance(value, dict) else value
-        if isinstance(records, list) and records and all(isinstance(record, dict) for record in records):
-            tables[name] = table_of([flat(record) for record in records], in_order=name != "findings")
+        if (
+            isinstance(records, list)
+            and records
+            and all(isinstance(record, dict) for record in records)
+        ):
+            tables[name] = table_of(
+                [flat(record) for record in records], in_order=name != "findings"
+            )
         else:
             tables[name] = {"value": [simple(value)]}
     return tables
@@ -108,11 +123,16 @@ def table_of(rows: list[dict[str, Value]], in_order: bool) -> GoldenTable:
     every = math.ceil(len(rows) / MOST_ROWS)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows[::every]] for name in names}
-    return {"rows": [len(rows)], **{name: values for name, values in columns.items() if set(values) != {None}}}
+    return {
+        "rows": [len(rows)],
+        **{name: values for name, values in columns.items() if set(values) != {None}},
+    }
 
 
 def flat(record: Record) -> dict[str, Value]:
-    """A record with nested ones in it, by names such as ``law.latency_us``; a reason in `missing` marks its column."""
+    """A record with nested ones in it, by names such as ``law.latency_us``; a reason in `missing`
+    marks its column.
+    """
     row: dict[str, Value] = {}
     for name, value in record.items():
         if name == "missing" and isinstance(value, dict):
@@ -145,12 +165,18 @@ def differences(source: str, expected: Golden, found: Golden) -> list[str]:
                 one = before[row] if row < len(before) else None
                 other = after[row] if row < len(after) else None
                 if not same(one, other):
-                    lines.append(f"{source}: {table}, column {column}, row {row}: expected {one!r}, found {other!r}")
+                    lines.append(
+                        f"{source}: {table}, column {column}, row {row}: expected {one!r}, found {other!r}"
+                    )
     return lines
 
 
 def same(one: Value, other: Value) -> bool:
-    numbers = [value for value in (one, other) if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [
+        value
+        for value in (one, other)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
     if len(numbers) == 2:
         return math.isclose(*numbers, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return one == other
@@ -167,7 +193,8 @@ def write(source: str, golden: Golden) -> None:
     tables = []
     for table, columns in golden.items():
         lines = [
-            f"  {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}" for name, values in columns.items()
+            f"  {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}"
+            for name, values in columns.items()
         ]
         tables.append(f" {json.dumps(table)}: {{\n" + ",\n".join(lines) + "\n }")
     (FOLDER / f"{source}.json").write_text("{\n" + ",\n".join(tables) + "\n}\n")

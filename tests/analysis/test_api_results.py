@@ -1,4 +1,6 @@
-"""What the Python API returns: numbers that can be plotted, a repr that fits a screen, the verdict on traces."""
+"""What the Python API returns: numbers that can be plotted, a repr that fits a screen, the verdict
+on traces.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -41,11 +43,16 @@ def check_plots(frame: pd.DataFrame, numeric: list[str]) -> None:
 @pytest.mark.long
 def test_every_numeric_column_plots_and_a_missing_number_is_nan() -> None:
     table = compare(load_run(EXAMPLE_RUN)).table
-    check_plots(table, [name for name, column in BY_NAME.items() if column.quantity not in ("text", "flag")])
+    check_plots(
+        table, [name for name, column in BY_NAME.items() if column.quantity not in ("text", "flag")]
+    )
     assert table.loc[table["cell"] == "single-d1-b8", "transfer_us"].isna().to_list() == [True]
     analysis = analyze_traces(RANK_0)  # of one rank of two: no transfer is known
     assert np.isnan(analysis.collectives["transfer_us"]).all()
-    check_plots(analysis.collectives, ["rank", "bytes", "sequence", "start_us", "transfer_us", "busbw_gb_per_s"])
+    check_plots(
+        analysis.collectives,
+        ["rank", "bytes", "sequence", "start_us", "transfer_us", "busbw_gb_per_s"],
+    )
     check_plots(analysis.steps, [name for name in map(str, analysis.steps) if name.endswith("_us")])
 
 

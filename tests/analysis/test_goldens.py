@@ -1,13 +1,27 @@
-"""The values that the analysis gives for stored and generated data stay as they are; how a change of one is reported."""
+"""The values that the analysis gives for stored and generated data stay as they are; how a change
+of one is reported.
+"""
 
 import pytest
 
-from tests.analysis.goldens import FOLDER, NO_VALUE, SENTENCE, SOURCES, Golden, differences, flat, stored, tables_of
+from tests.analysis.goldens import (
+    FOLDER,
+    NO_VALUE,
+    SENTENCE,
+    SOURCES,
+    Golden,
+    differences,
+    flat,
+    stored,
+    tables_of,
+)
 
 LONG = {"run_cpu", "run_tiny", "attached_tiny", "v100x8"}
 
 
-@pytest.mark.parametrize("source", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in SOURCES])
+@pytest.mark.parametrize(
+    "source", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in SOURCES]
+)
 def test_values_are_those_stored(source: str) -> None:
     found = differences(source, stored(source), SOURCES[source]())
     assert found == [], "\n".join([*found[:40], f"{len(found)} differences"])
@@ -19,7 +33,9 @@ def test_every_stored_golden_has_a_source() -> None:
 
 def test_a_difference_names_table_column_row_and_both_values() -> None:
     expected: Golden = {"cells": {"rows": [2], "step_us": [10.0, 20.0], "devices": [1, 2]}}
-    found: Golden = {"cells": {"rows": [2], "step_us": [10.0, 20.1], "devices": [1, 2], "idle_us": [None, 3.0]}}
+    found: Golden = {
+        "cells": {"rows": [2], "step_us": [10.0, 20.1], "devices": [1, 2], "idle_us": [None, 3.0]}
+    }
     assert differences("run", expected, found) == [
         "run: cells, column idle_us, row 1: expected None, found 3.0",
         "run: cells, column step_us, row 1: expected 20.0, found 20.1",
@@ -30,8 +46,21 @@ def test_a_difference_names_table_column_row_and_both_values() -> None:
 
 
 def test_a_record_keeps_numbers_and_the_presence_of_reasons_and_sentences() -> None:
-    record = {"a": 1.23456789012, "law": {"b_us": 2}, "why": "no trace", "c": None, "d": None, "missing": {"c": "why"}}
-    assert flat(record) == {"a": 1.23456789, "law.b_us": 2, "why": SENTENCE, "c": NO_VALUE, "d": None}
+    record = {
+        "a": 1.23456789012,
+        "law": {"b_us": 2},
+        "why": "no trace",
+        "c": None,
+        "d": None,
+        "missing": {"c": "why"},
+    }
+    assert flat(record) == {
+        "a": 1.23456789,
+        "law.b_us": 2,
+        "why": SENTENCE,
+        "c": NO_VALUE,
+        "d": None,
+    }
     assert tables_of({"findings": [{"code": "b"}, {"code": "a", "message": "x y"}]}) == {
         "findings": {"rows": [2], "code": ["a", "b"], "message": [SENTENCE, None]}
     }

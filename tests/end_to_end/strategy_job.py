@@ -16,6 +16,8 @@ Found = tuple[dict[str, Any], dict[str, Job]]  # what rank 0 found, and the trac
 
 def run_job(script: str, processes: int, folder: Path, cases: Iterable[str]) -> Found:
     """Runs ``tests.user_models.<script>`` on so many processes."""
-    run_ranks([sys.executable, "-m", f"tests.user_models.{script}", str(folder)], processes, cwd=ROOT)
+    run_ranks(
+        [sys.executable, "-m", f"tests.user_models.{script}", str(folder)], processes, cwd=ROOT
+    )
     traces = {name: analyze_traces(sorted((folder / name).iterdir())) for name in cases}
     return json.loads((folder / "found.json").read_text()), traces

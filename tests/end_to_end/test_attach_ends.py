@@ -1,4 +1,6 @@
-"""`dpscope attach` that is killed or stopped, as its job starts and while it measures: nothing is left running."""
+"""`dpscope attach` that is killed or stopped, as its job starts and while it measures: nothing is
+left running.
+"""
 
 import os
 import signal
@@ -33,9 +35,20 @@ for step, batch in enumerate(loader):
 
 @contextmanager
 def attached(folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """`dpscope attach` on two processes, whose output is in `printed.txt`; all of it is ended afterwards."""
+    """`dpscope attach` on two processes, whose output is in `printed.txt`; all of it is ended
+    afterwards.
+    """
     (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "dpscope.launch.cli", "attach", "--devices", "2", "--out", str(folder / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        "attach",
+        "--devices",
+        "2",
+        "--out",
+        str(folder / "run"),
+    ]
     with open(folder / "printed.txt", "w") as printed:
         running = subprocess.Popen(
             [*command, "--steps", "50000", "--", str(folder / "train.py")],
@@ -80,7 +93,9 @@ def printed(folder: Path) -> str:
         ("ranks start", "dpscope", signal.SIGHUP, 129),
     ],
 )
-def test_a_kill_leaves_nothing(tmp_path: Path, moment: str, victim: str, number: signal.Signals, expected: int) -> None:
+def test_a_kill_leaves_nothing(
+    tmp_path: Path, moment: str, victim: str, number: signal.Signals, expected: int
+) -> None:
     with attached(tmp_path) as running:
         if moment == "trains":
             wait_until_it_trains(running, tmp_path)
@@ -91,16 +106,27 @@ def test_a_kill_leaves_nothing(tmp_path: Path, moment: str, victim: str, number:
         assert running.wait(timeout=40) == expected
         wait_until(lambda: processes_of(tmp_path) == [], timeout_s=10)
         if victim == "dpscope":
-            assert "SignalException" not in printed(tmp_path)  # what torchrun raises; the script may show its own
+            # what torchrun raises; the script may show its own
+            assert "SignalException" not in printed(tmp_path)
 
 
-def test_a_second_one_in_the_same_folder_is_refused_and_the_first_can_be_interrupted(tmp_path: Path) -> None:
+def test_a_second_one_in_the_same_folder_is_refused_and_the_first_can_be_interrupted(
+    tmp_path: Path,
+) -> None:
     with attached(tmp_path) as running:
         wait_until_it_trains(running, tmp_path)
         options = ("--out", str(tmp_path / "run"), "--steps", "50000")
         for words in (("cli", "attach", *options, "--devices", "1", "--"), ("attach", *options)):
-            command = [sys.executable, "-m", f"dpscope.launch.{words[0]}", *words[1:], str(tmp_path / "train.py")]
-            second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            command = [
+                sys.executable,
+                "-m",
+                f"dpscope.launch.{words[0]}",
+                *words[1:],
+                str(tmp_path / "train.py"),
+            ]
+            second = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=False
+            )
             refused = f"--out {tmp_path / 'run'}: another dpscope is writing it; wait for it, or name another"
             assert (second.returncode, second.stderr) == (2, f"dpscope: {refused}\n")
         assert running.poll() is None

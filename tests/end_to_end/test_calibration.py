@@ -1,4 +1,6 @@
-"""A real calibration: gloo processes under torchrun, what is saved of it, and how it ends when it does not end well."""
+"""A real calibration: gloo processes under torchrun, what is saved of it, and how it ends when it
+does not end well.
+"""
 
 import io
 import itertools
@@ -35,7 +37,13 @@ def console() -> Console:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
     settings = calibration_settings(
-        device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
+        device="cpu",
+        devices="2,3",
+        min_bytes="4K",
+        max_bytes="64KiB",
+        iterations=5,
+        warmup_iterations=1,
+        timeout_s=120,
     )
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch, light_jobs():
@@ -55,21 +63,31 @@ def all_reduces(measured: Calibration) -> Calibration:
 def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> None:
     missing = {(item.collective, item.devices) for item in measured.left_out}
     for collective, devices in itertools.product(COLLECTIVES, (2, 3)):
-        points = [one for one in measured.points if (one.collective, one.devices) == (collective, devices)]
+        points = [
+            one for one in measured.points if (one.collective, one.devices) == (collective, devices)
+        ]
         if (collective, devices) in missing:
             assert points == []
             continue
         shared = collective in ("reduce_scatter", "all_gather")
         # Shares of equal length: 4,096 B / 4 B = 1,024 floats are 3 x 341, 4,092 B.
-        floats = [(1024 << step) // devices * devices if shared else 1024 << step for step in range(5)]
+        floats = [
+            (1024 << step) // devices * devices if shared else 1024 << step for step in range(5)
+        ]
         assert [one.size_bytes for one in points] == [4 * count for count in floats]
-        assert [one.count for one in points] == [count // devices if shared else count for count in floats]
+        assert [one.count for one in points] == [
+            count // devices if shared else count for count in floats
+        ]
         assert all(len(one.times_us) == 5 and min(one.times_us) > 0 for one in points)
         pairs = [pair for one in points for pair in zip(one.shortest_us, one.times_us, strict=True)]
         assert all(0 < shortest <= slowest for shortest, slowest in pairs)
     assert ("all_reduce", 2) not in missing
     assert ("all_reduce", 3) not in missing
-    assert (measured.backend, measured.source, measured.device_names) == ("gloo", "measured", ("cpu",) * 3)
+    assert (measured.backend, measured.source, measured.device_names) == (
+        "gloo",
+        "measured",
+        ("cpu",) * 3,
+    )
     assert measured.environment is not None
     assert measured.environment.torch_version is not None
     assert measured.links[2].gb_per_s == 2.0
@@ -78,9 +96,18 @@ def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> 
 
 def test_what_slows_what_is_timed_on_every_device_count(measured: Calibration) -> None:
     """At 64 KiB, the size nearest to a bucket; five samples of each, of the slowest rank."""
-    assert [(one.devices, one.size_bytes) for one in measured.contention] == [(2, 65536), (3, 65536)]
+    assert [(one.devices, one.size_bytes) for one in measured.contention] == [
+        (2, 65536),
+        (3, 65536),
+    ]
     for one in measured.contention:
-        kinds = (one.alone_us, one.two_in_flight_us, one.beside_compute_us, one.compute_alone_us, one.compute_beside_us)
+        kinds = (
+            one.alone_us,
+            one.two_in_flight_us,
+            one.beside_compute_us,
+            one.compute_alone_us,
+            one.compute_beside_us,
+        )
         assert all(len(samples) == 5 and min(samples) > 0 for samples in kinds)
     (table,) = [one for one in calibration_tables(measured) if one.title.startswith("Contention")]
     assert [row[1] for row in table.rows] == ["2"] * 3 + ["3"] * 3
@@ -96,17 +123,28 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
     assert fit is not None
     assert (fit.sizes, fit.interval_source) == (5, "samples")
     assert (tmp_path / "run" / "calibration.png").read_bytes().startswith(b"\x89PNG")
-    assert {file.name for file in (tmp_path / "run").iterdir()} == {"calibration.json", "calibration.png"}
-    table = next(table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices")
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {
+        "calibration.json",
+        "calibration.png",
+    }
+    table = next(
+        table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices"
+    )
     size, count, dtype, _, _, busbw, shortest = table.rows[-1]
     assert (size, count, dtype) == ("65536", "16384", "float32")
     (largest,) = (
-        one for one in all_reduces.points if (one.collective, one.devices, one.size_bytes) == ("all_reduce", 3, 65536)
+        one
+        for one in all_reduces.points
+        if (one.collective, one.devices, one.size_bytes) == ("all_reduce", 3, 65536)
     )
     assert 0 < float(shortest) <= float(table.rows[-1][3])
     # busbw = S / t x 2 (3 - 1) / 3
-    assert float(busbw) == pytest.approx(65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006)
-    config = load_config(None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5})
+    assert float(busbw) == pytest.approx(
+        65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006
+    )
+    config = load_config(
+        None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5}
+    )
     assert plan_run(config, tmp_path / "run").jobs  # a run may follow in the same folder
 
 

@@ -1,7 +1,8 @@
-"""Every strategy compiled, on real gloo processes: the same training, graphs cut as they must be, traces that are read right.
+"""Every strategy compiled, on real gloo processes: the same training, graphs cut as they must be,
+traces that are read right.
 
-By torch.compile's backend aot_eager, which captures graphs and cuts them as inductor's does and generates no code: that
-takes a compiler a minute.
+By torch.compile's backend aot_eager, which captures graphs and cuts them as inductor's does and
+generates no code: that takes a compiler a minute.
 """
 
 import inspect
@@ -20,9 +21,11 @@ GATHERED = 2 * 8 * (FIRST + 2 * WIDE + PADDED_LAST)  # twice, for forward and ba
 EXPECTED: dict[str, dict[str, int]] = {
     "ddp": {"all_reduce": GRADIENTS},
     "replicate": {"all_reduce": GRADIENTS},
-    "fsdp": {"all_gather": GATHERED, "reduce_scatter": 2 * (FIRST + 2 * WIDE + PADDED_LAST)},  # by its hook in bf16
+    # by its hook in bf16
+    "fsdp": {"all_gather": GATHERED, "reduce_scatter": 2 * (FIRST + 2 * WIDE + PADDED_LAST)},
 }
-# torch's older `replicate`, 2.8's among them, does not report its buckets to torch.compile: the graph stays whole.
+# torch's older `replicate`, 2.8's among them, does not report its buckets to torch.compile: the
+# graph stays whole.
 CUTS = "_active_ddp_module" in inspect.getsource(sys.modules[replicate.__module__])
 NAMES = [f"{layer}.{name}" for layer in ("0", "1.0", "2.0", "3") for name in ("weight", "bias")]
 
@@ -38,7 +41,8 @@ def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(jo
     counts = {name: (one["graphs"], one["parts"], one["late"]) for name, one in found.items()}
     assert counts == {
         "single": (1, 1, 0),
-        "ddp": (1, 3, 0),  # buckets close once they hold 1 MiB: the last two layers, the second, the first
+        # buckets close once they hold 1 MiB: the last two layers, the second, the first
+        "ddp": (1, 3, 0),
         "replicate": (1, 2 if CUTS else 1, 0),  # DDP's own: 1 MiB, then 25 MiB
         "fsdp": (4, 4, 0),  # a graph for each block
     }
@@ -49,7 +53,9 @@ def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(jo
 
 
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_compiled_steps_move_the_bytes_of_a_pocket_calculation_and_have_phases(job: Found, strategy: str) -> None:
+def test_compiled_steps_move_the_bytes_of_a_pocket_calculation_and_have_phases(
+    job: Found, strategy: str
+) -> None:
     analysis = job[1][strategy]
     moved = analysis.collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
     assert moved.index.get_level_values("rank").nunique() == 2

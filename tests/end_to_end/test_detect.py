@@ -1,4 +1,6 @@
-"""`run --detect`: repeats chosen from what the first ones show, and chosen again when the command is repeated."""
+"""`run --detect`: repeats chosen from what the first ones show, and chosen again when the command
+is repeated.
+"""
 
 import io
 from itertools import chain, repeat
@@ -20,9 +22,13 @@ NAME = "single-d1-b2"
 
 
 def run_detect(out: Path, change: float, limit_s: float) -> str:
-    """By a clock that counts no time up to the first choice, however busy the machine is, and all of it from then on."""
+    """By a clock that counts no time up to the first choice, however busy the machine is, and all
+    of it from then on.
+    """
     flags = {name: value for name, value in TINY.items() if name != "repeats"}
-    config = first_round(load_config(None, {**flags, "strategy": "single", "devices": "1", "steps": 5}))
+    config = first_round(
+        load_config(None, {**flags, "strategy": "single", "devices": "1", "steps": 5})
+    )
     console = Console(file=io.StringIO(), width=200)
     clock = SimpleNamespace(monotonic=chain([0.0, 0.0], repeat(limit_s)).__next__)
     with light_jobs(), pytest.MonkeyPatch.context() as patch:
@@ -32,7 +38,9 @@ def run_detect(out: Path, change: float, limit_s: float) -> str:
 
 
 def test_repeats_are_chosen_and_chosen_again(tmp_path: Path) -> None:
-    """Three if the limit allows no more; with time for one more, that one is measured and none is missing."""
+    """Three if the limit allows no more; with time for one more, that one is measured and none is
+    missing.
+    """
     out = tmp_path / "run"
     printed = run_detect(out, 0.0001, 0.1)
     assert "Repeats that show a change of 0.01% between two such runs" in printed

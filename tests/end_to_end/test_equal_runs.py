@@ -1,4 +1,6 @@
-"""`dpscope equal` with real jobs: strategies that learn the same, and planted mistakes named where they matter."""
+"""`dpscope equal` with real jobs: strategies that learn the same, and planted mistakes named where
+they matter.
+"""
 
 import io
 import os
@@ -24,7 +26,8 @@ from dpscope.profiling.store.folders import SETTINGS_NAME
 from tests.helpers.light_torchrun import light_jobs
 
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"
-# An epoch is (3 - 1) x 8 + 8 / 2 + 1 = 21 samples, 11 a device with one repeated: steps of 4, 4, 3 samples a device.
+# An epoch is (3 - 1) x 8 + 8 / 2 + 1 = 21 samples, 11 a device with one repeated: steps of 4, 4, 3
+# samples a device.
 STEPS, STEPS_PER_EPOCH = 7, 3
 
 
@@ -36,9 +39,24 @@ class Sound(NamedTuple):
 
 
 def command(out: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-m", "dpscope.launch.cli", "equal", "--device", "cpu", "--out", str(out), *flags]
+    words = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        "equal",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        *flags,
+    ]
     return subprocess.run(
-        words, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, timeout=240, check=False
+        words,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
@@ -46,12 +64,25 @@ def command(out: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     out = tmp_path_factory.mktemp("equal") / "run"
     with light_jobs():
-        return Sound(out, command(out, "--model", "planted_mistakes:none", "--batch-size", "8", "--steps", str(STEPS)))
+        return Sound(
+            out,
+            command(
+                out, "--model", "planted_mistakes:none", "--batch-size", "8", "--steps", str(STEPS)
+            ),
+        )
 
 
 def report_with(mistake: str, cell: str, sound: Sound, out: Path) -> dict[str, str]:
-    """DP and DDP compared, `cell` with a planted mistake and the other as it was: messages of the findings by code."""
-    flags = {"device": "cpu", "batch_size": "8", "steps": STEPS, "timeout": 120, "strategy": "dp,ddp"}
+    """DP and DDP compared, `cell` with a planted mistake and the other as it was: messages of the
+    findings by code.
+    """
+    flags = {
+        "device": "cpu",
+        "batch_size": "8",
+        "steps": STEPS,
+        "timeout": 120,
+        "strategy": "dp,ddp",
+    }
     settings = equality_settings({**flags, "model": f"planted_mistakes:{mistake}"})
     console = Console(file=io.StringIO())
     planted = tuple(job for job in settings.jobs if job.cell.name == cell)
@@ -67,14 +98,20 @@ def report_with(mistake: str, cell: str, sound: Sound, out: Path) -> dict[str, s
     assert not show_equality(out, "table", console)
     report = read_json(out / EQUALITY_NAME, EqualityReport)
     assert [pair.verdict for pair in report.pairs] == ["different"]
-    return {finding.code: finding.message for finding in report.findings if finding.severity == "error"}
+    return {
+        finding.code: finding.message for finding in report.findings if finding.severity == "error"
+    }
 
 
 def test_strategies_learn_the_same_but_for_batch_norm(sound: Sound) -> None:
     assert sound.ended.returncode == 0, sound.ended.stdout + sound.ended.stderr
     report = read_json(sound.out / EQUALITY_NAME, EqualityReport)
     verdicts = {(pair.reference, pair.other): pair.verdict for pair in report.pairs}
-    assert verdicts == {(SINGLE, DP): "explained", (SINGLE, DDP): "explained", (DP, DDP): "bit-equal"}
+    assert verdicts == {
+        (SINGLE, DP): "explained",
+        (SINGLE, DDP): "explained",
+        (DP, DDP): "bit-equal",
+    }
     assert [(one.training, one.ranks, one.same_bits) for one in report.ranks] == [(DDP, 2, True)]
     apart = report.pairs[0].first_difference
     assert apart is not None
@@ -82,8 +119,14 @@ def test_strategies_learn_the_same_but_for_batch_norm(sound: Sound) -> None:
     found = {finding.code: finding.message for finding in report.findings}
     assert set(found) == {"batch_norm_by_share", "random_layers_off"}
     explained = found["batch_norm_by_share"]
-    assert "as batch norm is (1): a single device that takes each batch in 2 shares of 4 agrees with" in explained
-    assert "learn the same over 7 steps of 8 samples in float64 except for batch norm" in sound.ended.stdout
+    assert (
+        "as batch norm is (1): a single device that takes each batch in 2 shares of 4 agrees with"
+        in explained
+    )
+    assert (
+        "learn the same over 7 steps of 8 samples in float64 except for batch norm"
+        in sound.ended.stdout
+    )
 
 
 def test_every_step_of_every_process_is_kept(sound: Sound) -> None:
@@ -99,7 +142,9 @@ def test_every_step_of_every_process_is_kept(sound: Sound) -> None:
 def test_weights_follow_from_the_gradients_that_were_kept(sound: Sound) -> None:
     # SGD: v = 0.9 v + g + 5e-4 w, w = w - 0.01 v.
     for training in load_equality(sound.out).compared:
-        weight, gradient = (training.ranks[-1].arrays[f"{what}.3"] for what in ("weight", "gradient"))
+        weight, gradient = (
+            training.ranks[-1].arrays[f"{what}.3"] for what in ("weight", "gradient")
+        )
         assert weight.dtype == np.float64
         velocity = (weight[0] - weight[1]) / 0.01
         for step in range(2, STEPS):
@@ -111,10 +156,14 @@ def test_weights_follow_from_the_gradients_that_were_kept(sound: Sound) -> None:
 def test_without_its_statistics_single_agrees_as_well(tmp_path: Path) -> None:
     flags = ("--strategy", "single,ddp", "--model", "tiny_models:tiny", "--batch-size", "6")
     with light_jobs():
-        ended = command(tmp_path / "run", *flags, "--steps", "4", "--freeze-batch-norm", "--format", "json")
+        ended = command(
+            tmp_path / "run", *flags, "--steps", "4", "--freeze-batch-norm", "--format", "json"
+        )
     assert ended.returncode == 0, ended.stderr
     report = msgspec.json.decode(ended.stdout, type=EqualityReport)
-    assert [(pair.other, pair.verdict, pair.judged_steps) for pair in report.pairs] == [("ddp-d2-b3", "equal", 4)]
+    assert [(pair.other, pair.verdict, pair.judged_steps) for pair in report.pairs] == [
+        ("ddp-d2-b3", "equal", 4)
+    ]
     # 53 significant bits, and 10 times what one unit in the last place became.
     largest = [step.gradient for step in report.pairs[0].steps]
     assert all(value is not None and value < 1e-12 for value in largest)
@@ -128,7 +177,12 @@ AT_THE_END_OF_AN_EPOCH = f"from step {STEPS_PER_EPOCH - 1} on"
 @pytest.mark.parametrize(
     ("mistake", "cell", "code", "expected"),
     [
-        ("skipped_average", DDP, "ranks_apart", f"{DDP}: from step 3 on rank 1 has different gradients"),
+        (
+            "skipped_average",
+            DDP,
+            "ranks_apart",
+            f"{DDP}: from step 3 on rank 1 has different gradients",
+        ),
         (
             "no_set_epoch",
             DDP,

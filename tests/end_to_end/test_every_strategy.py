@@ -1,6 +1,8 @@
-"""Every strategy on real gloo processes: the same training, the bytes of a pocket calculation, state that goes on elsewhere.
+"""Every strategy on real gloo processes: the same training, the bytes of a pocket calculation,
+state that goes on elsewhere.
 
-Tensor parallelism, FSDP2 with clipped gradients and blocking all-reduces: waits are exposed, not hidden.
+Tensor parallelism, FSDP2 with clipped gradients and blocking all-reduces: waits are exposed, not
+hidden.
 """
 
 import sys
@@ -22,8 +24,9 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.sweeps import sweep
 from tests.user_models.blocking_waits import LATE_S
 
-# Double precision. Linear(6, 10), Linear(10, 7), Linear(7, 3) hold 60 + 10, 70 + 7 and 21 + 3 numbers. Rows are padded to a
-# multiple of the devices that share them: over four 10, 7 and 3 become 12, 8 and 4, over two 10, 8 and 4.
+# Double precision. Linear(6, 10), Linear(10, 7), Linear(7, 3) hold 60 + 10, 70 + 7 and 21 + 3
+# numbers. Rows are padded to a multiple of the devices that share them: over four 10, 7 and 3
+# become 12, 8 and 4, over two 10, 8 and 4.
 GRADIENTS = 8 * (70 + 77 + 24)
 OVER_FOUR = 8 * (12 * 7 + 8 * 11 + 4 * 8)
 OVER_TWO = 8 * (10 * 7 + 8 * 11 + 4 * 8)
@@ -50,8 +53,13 @@ def job(folder: Path) -> Found:
 def test_collectives_of_hsdp_are_matched_in_their_groups(job: Found) -> None:
     collectives = job[1]["hsdp"].collectives
     assert collectives["transfer_us"].notna().all()
-    ran = {(kind, ranks) for kind, ranks in zip(collectives["kind"], collectives["group_ranks"], strict=True)}
-    within = {(kind, ranks) for kind in ("all_gather", "reduce_scatter") for ranks in ("[0, 1]", "[2, 3]")}
+    ran = {
+        (kind, ranks)
+        for kind, ranks in zip(collectives["kind"], collectives["group_ranks"], strict=True)
+    }
+    within = {
+        (kind, ranks) for kind in ("all_gather", "reduce_scatter") for ranks in ("[0, 1]", "[2, 3]")
+    }
     assert ran == within | {("all_reduce", "[0, 2]"), ("all_reduce", "[1, 3]")}
 
 
@@ -96,7 +104,8 @@ SHARDED = "sharded (FSDP- or ZeRO-like)"
 def test_each_way_to_train_in_parallel_has_its_name(folder: Path, way: str, named: str) -> None:
     analysis = analyze_traces([folder / "ways" / way])
     assert parallelism(analysis).startswith(named)
-    # gloo's all-reduces of both ranks are matched, the loss among them: 2 steps, 4 ranks, one or more each
+    # gloo's all-reduces of both ranks are matched, the loss among them: 2 steps, 4 ranks, one or
+    # more each
     reduced = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
     assert len(reduced) >= 8
     if way.endswith("shapes"):
@@ -114,7 +123,8 @@ def test_a_model_of_tokens_is_measured_in_tokens(tmp_path: Path) -> None:
     table = tokens.comparison.table.set_index("cell")
     assert list(table.index) == ["dp-host-d2-b2", "ddp-d2-b2"]
     assert (table["tokens_per_s"] / table["samples_per_s"]).round(6).eq(6).all()
-    # Embedding 11 x 8, linear 8 x 8 + 8 and 8 x 11 + 11 in single precision, no buffers: 259 numbers.
+    # Embedding 11 x 8, linear 8 x 8 + 8 and 8 x 11 + 11 in single precision, no buffers: 259
+    # numbers.
     assert table.loc["ddp-d2-b2", "bytes_per_step"] == 4 * (88 + 72 + 99)
     assert "tokens/s" in tokens.printed.summary.headings
 
@@ -125,31 +135,47 @@ def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
     assert [finding.code for finding in report.findings if finding.severity == "error"] == []
     table = report.comparison.table.set_index("cell")
     ddp, fsdp = (table.loc[f"{name}-d2-b2-accumulate-2"] for name in ("ddp", "fsdp"))
-    # Convolution 216 numbers, batch norm 8 + 8, linear 4 x 8 + 4; every first dimension is even: all is gathered twice a
-    # micro-batch and scattered once, in single precision.
+    # Convolution 216 numbers, batch norm 8 + 8, linear 4 x 8 + 4; every first dimension is even:
+    # all is gathered twice a micro-batch and scattered once, in single precision.
     assert fsdp["bytes_per_step"] == 4 * (216 + 16 + 36) * (2 * 2 + 1)
-    assert ddp["state_bytes"] - fsdp["state_bytes"] == 4 * (216 + 16 + 36) * 2 / 2  # half of parameters and momentum
+    # half of parameters and momentum
+    assert ddp["state_bytes"] - fsdp["state_bytes"] == 4 * (216 + 16 + 36) * 2 / 2
     assert [(one.cell, one.against) for one in report.comparison.costs] == [
         ("fsdp-d2-b2-accumulate-2", "ddp-d2-b2-accumulate-2")
     ]
     assert any("FSDP" in one.message for one in report.findings if one.code == "strategy_cost")
-    reasons = {one.name: one.text for one in overlap_reasons(report.run.cells["ddp-d2-b2-accumulate-2"])}
+    reasons = {
+        one.name: one.text for one in overlap_reasons(report.run.cells["ddp-d2-b2-accumulate-2"])
+    }
     assert "one bucket of 1.07 kB" in reasons["one_bucket"]
     ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].cell, 0).ranks()
     assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]
     # From all-gathers and reduce-scatters that the run timed.
     name, row = "fsdp-d2-b2-accumulate-2", fsdp
     assert (row["prediction_source"], row["ring_source"]) == ("calibration", "calibration")
-    assert row["predicted_transfer_error"] == pytest.approx(row["predicted_transfer_us"] / row["transfer_us"] - 1)
+    assert row["predicted_transfer_error"] == pytest.approx(
+        row["predicted_transfer_us"] / row["transfer_us"] - 1
+    )
     own = [one for one in report.comparison.predictions if one.cell == name]
     assert {one.kind for one in own} == {"all_gather", "reduce_scatter"}
-    assert all(one.predicted_us is not None and one.predicted_us > 0 and one.measured_us for one in own)
-    assert row["predicted_transfer_us"] == pytest.approx(sum(one.per_step * (one.predicted_us or 0.0) for one in own))
+    assert all(
+        one.predicted_us is not None and one.predicted_us > 0 and one.measured_us for one in own
+    )
+    assert row["predicted_transfer_us"] == pytest.approx(
+        sum(one.per_step * (one.predicted_us or 0.0) for one in own)
+    )
     assert row["ring_error_us"] == pytest.approx(row["ring_us"] - row["transfer_us"])
-    # Twice a micro-batch all 268 numbers are gathered, once they are scattered: (N-1)/N = 1/2 of each over 1e9 B/s.
-    stated = report_of(out, Targets(link=parse_link("1GB/s"))).comparison.table.set_index("cell").loc[name]
+    # Twice a micro-batch all 268 numbers are gathered, once they are scattered: (N-1)/N = 1/2 of
+    # each over 1e9 B/s.
+    stated = (
+        report_of(out, Targets(link=parse_link("1GB/s")))
+        .comparison.table.set_index("cell")
+        .loc[name]
+    )
     assert stated["ring_us"] == pytest.approx(4 * 268 * (2 * 2 + 1) / 2 / 1e3)
-    assert "only DDP's schedule is modelled" in report.comparison.reasons[name, "predicted_exposed_us"]
+    assert (
+        "only DDP's schedule is modelled" in report.comparison.reasons[name, "predicted_exposed_us"]
+    )
 
 
 # How often in a step rank 0 waits for rank 1, while nothing computes.
@@ -171,11 +197,14 @@ def blocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", TIMES_LATE)
-def test_waiting_for_a_late_rank_in_blocking_collectives_is_exposed(blocked: Path, way: str) -> None:
+def test_waiting_for_a_late_rank_in_blocking_collectives_is_exposed(
+    blocked: Path, way: str
+) -> None:
     steps = analyze_traces([blocked / way]).steps
     own = steps[(steps["rank"] == 0) & ~steps["partial_window"]]
     late_us = TIMES_LATE[way] * LATE_S * 1e6
     assert len(own) >= 2
-    assert own["exposed_us"].max() >= 0.9 * late_us, own  # a step in which rank 0 was held up itself waits less
+    # a step in which rank 0 was held up itself waits less
+    assert own["exposed_us"].max() >= 0.9 * late_us, own
     assert (own["hidden_us"] <= 0.2 * own["communication_us"]).all(), own
     assert (own["step_us"] - own["compute_us"]).max() >= 0.9 * late_us, own

@@ -49,17 +49,31 @@ def hosts() -> Iterator[list[Host]]:
 def listening(host: Host) -> set[tuple[str, int]]:
     """Address and port of each listening TCP socket of a host."""
     listed = subprocess.run(
-        ["ip", "netns", "exec", host.namespace, "ss", "-Hltn"], capture_output=True, text=True, check=True
+        ["ip", "netns", "exec", host.namespace, "ss", "-Hltn"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     ends = (line.split()[3].rpartition(":") for line in listed.splitlines())
     return {(address, int(port)) for address, _, port in ends}
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_a_command_on_one_host_only_listens_at_loopback(hosts: list[Host], tmp_path: Path, command: str) -> None:
-    """The processes of a job meet at torchrun's store and connect to each other by gloo: three sockets at least."""
+def test_a_command_on_one_host_only_listens_at_loopback(
+    hosts: list[Host], tmp_path: Path, command: str
+) -> None:
+    """The processes of a job meet at torchrun's store and connect to each other by gloo: three
+    sockets at least.
+    """
     log = tmp_path / "log.txt"
-    words = [sys.executable, "-m", "dpscope.launch.cli", *_COMMANDS[command], "--out", str(tmp_path / "out")]
+    words = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        *_COMMANDS[command],
+        "--out",
+        str(tmp_path / "out"),
+    ]
     script = ["--", _SCRIPT] if command == "attach" else []
     seen: set[tuple[str, int]] = set()
     most = 0
@@ -109,7 +123,8 @@ for port in {*opened} - {int(sys.argv[3])}:
 
 
 def test_a_stranger_finds_no_port_and_runs_nothing(hosts: list[Host], tmp_path: Path) -> None:
-    """The stranger scans all ports during a run, and overwrites every key of each store that it reaches with a pickle.
+    """The stranger scans all ports during a run, and overwrites every key of each store that it
+    reaches with a pickle.
 
     One port is open at all addresses: the scan must find it, and it alone.
     """
@@ -127,7 +142,16 @@ def test_a_stranger_finds_no_port_and_runs_nothing(hosts: list[Host], tmp_path: 
         "cpu",
     )
     run = hosts[0].start(
-        [sys.executable, "-m", "dpscope.launch.cli", "run", *slow, "--no-calibrate", "--out", str(out)],
+        [
+            sys.executable,
+            "-m",
+            "dpscope.launch.cli",
+            "run",
+            *slow,
+            "--no-calibrate",
+            "--out",
+            str(out),
+        ],
         {"OMP_NUM_THREADS": "1"},
         set_gloo_interface=False,
         cwd=USER_MODELS,
@@ -144,7 +168,8 @@ def test_a_stranger_finds_no_port_and_runs_nothing(hosts: list[Host], tmp_path: 
             assert run.poll() is None
             time.sleep(0.1)
         stranger = hosts[1].start(
-            [sys.executable, "-c", _ATTACK, hosts[0].address, str(executed), str(port)], stdout=subprocess.PIPE
+            [sys.executable, "-c", _ATTACK, hosts[0].address, str(executed), str(port)],
+            stdout=subprocess.PIPE,
         )
         found = stranger.communicate(timeout=200)[0]
         seen = listening(hosts[0])

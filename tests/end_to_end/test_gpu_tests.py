@@ -1,4 +1,6 @@
-"""The tests on GPUs, without one: what they conclude from recorded and generated data, their limits, and how they are skipped."""
+"""The tests on GPUs, without one: what they conclude from recorded and generated data, their
+limits, and how they are skipped.
+"""
 
 import importlib
 import json
@@ -27,7 +29,13 @@ from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.job_outcome import read_failures
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.instruments.step_timer import BatchArrived
-from dpscope.profiling.records.calibration import CalibratedChoices, Calibration, CalibrationPoint, Choice, NcclLog
+from dpscope.profiling.records.calibration import (
+    CalibratedChoices,
+    Calibration,
+    CalibrationPoint,
+    Choice,
+    NcclLog,
+)
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, DdpCounters
 from dpscope.profiling.store.files import read_json
@@ -51,7 +59,15 @@ def test_what_is_a_failure_and_what_a_healthy_gpus_warning() -> None:
     """The real A100 trace is idle for 76% of its steps, as small batches make a GPU."""
     found = [msgspec.to_builtins(one) for one in analyze_traces([A100]).findings]
     assert "device_idle" in {one["code"] for one in found}
-    healthy = ("tracer_cost", "outliers", "repeats_differ", "no_overlap", "drift", "launch_bound", "wide_spread")
+    healthy = (
+        "tracer_cost",
+        "outliers",
+        "repeats_differ",
+        "no_overlap",
+        "drift",
+        "launch_bound",
+        "wide_spread",
+    )
     cells = [{"cell": "single-d1-b512", "status": "ok"}]
     assert gpu_checks.problems({"cells": cells, "findings": [*found, *map(finding, healthy)]}) == []
     wrong = [
@@ -66,16 +82,22 @@ def test_what_is_a_failure_and_what_a_healthy_gpus_warning() -> None:
     all_of_them = [finding("drift"), *map(finding, wrong), finding("cell_crashed", "error")]
     cells.append({"cell": "b", "status": "crashed"})
     expected = ["b: crashed", *(f"{code}: {code}" for code in (*wrong, "cell_crashed"))]
-    assert sorted(gpu_checks.problems({"cells": cells, "findings": all_of_them})) == sorted(expected)
+    assert sorted(gpu_checks.problems({"cells": cells, "findings": all_of_them})) == sorted(
+        expected
+    )
 
 
 STEP = {"cell": "c", "repeat": 0, "rank": 0, "partial_window": False, "exposed_us": 0.0}
 
 
 def test_busy_time_and_launches_by_hand() -> None:
-    """Two steps of 100 us up to 300 us: kernels 110-160, 150-170 and 210-290 are busy for 60 + 80 us; one before counts as 5."""
+    """Two steps of 100 us up to 300 us: kernels 110-160, 150-170 and 210-290 are busy for 60 + 80
+    us; one before counts as 5.
+    """
     spans = [(90.0, 15.0), (110.0, 50.0), (150.0, 20.0), (210.0, 80.0), (250.0, 50.0)]
-    events: list[dict[str, Any]] = [{"cat": "kernel", "ts": start, "dur": length} for start, length in spans]
+    events: list[dict[str, Any]] = [
+        {"cat": "kernel", "ts": start, "dur": length} for start, length in spans
+    ]
     steps = [{**STEP, "step_us": 100.0, "compute_us": busy} for busy in (65.0, 90.0)]
     assert gpu_checks.busy_difference({"steps": steps}, "c", events) == 0.0
     off = [{**steps[0], "compute_us": 68.1}, steps[1]]  # 3.1 of 155
@@ -84,17 +106,27 @@ def test_busy_time_and_launches_by_hand() -> None:
     assert gpu_checks.union_us([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
     step = {**STEP, "step_us": 100.0, "compute_us": 60.0, "exposed_us": 10.0}
     differences = [
-        gpu_checks.step_difference({"steps": [{**step, "idle_us": idle}]}, "c") for idle in (30.0, 31.0, None)
+        gpu_checks.step_difference({"steps": [{**step, "idle_us": idle}]}, "c")
+        for idle in (30.0, 31.0, None)
     ]
     assert differences == [0.0, pytest.approx(0.01), None]
-    kernels: list[dict[str, Any]] = [{"cat": "kernel", "args": {"correlation": number}} for number in (1, 2, 3, 4)]
-    calls: list[dict[str, Any]] = [{"cat": "cuda_runtime", "args": {"correlation": number}} for number in (1, 2, 3)]
-    shares = [gpu_checks.launched_share(one) for one in ([*kernels, *calls], calls, gpu_checks.trace_events(A100))]
+    kernels: list[dict[str, Any]] = [
+        {"cat": "kernel", "args": {"correlation": number}} for number in (1, 2, 3, 4)
+    ]
+    calls: list[dict[str, Any]] = [
+        {"cat": "cuda_runtime", "args": {"correlation": number}} for number in (1, 2, 3)
+    ]
+    shares = [
+        gpu_checks.launched_share(one)
+        for one in ([*kernels, *calls], calls, gpu_checks.trace_events(A100))
+    ]
     assert shares == [0.75, None, 1.0]
 
 
 def two_ranks(**first: Any) -> dict[str, Any]:
-    """Two ranks, a whole step 3 each of buckets of 600 and 400 bytes; `first` changes rank 0's first bucket."""
+    """Two ranks, a whole step 3 each of buckets of 600 and 400 bytes; `first` changes rank 0's
+    first bucket.
+    """
     rows = [
         {
             "cell": "c", "repeat": 0, "rank": rank, "step": 3, "kind": "all_reduce", "bytes": size, "transfer_us": 5.0,
@@ -105,7 +137,9 @@ def two_ranks(**first: Any) -> dict[str, Any]:
     ]  # fmt: skip
     rows[0] |= first
     steps = [
-        {**STEP, "rank": rank, "step": number, "partial_window": number == 2} for rank in (0, 1) for number in (2, 3)
+        {**STEP, "rank": rank, "step": number, "partial_window": number == 2}
+        for rank in (0, 1)
+        for number in (2, 3)
     ]
     return {"steps": steps, "collectives": rows}
 
@@ -138,7 +172,9 @@ def test_rates_that_no_machine_has() -> None:
 
 
 def test_calibrated_rates_and_choices() -> None:
-    """On two devices, over a link of 1 GB/s: 4 MB all-gathered in 2 ms carry 2 MB; the log has half of another's size."""
+    """On two devices, over a link of 1 GB/s: 4 MB all-gathered in 2 ms carry 2 MB; the log has half
+    of another's size.
+    """
     link = LinkRate(1.0, "a link", "here")
     points = [
         CalibrationPoint("all_gather", 2, 4_000_000, 500_000, "float32", (2000.0,)),
@@ -147,7 +183,9 @@ def test_calibrated_rates_and_choices() -> None:
     gathered = Choice("all_gather", 2_000_000, "ring", "simple", calls=1)
     reduced = Choice("all_reduce", 4_000_000, "ring", "simple", calls=1)
     log = CalibratedChoices(2, 1, NcclLog("NCCL 2.30.7", ("a",), (gathered, reduced)))
-    calibration = Calibration(1, "", "", "measured", None, None, None, (), tuple(points), links={2: link}, nccl=(log,))
+    calibration = Calibration(
+        1, "", "", "measured", None, None, None, (), tuple(points), links={2: link}, nccl=(log,)
+    )
     assert gpu_checks.calibration_problems(calibration) == [
         "all_reduce of 4000000 bytes at 2 GB/s, over a link",
         "NCCL's log has no all_gather of 4000000 bytes",
@@ -166,7 +204,9 @@ def test_collectives_that_are_not_matched() -> None:
 
 def test_warnings_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    log.write_text("x.py:3: UserWarning: a\nx.py:4: UserWarning: b\nhost:1:1 [0] NCCL WARN c\nWARNING: no class\n")
+    log.write_text(
+        "x.py:3: UserWarning: a\nx.py:4: UserWarning: b\nhost:1:1 [0] NCCL WARN c\nWARNING: no class\n"
+    )
     found = [finding("drift"), finding("drift"), finding("cell_crashed", "error")]
     counted = gpu_checks.counted_warnings({"findings": found}, [log])
     assert counted == {"drift": 2, "UserWarning": 2, "WARN": 1}
@@ -185,7 +225,9 @@ def test_warnings_are_counted(tmp_path: Path) -> None:
 def test_all_reduces_of_two_ranks(first: dict[str, Any], begins: list[str]) -> None:
     counters = (DdpCounters(4, 0.0, 0.0, 0.0, 0.0, (600, 400)),)
     found = gpu_checks.ddp_problems(two_ranks(**first), "c", 1000, counters)
-    assert [text.startswith(start) for text, start in zip(found, begins, strict=True)] == [True] * len(begins)
+    assert [text.startswith(start) for text, start in zip(found, begins, strict=True)] == [
+        True
+    ] * len(begins)
 
 
 def test_all_reduces_of_a_real_run(tmp_path: Path) -> None:
@@ -200,20 +242,31 @@ def test_all_reduces_of_a_real_run(tmp_path: Path) -> None:
     analysis = bench.analysis(run)
     gradients = first.model.gradient_bytes
     assert gpu_checks.ddp_problems(analysis, cell.name, gradients, counters, on_device=False) == []
-    assert len(gpu_checks.ddp_problems(analysis, cell.name, gradients + 4, counters, on_device=False)) == 1
+    assert (
+        len(gpu_checks.ddp_problems(analysis, cell.name, gradients + 4, counters, on_device=False))
+        == 1
+    )
     assert set(gpu_checks.hidden_shares(analysis)) == {"ddp-d2-b8", "dp-host-d2-b8"}
 
 
 def test_data_parallel_traffic_per_device() -> None:
-    """The generator's DataParallel: 2 broadcasts and 2 reduces a step on each of two devices, outputs from 1 to 0."""
+    """The generator's DataParallel: 2 broadcasts and 2 reduces a step on each of two devices,
+    outputs from 1 to 0.
+    """
     events = dp_trace(2, "nccl", "device").trace["traceEvents"]
-    kernels = {kind: gpu_checks.nccl_kernels(events, kind) for kind in ("Broadcast", "Reduce", "AllReduce")}
+    kernels = {
+        kind: gpu_checks.nccl_kernels(events, kind) for kind in ("Broadcast", "Reduce", "AllReduce")
+    }
     assert kernels["AllReduce"] == Counter()
     assert kernels["Broadcast"][0] == kernels["Broadcast"][1] > 0
     assert kernels["Reduce"][0] == kernels["Reduce"][1] > 0
     copies = gpu_checks.peer_copies(events)
     assert set(copies) == {(0, 1), (1, 0)}
-    outputs = [one["args"]["bytes"] for one in events if one["name"].startswith("Memcpy PtoP") and one["pid"] == 1]
+    outputs = [
+        one["args"]["bytes"]
+        for one in events
+        if one["name"].startswith("Memcpy PtoP") and one["pid"] == 1
+    ]
     assert copies[1, 0] == sum(outputs)
 
 
@@ -232,8 +285,16 @@ def matmuls(side: int, products: int) -> Callable[[BatchArrived], int]:
 def test_step_times_against_the_wall_clock_of_this_cpu() -> None:
     """A clock that is off is seen: half of the time passes outside of the steps."""
     for side, products in ((256, 20), (8, 400)):
-        assert gpu_checks.events_over_wall(matmuls(side, products), 20, torch.device("cpu"), lambda: None) <= 0.02
-    assert gpu_checks.events_over_wall(matmuls(8, 1), 5, torch.device("cpu"), lambda: time.sleep(0.05)) > 0.5
+        assert (
+            gpu_checks.events_over_wall(
+                matmuls(side, products), 20, torch.device("cpu"), lambda: None
+            )
+            <= 0.02
+        )
+    assert (
+        gpu_checks.events_over_wall(matmuls(8, 1), 5, torch.device("cpu"), lambda: time.sleep(0.05))
+        > 0.5
+    )
 
 
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +307,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
 
 
-def test_every_run_and_calibration_is_planned_on_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_and_calibration_is_planned_on_two_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No option is refused, and every cell is measured."""
     monkeypatch.chdir(ROOT)
     two_gpus(monkeypatch)
@@ -259,17 +322,28 @@ def test_every_run_and_calibration_is_planned_on_two_gpus(tmp_path: Path, monkey
         assert any(batch in ended.output for batch in batches)
     options: dict[str, Any] = dict(CALIBRATION)
     settings = calibration_settings(device="cuda", **options)
-    assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
+    assert (settings.devices, settings.sizes, settings.collectives) == (
+        (2,),
+        (64 << 20,),
+        ("all_reduce",),
+    )
 
 
 def marks() -> list[dict[str, Any]]:
     """Of every test in order, with what parameters multiply."""
-    modules = [importlib.import_module(f"tests.gpu.{name}") for name in ("test_on_gpus", "test_on_several_gpus")]
-    functions = [one for module in modules for name, one in vars(module).items() if name.startswith("test_")]
+    modules = [
+        importlib.import_module(f"tests.gpu.{name}")
+        for name in ("test_on_gpus", "test_on_several_gpus")
+    ]
+    functions = [
+        one for module in modules for name, one in vars(module).items() if name.startswith("test_")
+    ]
     found = []
     for function in functions:
         (needed,) = (one.kwargs for one in function.pytestmark if one.name == "gpu")
-        count = next((len(one.args[1]) for one in function.pytestmark if one.name == "parametrize"), 1)
+        count = next(
+            (len(one.args[1]) for one in function.pytestmark if one.name == "parametrize"), 1
+        )
         found.append({"name": function.__name__, "least": 1, **needed, "count": count})
     return found
 
@@ -284,11 +358,22 @@ def test_tests_fit_into_their_time() -> None:
 def test_verdicts_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that overruns later takes nothing of what was written."""
     monkeypatch.setenv("DPSCOPE_GPU_OUT", str(tmp_path / "new"))
-    report: dict[str, Any] = {"when": "call", "passed": True, "outcome": "passed", "duration": 1.25, "longrepr": None}
+    report: dict[str, Any] = {
+        "when": "call",
+        "passed": True,
+        "outcome": "passed",
+        "duration": 1.25,
+        "longrepr": None,
+    }
     for number in (1, 2):
-        made: Any = SimpleNamespace(nodeid=f"tests/gpu/a.py::test_{number}", user_properties=[("x", number)], **report)
+        made: Any = SimpleNamespace(
+            nodeid=f"tests/gpu/a.py::test_{number}", user_properties=[("x", number)], **report
+        )
         pytest_runtest_logreport(made)
-        lines = [json.loads(line) for line in (tmp_path / "new" / "verdicts.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (tmp_path / "new" / "verdicts.jsonl").read_text().splitlines()
+        ]
         assert [line["test"] for line in lines] == [f"test_{one}" for one in range(1, number + 1)]
         assert lines[-1]["values"] == {"x": number}
 
@@ -298,9 +383,23 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(tmp_path: Path) -> 
     """As `make gpu` runs them: exit status 0, JUnit, verdicts and the support bundle are there."""
     makefile = (ROOT / "Makefile").read_text()
     assert "pytest tests/gpu -vv --junit-xml=$(GPU_OUT)/junit.xml" in makefile
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-vv", f"--junit-xml={tmp_path / 'junit.xml'}"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DPSCOPE_GPU_OUT": str(tmp_path), "PYTEST_ADDOPTS": ""}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/gpu",
+        "-vv",
+        f"--junit-xml={tmp_path / 'junit.xml'}",
+    ]
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "DPSCOPE_GPU_OUT": str(tmp_path),
+        "PYTEST_ADDOPTS": "",
+    }
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stdout
     cases = list(ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase"))
     assert len(cases) == sum(one["count"] for one in marks())
@@ -318,7 +417,9 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(tmp_path: Path) -> 
 
 
 def test_jobs_of_two_processes(tmp_path: Path) -> None:
-    """On the CPU: all-reduces are timed; a rank without memory ends the job; a late rank is named."""
+    """On the CPU: all-reduces are timed; a rank without memory ends the job; a late rank is
+    named.
+    """
     statuses, folders = {}, {}
     for what in ("all_reduce", "memory"):
         (tmp_path / what).mkdir()
@@ -326,18 +427,28 @@ def test_jobs_of_two_processes(tmp_path: Path) -> None:
         program = ("-m", "tests.gpu.ranks", str(tmp_path / what), what, "cpu", str(1 << 20))
         job = Job(name=what, program=program, folder=folders[what], threads=1, processes=2)
         with light_jobs():
-            ended = subprocess.run(job.command, cwd=ROOT, capture_output=True, timeout=120, check=False)
+            ended = subprocess.run(
+                job.command, cwd=ROOT, capture_output=True, timeout=120, check=False
+            )
         statuses[what] = ended.returncode
     assert statuses["all_reduce"] == 0
     assert read_json(folders["all_reduce"].result_path, ranks.Timed).call_us > 0
     assert statuses["memory"] != 0
     assert "out_of_memory" in {note.kind for note in read_failures(folders["memory"].path)}
     with light_jobs():
-        named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
+        named = late_ranks(
+            Bench(tmp_path, 0, kind="cpu"),
+            "--model",
+            "tests.gpu.models:late_tiny",
+            "--batch-size",
+            "4",
+        )
     assert any("rank 1" in message for message in named), named
 
 
 def test_the_plain_script(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.plain_script", "cpu", "2", "2"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
     assert json.loads(ended.stdout)["step_us"] > 0

@@ -1,4 +1,6 @@
-"""Gradients of real gloo processes: variants of DDP, the stand-in for DataParallel, and testing in shards, step by step."""
+"""Gradients of real gloo processes: variants of DDP, the stand-in for DataParallel, and testing in
+shards, step by step.
+"""
 
 import sys
 from pathlib import Path
@@ -24,16 +26,20 @@ EXACT = {
     "bucket views": CellOptions(gradient_as_bucket_view="on"),
     "static graph": CellOptions(static_graph="on"),
     "all of them": CellOptions(overlap="off", gradient_as_bucket_view="on", static_graph="on"),
-    "local buffers": CellOptions(broadcast_buffers="off"),  # batch norm trains on its own batch's statistics
+    # batch norm trains on its own batch's statistics
+    "local buffers": CellOptions(broadcast_buffers="off"),
 }
 HALF = {"fp16": CellOptions(comm_hook="fp16"), "bf16": CellOptions(comm_hook="bf16")}
-# Half a unit in the last place of fp16's 11 and bf16's 8 significant bits, twice (sent, and summed).
+# Half a unit in the last place of fp16's 11 and bf16's 8 significant bits, twice (sent, and
+# summed).
 HALF_TOLERANCE = {"fp16": 2 * 2**-11, "bf16": 2 * 2**-8}
 MICRO = {
     "two": CellOptions(accumulate=2),
     "eight": CellOptions(accumulate=8),
     "uneven": CellOptions(accumulate=3),
-    "static graph, bucket views": CellOptions(accumulate=4, static_graph="on", gradient_as_bucket_view="on"),
+    "static graph, bucket views": CellOptions(
+        accumulate=4, static_graph="on", gradient_as_bucket_view="on"
+    ),
 }
 
 
@@ -44,7 +50,9 @@ def cell(options: CellOptions = CellOptions()) -> Cell:  # noqa: B008 (frozen)
     return Cell(strategy="ddp", devices=2, batch_size=8, options=options)
 
 
-WANTED = [(LAYERED, options) for options in (CellOptions(), *EXACT.values(), *HALF.values(), MICRO["two"])]
+WANTED = [
+    (LAYERED, options) for options in (CellOptions(), *EXACT.values(), *HALF.values(), MICRO["two"])
+]
 WANTED += [(DOUBLE, options) for options in (CellOptions(), *MICRO.values())]
 
 
@@ -56,7 +64,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(folder: Path, ranks: int, **request: object) -> dict[str, Any]:
     text = msgspec.json.encode({"cells": [], "shares": [], **request}).decode()
-    run_ranks([sys.executable, "gradients.py", text, str(folder / "found.pt")], ranks, cwd=USER_MODELS)
+    run_ranks(
+        [sys.executable, "gradients.py", text, str(folder / "found.pt")], ranks, cwd=USER_MODELS
+    )
     found: dict[str, Any] = torch.load(folder / "found.pt")
     return found
 
@@ -84,7 +94,9 @@ def test_how_gradients_travel_changes_no_bit_and_hooks_round_no_more(ddp: Found)
     assert not torch.equal(expected[0], expected[1])  # it trains
     for name, options in EXACT.items():
         found = ddp[LAYERED, options]
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), name
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), (
+            name
+        )
     for dtype, options in HALF.items():
         (rounded, *_) = ddp[LAYERED, options]
         assert rounded.dtype == torch.float32
@@ -98,13 +110,19 @@ def test_micro_batches_add_up_to_the_whole_batch(ddp: Found) -> None:
         assert (found[0].dtype, len(found)) == (torch.float64, script.STEPS)
         # The loss is computed in fp32, whose rounding is the same in both but for thirds.
         bound = 1e-6 if name == "uneven" else 1e-10
-        assert all(relative_error(one, other) < bound for one, other in zip(found, expected, strict=True)), name
+        assert all(
+            relative_error(one, other) < bound for one, other in zip(found, expected, strict=True)
+        ), name
 
 
 def test_dataparallel_cuts_its_batch_into_the_same_micro_batches(ddp: Found) -> None:
-    """With batch norm, whose statistics depend on which samples shared a micro-batch on a device."""
+    """With batch norm, whose statistics depend on which samples shared a micro-batch on a
+    device.
+    """
     options = MICRO["two"]
-    host = script.gradients_of(LAYERED, Cell(strategy="dp-host", devices=2, batch_size=8, options=options), 0)
+    host = script.gradients_of(
+        LAYERED, Cell(strategy="dp-host", devices=2, batch_size=8, options=options), 0
+    )
     assert relative_error(host[0], ddp[LAYERED, options][0]) < 1e-6
     assert relative_error(host[0], ddp[LAYERED, CellOptions()][0]) > 1e-3
 

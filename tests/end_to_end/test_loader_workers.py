@@ -19,22 +19,46 @@ LONGEST_END_S = 10.0
 
 
 @pytest.mark.parametrize(("strategy", "data"), [("dp-host", "fake"), ("ddp", "digits")])
-def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, strategy: str, data: str) -> None:
+def test_a_cell_with_loader_workers_ends_with_all_its_processes(
+    tmp_path: Path, strategy: str, data: str
+) -> None:
     processes = 2 if strategy == "ddp" else 1
     token = uuid.uuid4().hex
-    worker = ["-m", "dpscope.launch.worker", "--strategy", strategy.removesuffix("-host"), "--data", data]
-    worker += f"--batch-size 4 --workers 2 --steps 4 --traced-steps 2 --out {tmp_path / 'run'}".split()
-    worker += ["--model", "tiny_models:tiny", "--samples", "96"] if data == "fake" else ["--model", "resnet8_cifar"]
+    worker = [
+        "-m",
+        "dpscope.launch.worker",
+        "--strategy",
+        strategy.removesuffix("-host"),
+        "--data",
+        data,
+    ]
+    worker += (
+        f"--batch-size 4 --workers 2 --steps 4 --traced-steps 2 --out {tmp_path / 'run'}".split()
+    )
+    worker += (
+        ["--model", "tiny_models:tiny", "--samples", "96"]
+        if data == "fake"
+        else ["--model", "resnet8_cifar"]
+    )
     with light_jobs():
         job = subprocess.Popen(
-            Job(name="", program=(*worker,), folder=JobFolder(tmp_path), threads=1, processes=processes).command,
+            Job(
+                name="",
+                program=(*worker,),
+                folder=JobFolder(tmp_path),
+                threads=1,
+                processes=processes,
+            ).command,
             env={**os.environ, JOB_TOKEN_VARIABLE: token},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
     try:
-        wait_until(lambda: any(tmp_path.glob("run/cells/*/repeat0/result.json")) or job.poll() is not None, 120)
+        wait_until(
+            lambda: any(tmp_path.glob("run/cells/*/repeat0/result.json")) or job.poll() is not None,
+            120,
+        )
         written_s = time.monotonic()
         printed, _ = job.communicate(timeout=LONGEST_END_S)
         assert job.returncode == 0, printed

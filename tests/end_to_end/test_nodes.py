@@ -1,4 +1,6 @@
-"""`dpscope` on two hosts: one command on each; cells over both, losses, preemption, resuming. Skips without root."""
+"""`dpscope` on two hosts: one command on each; cells over both, losses, preemption, resuming. Skips
+without root.
+"""
 
 import gzip
 import json
@@ -40,9 +42,16 @@ def hosts() -> Iterator[list[Host]]:
         yield made
 
 
-def over_ssh(hosts: list[Host], folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script for ssh unchanged, with a stand-in for ssh that runs the command on the host of that name."""
-    enter = "\n".join(f'  {one.name}) exec ip netns exec {one.namespace} {named(one)} bash -c "$3" ;;' for one in hosts)
+def over_ssh(
+    hosts: list[Host], folder: Path, *arguments: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run the script for ssh unchanged, with a stand-in for ssh that runs the command on the host
+    of that name.
+    """
+    enter = "\n".join(
+        f'  {one.name}) exec ip netns exec {one.namespace} {named(one)} bash -c "$3" ;;'
+        for one in hosts
+    )
     programs = {
         "ssh": f'#!/bin/bash\n[ "$1" = -tt ] || exit 90\ncase "$2" in\n{enter}\nesac\nexit 91\n',
         "dpscope": f'#!/bin/bash\nexec {sys.executable} -m dpscope.launch.cli "$@"\n',
@@ -51,7 +60,11 @@ def over_ssh(hosts: list[Host], folder: Path, *arguments: str) -> "subprocess.Co
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     return subprocess.run(
-        [str(ROOT / "examples/cluster/over_ssh.sh"), " ".join(one.name for one in hosts), *arguments],
+        [
+            str(ROOT / "examples/cluster/over_ssh.sh"),
+            " ".join(one.name for one in hosts),
+            *arguments,
+        ],
         cwd=USER_MODELS,
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -68,7 +81,9 @@ def named(host: Host) -> str:
 
 @pytest.fixture(scope="module")
 def run(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NodeCommand]:
-    """A run folder with a calibration, started by the script for ssh, and a run of both hosts, and how the run went."""
+    """A run folder with a calibration, started by the script for ssh, and a run of both hosts, and
+    how the run went.
+    """
     out = tmp_path_factory.mktemp("nodes") / "run"
     sizes = ("--min-bytes", "1MiB", "--max-bytes", "4MiB", "--iterations", "4", "--warmup", "1")
     layouts = ("--device", "cpu", "--devices", "2,2x1", "--collectives", "all_reduce")
@@ -94,22 +109,28 @@ def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeComma
     assert half_written(out) == []
     assert "ddp-d2-n2-b2 repeat 0: started" in command.printed(1)
     assert "2 devices over 2 nodes" in " ".join(command.printed(0).split())
-    hosts = manifest.hosts  # gloo gets its interface from dpscope alone; by its host's name it would find none
+    # gloo gets its interface from dpscope alone; by its host's name it would find none
+    hosts = manifest.hosts
     assert [(one.node, one.hostname, one.address, one.interface) for one in hosts] == [
         (0, "host1", "10.199.8.1", INTERFACE),
         (1, "host2", "10.199.8.2", INTERFACE),
     ]
     assert {one.interface_chosen_by for one in hosts} == {"the route between the nodes"}
-    assert [one.interfaces for one in ranks] == [(INTERFACE,)] * 2  # gloo's own connections, as the kernel has them
+    # gloo's own connections, as the kernel has them
+    assert [one.interfaces for one in ranks] == [(INTERFACE,)] * 2
     assert hosts[1].environment is not None
     assert hosts[1].environment.hostname == "host2"
 
 
-def test_calibration_finds_the_rate_between_hosts_and_within_one(run: tuple[Path, NodeCommand]) -> None:
-    """2 and 2x1 are both two devices: the layout distinguishes them. An all-reduce of two moves S per host: rate = S / t.
+def test_calibration_finds_the_rate_between_hosts_and_within_one(
+    run: tuple[Path, NodeCommand],
+) -> None:
+    """2 and 2x1 are both two devices: the layout distinguishes them. An all-reduce of two moves S
+    per host: rate = S / t.
 
-    No transfer is faster than the link, and the fastest shows its rate. The others also wait for this machine's processors:
-    what the calibration reports is compared with the median of the same times.
+    No transfer is faster than the link, and the fastest shows its rate. The others also wait for
+    this machine's processors: what the calibration reports is compared with the median of the same
+    times.
     """
     calibration = load_calibration(run[0])
     assert calibration.settings is not None
@@ -120,10 +141,14 @@ def test_calibration_finds_the_rate_between_hosts_and_within_one(run: tuple[Path
         for point in calibration.on_nodes(nodes).points
         if point.size_bytes == LARGEST_BYTES
     }
-    medians_gb_per_s = {nodes: LARGEST_BYTES / statistics.median(times) / 1e3 for nodes, times in times_us.items()}
+    medians_gb_per_s = {
+        nodes: LARGEST_BYTES / statistics.median(times) / 1e3 for nodes, times in times_us.items()
+    }
     assert LARGEST_BYTES / min(times_us[2]) / 1e3 == pytest.approx(RATE_MBIT / 8e3, rel=0.05)
     assert medians_gb_per_s[1] > 2 * medians_gb_per_s[2]
-    assert find_fit(calibration.on_nodes(2), "all_reduce", 2) != find_fit(calibration.on_nodes(1), "all_reduce", 2)
+    assert find_fit(calibration.on_nodes(2), "all_reduce", 2) != find_fit(
+        calibration.on_nodes(1), "all_reduce", 2
+    )
     assert [one.hostname for one in calibration.hosts] == ["host1", "host2"]
     between, within = rate_between(calibration), rate_within(calibration)
     assert between is not None
@@ -142,10 +167,22 @@ def test_the_same_command_finds_everything_done_and_another_is_refused(
     again = NodeCommand(hosts, out, "run", *TINY, *options)
     assert again.wait(90) == [2, 2]
     assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(0)
-    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)  # on the other node, too
+    # on the other node, too
+    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)
 
 
-SLOW = ("--strategy", "ddp", "--devices", "2x1", "--warmup", "5", "--steps", "100000", "--model", "tiny_models:slow")
+SLOW = (
+    "--strategy",
+    "ddp",
+    "--devices",
+    "2x1",
+    "--warmup",
+    "5",
+    "--steps",
+    "100000",
+    "--model",
+    "tiny_models:slow",
+)
 
 
 def slow_run(hosts: list[Host], out: Path) -> NodeCommand:
@@ -176,7 +213,9 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
     finally:
         hosts[1].reconnect()
     assert statuses == [1, 1]
-    assert message.startswith(f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)")
+    assert message.startswith(
+        f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)"
+    )
     assert "the same command on all nodes resumes" in message
     assert "node 1 (host2) was lost" in command.printed(0)
     assert f"node 0 (host1) was lost: it was silent for {LOST_S:g} s" in command.printed(1)
@@ -185,7 +224,9 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
 def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_the_first_alone(
     hosts: list[Host], tmp_path: Path
 ) -> None:
-    """Only the holder of a folder ends processes left in it: on both hosts those of the first command live on."""
+    """Only the holder of a folder ends processes left in it: on both hosts those of the first
+    command live on.
+    """
     first = slow_run(hosts, tmp_path / "run")
     before = processes_of(first.out)
     logs = tmp_path / "second"
@@ -202,7 +243,9 @@ def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_t
 
 
 @pytest.mark.parametrize("victim", ["node 0", "rank 1"])
-def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(hosts: list[Host], tmp_path: Path, victim: str) -> None:
+def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(
+    hosts: list[Host], tmp_path: Path, victim: str
+) -> None:
     """An agent that is killed on node 1 is as silent as a cut network."""
     command = slow_run(hosts, tmp_path / "run")
     if victim == "rank 1":
@@ -216,9 +259,7 @@ def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(hosts: list[Host
         assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)
         return
     assert statuses == [1, 1]
-    expected = (
-        "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
-    )
+    expected = "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
     assert message.startswith(expected)
 
 
@@ -234,8 +275,29 @@ def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goe
 ) -> None:
     out = tmp_path / "run"
     options = (
-        *("train", "--device", "cpu", "--strategy", "ddp", "--devices", "2x1", "--model", "tiny_models:slow"),
-        *("--data", "fake", "--batch-size", "4", "--samples", "200", "--epochs", "2", "--timeout", "200"),
+        *(
+            "train",
+            "--device",
+            "cpu",
+            "--strategy",
+            "ddp",
+            "--devices",
+            "2x1",
+            "--model",
+            "tiny_models:slow",
+        ),
+        *(
+            "--data",
+            "fake",
+            "--batch-size",
+            "4",
+            "--samples",
+            "200",
+            "--epochs",
+            "2",
+            "--timeout",
+            "200",
+        ),
     )
     first = NodeCommand(hosts, out, *options)
     cells = out / "training"
@@ -262,17 +324,42 @@ def test_strategies_are_compared_over_both_hosts(hosts: list[Host], tmp_path: Pa
 
 def test_the_script_for_ssh_returns_the_worst_status(hosts: list[Host], tmp_path: Path) -> None:
     """That it starts the command on every host is shown by the calibration of this file's run."""
-    assert over_ssh(hosts, tmp_path, "run", "--steps", "0", "--out", str(tmp_path / "run")).returncode == 2
+    assert (
+        over_ssh(hosts, tmp_path, "run", "--steps", "0", "--out", str(tmp_path / "run")).returncode
+        == 2
+    )
 
 
-def test_calibration_finds_twice_the_one_way_delay_of_a_hop(hosts: list[Host], tmp_path: Path) -> None:
-    """gloo announces a buffer before it sends: two delays a hop, and an all-reduce of two has two hops, one after the other."""
+def test_calibration_finds_twice_the_one_way_delay_of_a_hop(
+    hosts: list[Host], tmp_path: Path
+) -> None:
+    """gloo announces a buffer before it sends: two delays a hop, and an all-reduce of two has two
+    hops, one after the other.
+    """
     delay_ms, hops = 10.0, 2
     out = tmp_path / "run"
-    options = ("--device", "cpu", "--devices", "2x1", "--collectives", "all_reduce", "--min-bytes", "4KiB")
+    options = (
+        "--device",
+        "cpu",
+        "--devices",
+        "2x1",
+        "--collectives",
+        "all_reduce",
+        "--min-bytes",
+        "4KiB",
+    )
     with delayed(hosts, delay_ms) as late:
         timed = NodeCommand(
-            late, out, "calibrate", *options, "--max-bytes", "8KiB", "--iterations", "20", "--warmup", "2"
+            late,
+            out,
+            "calibrate",
+            *options,
+            "--max-bytes",
+            "8KiB",
+            "--iterations",
+            "20",
+            "--warmup",
+            "2",
         )
         assert timed.wait() == [0, 0], timed.everything()
     calibration = load_calibration(out)
@@ -282,7 +369,9 @@ def test_calibration_finds_twice_the_one_way_delay_of_a_hop(hosts: list[Host], t
         assert 0.99 < min(point.times_us) / (hops * 2 * delay_ms * 1e3) < 1.3
 
 
-def test_hosts_with_different_clocks_are_merged_on_one(run: tuple[Path, NodeCommand], tmp_path: Path) -> None:
+def test_hosts_with_different_clocks_are_merged_on_one(
+    run: tuple[Path, NodeCommand], tmp_path: Path
+) -> None:
     """Rank 1's trace as a host whose clock is 7.25 s ahead would have written it."""
     ahead_us = 7.25e6
     folder = RunFolder(run[0]).repeat(OVER_BOTH, 0)

@@ -1,6 +1,8 @@
-"""Why little is hidden, on real gloo processes in which each cause is planted: it is named with its number, and no other is.
+"""Why little is hidden, on real gloo processes in which each cause is planted: it is named with its
+number, and no other is.
 
-On two cores that others use as well, ranks come late by chance, as in any job: `BY_CHANCE` may accompany each cause.
+On two cores that others use as well, ranks come late by chance, as in any job: `BY_CHANCE` may
+accompany each cause.
 """
 
 import re
@@ -42,7 +44,9 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """One torchrun job of two processes, which train each case for some steps: the traces of each as a cell."""
+    """One torchrun job of two processes, which train each case for some steps: the traces of each
+    as a cell.
+    """
     assert set(PLANTED) == set(CASES)
     folder = tmp_path_factory.mktemp("overlap")
     _, traces = run_job("planted_overlap", 2, folder, CASES)
@@ -63,7 +67,9 @@ def test_the_planted_cause_is_named_and_no_other(cells: dict[str, Job], case: st
     assert named - BY_CHANCE - PLANTED[case] - ALSO.get(case, set()) == {"gloo"}
 
 
-@pytest.mark.parametrize("case", ["one_bucket", "one_bucket_and_a_metric", "by_hand", "compiled_whole"])
+@pytest.mark.parametrize(
+    "case", ["one_bucket", "one_bucket_and_a_metric", "by_hand", "compiled_whole"]
+)
 def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, Job], case: str) -> None:
     (finding,) = no_overlap_finding(cells[case])
     assert finding.severity == "warning"  # also on a CPU: it lies in the script
@@ -72,13 +78,19 @@ def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, Job],
 
 
 def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
-    texts = {case: {name: one.text for name, one in reasons(cells[case]).items()} for case in PLANTED}
+    texts = {
+        case: {name: one.text for name, one in reasons(cells[case]).items()} for case in PLANTED
+    }
     whole = LAYERS * LAYER_BYTES
     nearly_all = r"(9\d|100)%"
     assert re.search(
-        f"in one bucket of {whole / 1e6:.2f} MB, ready when {nearly_all}", texts["one_bucket"]["one_bucket"]
+        f"in one bucket of {whole / 1e6:.2f} MB, ready when {nearly_all}",
+        texts["one_bucket"]["one_bucket"],
     )
-    assert f"nearly all bytes ({whole / 1e6:.2f} MB), ready" in texts["one_bucket_and_a_metric"]["one_bucket"]
+    assert (
+        f"nearly all bytes ({whole / 1e6:.2f} MB), ready"
+        in texts["one_bucket_and_a_metric"]["one_bucket"]
+    )
     large = 4 * LARGE_ELEMENTS
     with_large = large + (LAYERS - 1) * LAYER_BYTES
     assert (
@@ -96,7 +108,9 @@ def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
 
 
 def test_the_wait_for_a_late_rank_is_its_lateness(cells: dict[str, Job]) -> None:
-    """Rank 1 sleeps before each backward pass: rank 0 waits that much longer in a step's first all-reduce."""
+    """Rank 1 sleeps before each backward pass: rank 0 waits that much longer in a step's first
+    all-reduce.
+    """
 
     def wait_us(data: Job) -> float:
         table = data.collectives
@@ -105,13 +119,17 @@ def test_the_wait_for_a_late_rank_is_its_lateness(cells: dict[str, Job]) -> None
         assert len(first) >= TRACED
         return float(first.median())
 
-    assert wait_us(cells["late_rank"]) - wait_us(cells["even"]) == pytest.approx(1e6 * LATE_S, abs=10_000)
+    assert wait_us(cells["late_rank"]) - wait_us(cells["even"]) == pytest.approx(
+        1e6 * LATE_S, abs=10_000
+    )
 
 
 def test_a_static_graph_does_not_delay_buckets_and_parts_of_a_graph_give_theirs_early(
     cells: dict[str, Job],
 ) -> None:
-    """torch delays the all-reduces of a static graph in its first step alone (`_DDPSink`), before anything is traced."""
+    """torch delays the all-reduces of a static graph in its first step alone (`_DDPSink`), before
+    anything is traced.
+    """
     for case in ("even", "static_graph", "compiled_in_parts"):
         table = cells[case].collectives
         reduced = table[(table["kind"] == "all_reduce") & table["step"].notna()]

@@ -1,4 +1,6 @@
-"""A real run of the command to the report, on a tiny model with real gloo processes; by torchrun: test_core_path.py."""
+"""A real run of the command to the report, on a tiny model with real gloo processes; by torchrun:
+test_core_path.py.
+"""
 
 import csv
 import gzip
@@ -55,17 +57,31 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> None:
     comparison = compare(load_run(run_folder), parse_link("1GB/s"))
-    cells = ["single-d1-b4", "single-d1-b8", "ddp-d1-b8", "dp-host-d2-b4", "dp-host-d2-b8", "ddp-d2-b4", "ddp-d2-b8"]
+    cells = [
+        "single-d1-b4",
+        "single-d1-b8",
+        "ddp-d1-b8",
+        "dp-host-d2-b4",
+        "dp-host-d2-b8",
+        "ddp-d2-b4",
+        "ddp-d2-b8",
+    ]
     assert sorted(comparison.table["cell"]) == sorted(cells)
     assert (comparison.table["status"] == "ok").all()
     for row in comparison.table.to_dict("records"):
         for column in NAMES:
             reason = comparison.reasons.get((row["cell"], column))
-            assert pd.isna(row[column]) == (reason is not None), (row["cell"], column, row[column], reason)
+            assert pd.isna(row[column]) == (reason is not None), (
+                row["cell"],
+                column,
+                row[column],
+                reason,
+            )
             assert reason != ""
     rows = {row["cell"]: row for row in comparison.table.to_dict("records")}
     ddp = rows["ddp-d2-b4"]
-    # tiny model: 8 x 3 x 3 x 3 + 8 + 8 + 8 x 4 + 4 = 268 parameters, 1,072 B; buffers 8 + 8 floats and one int64: 72 B
+    # tiny model: 8 x 3 x 3 x 3 + 8 + 8 + 8 x 4 + 4 = 268 parameters, 1,072 B; buffers 8 + 8 floats
+    # and one int64: 72 B
     assert ddp["bytes_per_step"] == 1072 + 72
     assert ddp["counter_buckets_equal"]
     assert ddp["strong_speedup"] == pytest.approx(rows["single-d1-b8"]["step_us"] / ddp["step_us"])
@@ -73,12 +89,17 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     assert ddp["ring_us"] == pytest.approx(1.072)
     added = [ddp[f"{part}_us"] for part in ("exposed", "slowdown", "added_idle", "added_tracer")]
     assert sum(added) == pytest.approx(ddp["same_local_batch_us"])
-    assert ddp["traced_step_us"] == pytest.approx(ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"])
+    assert ddp["traced_step_us"] == pytest.approx(
+        ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"]
+    )
 
 
 def test_the_gap_is_the_sum_of_its_parts(run_folder: Path) -> None:
     gaps = compare(load_run(run_folder)).gaps
-    assert [(gap.dp, gap.ddp) for gap in gaps] == [("dp-host-d2-b4", "ddp-d2-b4"), ("dp-host-d2-b8", "ddp-d2-b8")]
+    assert [(gap.dp, gap.ddp) for gap in gaps] == [
+        ("dp-host-d2-b4", "ddp-d2-b4"),
+        ("dp-host-d2-b8", "ddp-d2-b8"),
+    ]
     for gap in gaps:
         parts = (gap.exposed_us, gap.host_copies_us, gap.compute_us, gap.idle_us, gap.tracer_us)
         assert all(part is not None for part in parts)
@@ -122,11 +143,19 @@ def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path:
 
 def test_formats(run_folder: Path) -> None:
     def printed(*options: str) -> str:
-        return CliRunner().invoke(app, ["analyze", str(run_folder), *options], env={"COLUMNS": "80"}).stdout
+        return (
+            CliRunner()
+            .invoke(app, ["analyze", str(run_folder), *options], env={"COLUMNS": "80"})
+            .stdout
+        )
 
     as_json = json.loads(printed("--format", "json"))
     assert as_json["training"] is None  # nothing was trained in this folder
-    assert {step["cell"] for step in as_json["steps"]} >= {"single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"}
+    assert {step["cell"] for step in as_json["steps"]} >= {
+        "single-d1-b4",
+        "dp-host-d2-b4",
+        "ddp-d2-b4",
+    }
     as_csv = list(csv.DictReader(io.StringIO(printed("--format", "csv"))))
     assert len(as_csv) == 7
     text = printed("--tables", "--format", "latex")
@@ -134,13 +163,19 @@ def test_formats(run_folder: Path) -> None:
     assert "speedup" in text
 
 
-def test_a_trace_without_its_communication_is_never_read_as_none(run_folder: Path, tmp_path: Path) -> None:
-    """Cut every gloo range out of one rank's trace: communication is NA, the status 1, the timed numbers stay."""
+def test_a_trace_without_its_communication_is_never_read_as_none(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    """Cut every gloo range out of one rank's trace: communication is NA, the status 1, the timed
+    numbers stay.
+    """
     cut = tmp_path / "run"
     shutil.copytree(run_folder, cut)
     for path in cut.glob("cells/ddp-d2-b4/repeat*/traces/0_1.pt.trace.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
-        trace["traceEvents"] = [one for one in trace["traceEvents"] if not str(one.get("name")).startswith("gloo:")]
+        trace["traceEvents"] = [
+            one for one in trace["traceEvents"] if not str(one.get("name")).startswith("gloo:")
+        ]
         path.write_bytes(gzip.compress(json.dumps(trace).encode()))
     finished = dpscope("analyze", cut, "--format", "json")
     assert finished.returncode == 1
@@ -149,11 +184,15 @@ def test_a_trace_without_its_communication_is_never_read_as_none(run_folder: Pat
     cells = {cell["cell"]: cell for cell in printed["cells"]}
     broken = cells["ddp-d2-b4"]
     assert [broken[part] for part in ("communication_us", "exposed_us", "idle_us")] == [None] * 3
-    assert all(step["exposed_us"] is None for step in printed["steps"] if step["cell"] == "ddp-d2-b4")
+    assert all(
+        step["exposed_us"] is None for step in printed["steps"] if step["cell"] == "ddp-d2-b4"
+    )
     assert "trace_incomplete" in broken["missing"]["communication_us"]
     assert broken["step_us"] > 0
     assert cells["ddp-d2-b8"]["communication_us"] > 0
-    measured = [one["message"] for one in printed["findings"] if one["code"] == "communication_measured"]
+    measured = [
+        one["message"] for one in printed["findings"] if one["code"] == "communication_measured"
+    ]
     assert not any("ddp-d2-b4" in message for message in measured)
 
 
@@ -161,7 +200,10 @@ def test_a_planted_wrong_bucket_list_is_found(run_folder: Path, tmp_path: Path) 
     planted = tmp_path / "run"
     shutil.copytree(run_folder, planted)
     path = planted / "cells" / "ddp-d2-b8" / "repeat0" / "counters" / "0_0.json"
-    printed = [msgspec.structs.replace(one, bucket_bytes=(1000, 72)) for one in read_json(path, list[DdpCounters])]
+    printed = [
+        msgspec.structs.replace(one, bucket_bytes=(1000, 72))
+        for one in read_json(path, list[DdpCounters])
+    ]
     write_json(path, printed)
     run = load_run(planted)
     findings = conclusions(run, compare(run))

@@ -1,7 +1,8 @@
-"""Trainings that are cut short and go on after their last whole epoch: bit for bit as if they had not been.
+"""Trainings that are cut short and go on after their last whole epoch: bit for bit as if they had
+not been.
 
-DDP's run on three processes where bits are compared: with two, sums do not depend on the order of summation. digits'
-1,440 samples are 30 steps of 48.
+DDP's run on three processes where bits are compared: with two, sums do not depend on the order of
+summation. digits' 1,440 samples are 30 steps of 48.
 """
 
 import shutil
@@ -67,7 +68,15 @@ def train_here(out: Path, **flags: object) -> TrainJob:
 def train(out: Path, model: str, **flags: object) -> None:
     """Train under DDP on three processes."""
     config = load_train_config(
-        None, {**SETTINGS, "strategy": "ddp", "devices": 3, "model": f"resumed_models:{model}", "timeout": 200, **flags}
+        None,
+        {
+            **SETTINGS,
+            "strategy": "ddp",
+            "devices": 3,
+            "model": f"resumed_models:{model}",
+            "timeout": 200,
+            **flags,
+        },
     )
     outcome = run_trainings(config, out, False, Console(quiet=True))
     assert outcome.ok, outcome.results
@@ -75,8 +84,22 @@ def train(out: Path, model: str, **flags: object) -> None:
 
 def command(out: Path, model: str) -> list[str]:
     """The command that trains under DDP on two processes."""
-    flags = [part for name, value in SETTINGS.items() for part in ("--" + name.replace("_", "-"), str(value))]
-    train = [sys.executable, "-m", "dpscope.launch.cli", "train", *flags, "--strategy", "ddp", "--devices", "2"]
+    flags = [
+        part
+        for name, value in SETTINGS.items()
+        for part in ("--" + name.replace("_", "-"), str(value))
+    ]
+    train = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        "train",
+        *flags,
+        "--strategy",
+        "ddp",
+        "--devices",
+        "2",
+    ]
     return [*train, "--model", f"resumed_models:{model}", "--timeout", "200", "--out", str(out)]
 
 
@@ -84,7 +107,9 @@ def training(out: Path) -> tuple[CheckpointFolder, list[EpochRecord]]:
     """The checkpoints and epochs of the only training in a run folder."""
     (path,) = (out / "training").glob("*/seed0")
     assert not list(path.rglob(".tmp-*"))
-    return CheckpointFolder(path / "checkpoints"), TrainFolder(out).training(_cell(path), 0).epochs()
+    return CheckpointFolder(path / "checkpoints"), TrainFolder(out).training(
+        _cell(path), 0
+    ).epochs()
 
 
 def _cell(path: Path) -> Any:
@@ -92,7 +117,9 @@ def _cell(path: Path) -> Any:
 
 
 def assert_same_bits(out: Path, straight: Path) -> None:
-    """Weights, optimizer, learning rates, random states and losses are those of a training that ran straight through."""
+    """Weights, optimizer, learning rates, random states and losses are those of a training that ran
+    straight through.
+    """
     (folder, epochs), (other_folder, other_epochs) = training(out), training(straight)
     content, other = (torch.load(each.last, weights_only=True) for each in (folder, other_folder))
     assert verify(folder.last).epochs == EPOCHS
@@ -100,11 +127,23 @@ def assert_same_bits(out: Path, straight: Path) -> None:
     for part in ("model", "optimizer", "schedule", "scaler", "ranks"):
         assert_equal(content[part], other[part])
     assert [record.epoch for record in epochs] == list(range(1, EPOCHS + 1))
-    for field in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "learning_rate", "train_samples"):
-        assert [getattr(record, field) for record in epochs] == [getattr(record, field) for record in other_epochs]
+    for field in (
+        "train_loss",
+        "train_accuracy",
+        "test_loss",
+        "test_accuracy",
+        "learning_rate",
+        "train_samples",
+    ):
+        assert [getattr(record, field) for record in epochs] == [
+            getattr(record, field) for record in other_epochs
+        ]
     best = verify(folder.best)
     accuracies = [record.test_accuracy for record in epochs]
-    assert (best.epochs, best.test_accuracy) == (accuracies.index(max(accuracies)) + 1, max(accuracies))
+    assert (best.epochs, best.test_accuracy) == (
+        accuracies.index(max(accuracies)) + 1,
+        max(accuracies),
+    )
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -115,7 +154,8 @@ def assert_equal(one: Any, other: Any) -> None:
         assert len(one) == len(other)
         assert not isinstance(one, dict) or list(one) == list(other)
         for mine, theirs in zip(
-            *(part.values() if isinstance(part, dict) else part for part in (one, other)), strict=True
+            *(part.values() if isinstance(part, dict) else part for part in (one, other)),
+            strict=True,
         ):
             assert_equal(mine, theirs)
     else:
@@ -123,8 +163,14 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "model"), [("single", "stopped"), ("dp", "stopped_replicas")])
-def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy: str, model: str) -> None:
-    settings: dict[str, Any] = {"strategy": strategy, "devices": "2", "model": f"resumed_models:{model}"}
+def test_stopped_in_the_middle_of_an_epoch_or_after_one(
+    tmp_path: Path, strategy: str, model: str
+) -> None:
+    settings: dict[str, Any] = {
+        "strategy": strategy,
+        "devices": "2",
+        "model": f"resumed_models:{model}",
+    }
     with pytest.raises(SystemExit) as ended:
         train_here(tmp_path / "stopped", **settings)
     assert ended.value.code == 128 + signal.SIGTERM
@@ -149,20 +195,28 @@ def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: 
     assert {path.name for path in tmp_path.glob("marker-*")} == {"marker-SIGTERM", "marker-SIGKILL"}
     log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
     assert "exitcode: 143" in log  # of all ranks: they agreed
-    assert log.count("failed (exitcode: ") == 2  # then by the kill, or first in a neighbour, which lost its peer
+    # then by the kill, or first in a neighbour, which lost its peer
+    assert log.count("failed (exitcode: ") == 2
     assert_same_bits(killed, straight)
 
 
 def test_the_command_ends_when_stopped_and_goes_on(tmp_path: Path) -> None:
     had = stop_on_the_way(tmp_path / "ddp")
-    (job,) = plan(tmp_path / "ddp", strategy="ddp", devices="2", model="resumed_models:slow", timeout=200).jobs
+    (job,) = plan(
+        tmp_path / "ddp", strategy="ddp", devices="2", model="resumed_models:slow", timeout=200
+    ).jobs
     assert job.resumption == had
 
 
 def stop_on_the_way(out: Path) -> CheckpointDescription:
     """Stop DDP in the middle of its second epoch or later; it leaves no process behind."""
-    running = subprocess.Popen(command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None, 120)
+    running = subprocess.Popen(
+        command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_until(
+        lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None,
+        120,
+    )
     running.send_signal(signal.SIGTERM)
     printed = running.communicate(timeout=90)[0]
     assert running.returncode == 128 + signal.SIGTERM, printed
@@ -180,11 +234,14 @@ def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
     for path in (tmp_path / "run" / "training").glob("*/seed0/result.json"):
         path.unlink()
     with pytest.raises(
-        DpscopeError, match=r"--epochs 1: .*last\.pt is at the end of epoch 2 already; give more epochs"
+        DpscopeError,
+        match=r"--epochs 1: .*last\.pt is at the end of epoch 2 already; give more epochs",
     ):
         plan(tmp_path / "run", **{**settings, "epochs": 1})
     shutil.copytree(folder.path.parent, folder.path.parents[1] / "seed3")
-    with pytest.raises(DpscopeError, match=r"seed3/checkpoints/last\.pt is of single-d1-b48 with seed 0; remove it"):
+    with pytest.raises(
+        DpscopeError, match=r"seed3/checkpoints/last\.pt is of single-d1-b48 with seed 0; remove it"
+    ):
         plan(tmp_path / "run", **{**settings, "seeds": "3"})
     whole = folder.last.read_bytes()
     folder.last.write_bytes(whole[: len(whole) // 2])

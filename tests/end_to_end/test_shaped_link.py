@@ -1,4 +1,6 @@
-"""Two hosts on a link of 200 Mbit/s: bandwidth and readiness in gloo's traces against known values."""
+"""Two hosts on a link of 200 Mbit/s: bandwidth and readiness in gloo's traces against known
+values.
+"""
 
 import json
 import subprocess
@@ -28,7 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with several_hosts(2, rate="200mbit") as hosts:
         program = [sys.executable, "-m", "tests.helpers.paced_ddp"]
         jobs = [
-            host.start([*program, str(rank), hosts[0].address, str(place)], stderr=subprocess.PIPE, cwd=ROOT)
+            host.start(
+                [*program, str(rank), hosts[0].address, str(place)],
+                stderr=subprocess.PIPE,
+                cwd=ROOT,
+            )
             for rank, host in enumerate(hosts)
         ]
         errors = [job.communicate(timeout=240)[1] for job in jobs]
@@ -41,28 +47,46 @@ def analysis(folder: Path) -> Job:
     return analyze_traces(sorted(folder.glob("*.json")))
 
 
-def test_the_link_s_rate_is_read_from_collectives_that_share_it(folder: Path, analysis: Job) -> None:
-    """TCP leaves some 1.5% of 0.025 GB/s to headers; two collectives in flight at once do not halve it."""
-    report = report_of_traces(analysis, sorted(folder.glob("*.json")), Targets(parse_link("200Mb/s")))
+def test_the_link_s_rate_is_read_from_collectives_that_share_it(
+    folder: Path, analysis: Job
+) -> None:
+    """TCP leaves some 1.5% of 0.025 GB/s to headers; two collectives in flight at once do not halve
+    it.
+    """
+    report = report_of_traces(
+        analysis, sorted(folder.glob("*.json")), Targets(parse_link("200Mb/s"))
+    )
     (row,) = report.comparison.table.to_dict("records")
     assert row["busbw_gb_per_s"] == pytest.approx(0.985 * GB_PER_S, rel=0.05)
     # 4 x 2.5 MB over 0.025 GB/s: 400 ms
-    assert row["ring_us"] == pytest.approx(paced_ddp.LAYERS * paced_ddp.LAYER_BYTES / GB_PER_S / 1e3)
+    assert row["ring_us"] == pytest.approx(
+        paced_ddp.LAYERS * paced_ddp.LAYER_BYTES / GB_PER_S / 1e3
+    )
     assert row["transfer_of_link"] == pytest.approx(0.985, rel=0.05)
-    assert (analysis.collectives.loc[analysis.collectives["kind"] == "all_reduce", "concurrent"] > 0).any()
+    assert (
+        analysis.collectives.loc[analysis.collectives["kind"] == "all_reduce", "concurrent"] > 0
+    ).any()
 
 
 def test_buckets_are_ready_when_their_gradients_are(folder: Path, analysis: Job) -> None:
-    """Gaps between buckets equal those the job recorded itself; queued ones start hundreds of milliseconds later."""
+    """Gaps between buckets equal those the job recorded itself; queued ones start hundreds of
+    milliseconds later.
+    """
     table = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
     compared, queued = 0, 0
     for rank in range(2):
         noted = json.loads((folder / f"ready_{rank}.txt").read_text())[4:]
         own = table[table["rank"] == rank]
-        traced = [step.sort_values("ready_us") for _, step in own.groupby("step") if len(step) == paced_ddp.LAYERS]
+        traced = [
+            step.sort_values("ready_us")
+            for _, step in own.groupby("step")
+            if len(step) == paced_ddp.LAYERS
+        ]
         for times_ns, step in zip(noted, traced, strict=False):
             expected_us = [(later - earlier) / 1e3 for earlier, later in pairwise(times_ns)]
-            read_us = [later - earlier for earlier, later in pairwise(step["ready_us"].astype(float))]
+            read_us = [
+                later - earlier for earlier, later in pairwise(step["ready_us"].astype(float))
+            ]
             assert read_us == pytest.approx(expected_us, abs=15e3)
             compared += 1
             queued += int((step["start_us"] - step["ready_us"] > 50e3).any())

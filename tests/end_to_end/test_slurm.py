@@ -1,4 +1,6 @@
-"""The scripts of examples/cluster, submitted unchanged to a real Slurm of two nodes. Skips without root, slurm-wlm, munge."""
+"""The scripts of examples/cluster, submitted unchanged to a real Slurm of two nodes. Skips without
+root, slurm-wlm, munge.
+"""
 
 import os
 import subprocess
@@ -40,9 +42,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH with `dpscope`, as an installed environment has it, and stand-ins for what is not installed here."""
+    """A folder for PATH with `dpscope`, as an installed environment has it, and stand-ins for what
+    is not installed here.
+    """
     folder = tmp_path_factory.mktemp("commands")
-    srun = subprocess.run(["which", "srun"], capture_output=True, text=True, check=False).stdout.strip()
+    srun = subprocess.run(
+        ["which", "srun"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     programs = {
         "dpscope": f'#!/bin/bash\nexec {sys.executable} -m dpscope.launch.cli "$@"\n',
         "apptainer": APPTAINER,
@@ -55,19 +61,36 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def submit(cluster: Cluster, commands: Path, script: str, out: Path, *options: str, **more: str) -> tuple[str, Path]:
+def submit(
+    cluster: Cluster, commands: Path, script: str, out: Path, *options: str, **more: str
+) -> tuple[str, Path]:
     """The job's id and where its output goes; it runs where the tests' models are found."""
     path = f"{commands}:{os.environ['PATH']}"
     variables = {"OUT": str(out), "PATH": path, "OMP_NUM_THREADS": "1", **more}
     output = out.with_suffix(".txt")
-    job = cluster.submit(CLUSTER / script, *options, cwd=USER_MODELS, SBATCH_OUTPUT=str(output), **variables)
+    job = cluster.submit(
+        CLUSTER / script, *options, cwd=USER_MODELS, SBATCH_OUTPUT=str(output), **variables
+    )
     return job, output
 
 
-def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, commands: Path, tmp_path: Path) -> None:
+def test_a_training_that_is_requeued_in_the_middle_goes_on(
+    cluster: Cluster, commands: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     options = (
-        *("--device", "cpu", "--strategy", "ddp", "--devices", "2x1", "--model", "tiny_models:slow", "--data", "fake"),
+        *(
+            "--device",
+            "cpu",
+            "--strategy",
+            "ddp",
+            "--devices",
+            "2x1",
+            "--model",
+            "tiny_models:slow",
+            "--data",
+            "fake",
+        ),
         *("--batch-size", "4", "--samples", "120", "--epochs", "2", "--timeout", "200"),
     )
     job, output = submit(cluster, commands, "preemptible_training.sbatch", out, *options)
@@ -97,9 +120,15 @@ def test_the_other_scripts_start_their_commands(
     cluster: Cluster, commands: Path, tmp_path: Path, script: str, expected: str
 ) -> None:
     devices = "1,2" if script == "one_node.sbatch" else "1,2x1"
-    more = {"PATH": f"{commands / 'without_containers'}:{commands}:{os.environ['PATH']}"} if "pyxis" in script else {}
+    more = (
+        {"PATH": f"{commands / 'without_containers'}:{commands}:{os.environ['PATH']}"}
+        if "pyxis" in script
+        else {}
+    )
     options = ("--device", "cpu", "--batch-size", "2", "--devices", devices, "--dry-run")
-    job, output = submit(cluster, commands, script, tmp_path / "run", *options, IMAGE="torch.sif", **more)
+    job, output = submit(
+        cluster, commands, script, tmp_path / "run", *options, IMAGE="torch.sif", **more
+    )
     assert cluster.wait(job)["JobState"] == "COMPLETED", output.read_text()
     text = output.read_text()
     assert expected in text
@@ -107,4 +136,7 @@ def test_the_other_scripts_start_their_commands(
     if script != "one_node.sbatch":
         assert text.count("time per repeat") == 1  # only node 0 prints the plan
         assert "Node 1: node 0 prints the plan." in text
-        assert "--nnodes=2 --node-rank=NODE --master-addr=HOST0 --master-port=29501 --nproc-per-node=1" in text
+        assert (
+            "--nnodes=2 --node-rank=NODE --master-addr=HOST0 --master-port=29501 --nproc-per-node=1"
+            in text
+        )

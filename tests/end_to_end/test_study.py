@@ -1,4 +1,6 @@
-"""A study of examples/studies run with a tiny model, in whole epochs: its tables hold measured values."""
+"""A study of examples/studies run with a tiny model, in whole epochs: its tables hold measured
+values.
+"""
 
 import io
 import re
@@ -38,7 +40,11 @@ def test_a_study_is_measured_and_printed(tmp_path: Path) -> None:
     with light_jobs():
         outcome = run_sweep(config, out, False, Console(file=io.StringIO()))
     assert outcome.ok
-    assert [one.cell.name for one in outcome.results] == ["single-d1-b2", "ddp-d2-b2", "single-d1-b4"]
+    assert [one.cell.name for one in outcome.results] == [
+        "single-d1-b2",
+        "ddp-d2-b2",
+        "single-d1-b4",
+    ]
 
     printed = io.StringIO()
     assert print_run(out, "table", True, Targets(), Console(file=printed, width=120))
@@ -48,14 +54,22 @@ def test_a_study_is_measured_and_printed(tmp_path: Path) -> None:
     strong = tables["Epoch seconds and speedup at fixed global batch"]
     assert "epoch seconds are measured whole epochs" in weak
     for lines in (weak, strong):
-        (epoch,) = [line.split() for line in lines if line.startswith("ddp") and "epoch [s]" in line]
-        (speedup,) = [line.split() for line in lines if line.startswith("ddp") and "speedup" in line]
+        (epoch,) = [
+            line.split() for line in lines if line.startswith("ddp") and "epoch [s]" in line
+        ]
+        (speedup,) = [
+            line.split() for line in lines if line.startswith("ddp") and "speedup" in line
+        ]
         assert [entry for entry in epoch[4:] if entry != "NA"]
         assert [entry for entry in speedup[4:] if entry != "NA"]
     loading = tables["Epoch seconds with and without data loading"]
-    (times,) = [line.split() for line in loading if line.startswith("ddp") and "with loading [s]" in line]
+    (times,) = [
+        line.split() for line in loading if line.startswith("ddp") and "with loading [s]" in line
+    ]
     assert [entry for entry in times[-2:] if entry != "NA"]
-    published = [line.split() for line in tables["Published values of the same cells (other hardware)"]]
+    published = [
+        line.split() for line in tables["Published values of the same cells (other hardware)"]
+    ]
     found = [line[:2] for line in published if line[0].startswith("ddp")]
     assert found == [["ddp-d2-b2", "epoch"], ["ddp-d2-b2", "speedup,"]]
     assert "12.5" in text

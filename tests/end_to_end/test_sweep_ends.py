@@ -1,4 +1,6 @@
-"""Commands that are killed or interrupted, at any moment: nothing is left running, and what was measured is kept."""
+"""Commands that are killed or interrupted, at any moment: nothing is left running, and what was
+measured is kept.
+"""
 
 import os
 import random
@@ -13,14 +15,24 @@ import pytest
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.fork_server import forks
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.sweeps import half_written, in_pass, parent_of, processes_of, start_sweep, torchruns_of, wait_until
+from tests.helpers.sweeps import (
+    half_written,
+    in_pass,
+    parent_of,
+    processes_of,
+    start_sweep,
+    torchruns_of,
+    wait_until,
+)
 
 pytestmark = pytest.mark.real_processes  # their ends are what these tests are about
 
 
 @pytest.mark.timeout(600)
 def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path) -> None:
-    """A worker, then in the next attempt torchrun, then the command itself: the fourth attempt completes."""
+    """A worker, then in the next attempt torchrun, then the command itself: the fourth attempt
+    completes.
+    """
     out = tmp_path / "run"
     # The sweep knows the model without torch, and its steps take tens of milliseconds.
     flags = {
@@ -52,13 +64,25 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
 
 
 def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> None:
-    """Before a worker can ask the kernel to end it with its parent, which takes it a part of a second."""
-    flags: dict[str, object] = {"strategy": "single", "data": "synthetic", "repeats": 1, "steps": 4, "workers": None}
+    """Before a worker can ask the kernel to end it with its parent, which takes it a part of a
+    second.
+    """
+    flags: dict[str, object] = {
+        "strategy": "single",
+        "data": "synthetic",
+        "repeats": 1,
+        "steps": 4,
+        "workers": None,
+    }
     flags |= {"model": "resnet8_cifar"}  # known without torch: the sweep is at its job at once
     for after_s in (0.0, 0.1):
         out = tmp_path / f"run{after_s}"
         running = start_sweep(out, **flags)
-        wait_until(lambda out=out, sweep=running.pid: set(processes_of(out)) - {sweep, *torchruns_of(out)} != set())  # type: ignore[misc]
+        wait_until(
+            lambda out=out, sweep=running.pid: (
+                set(processes_of(out)) - {sweep, *torchruns_of(out)} != set()
+            )
+        )  # type: ignore[misc]
         time.sleep(after_s)
         running.kill()
         running.wait()

@@ -1,4 +1,6 @@
-"""Whole trainings with real torchrun jobs on a tiny model: against a plain loop, each other, themselves."""
+"""Whole trainings with real torchrun jobs on a tiny model: against a plain loop, each other,
+themselves.
+"""
 
 from collections.abc import Sequence
 from io import StringIO
@@ -36,7 +38,9 @@ def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[Outcome[Tr
     printed = StringIO()
     with light_jobs():
         console = Console(file=printed, width=200)
-        return run_trainings(load_train_config(None, {**TINY, **flags}), out, fresh, console), printed.getvalue()
+        return run_trainings(
+            load_train_config(None, {**TINY, **flags}), out, fresh, console
+        ), printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +59,16 @@ def epochs_of(out: Path, strategy: str) -> list[EpochRecord]:
 
 
 def reference_epochs() -> list[tuple[float, float, float, float]]:
-    """Losses and accuracies of a plain training loop: train loss, train accuracy, test loss, test accuracy."""
+    """Losses and accuracies of a plain training loop: train loss, train accuracy, test loss, test
+    accuracy.
+    """
     torch.manual_seed(SEED)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(USER_MODELS)
         model = build_model("tiny_models:tiny").model
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4
+    )
     data: Any = FakeData(SAMPLES, (3, 8, 8), 4, transforms.ToTensor())
     test: Any = FakeData(SAMPLES // 5, (3, 8, 8), 4, transforms.ToTensor(), random_offset=SAMPLES)
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=SEED)
@@ -88,7 +96,10 @@ def reference_epochs() -> list[tuple[float, float, float, float]]:
         with torch.no_grad():
             logits = model.eval()(images)
         model.train()
-        tested = nn.functional.cross_entropy(logits, labels).item(), float((logits.argmax(1) == labels).float().mean())
+        tested = (
+            nn.functional.cross_entropy(logits, labels).item(),
+            float((logits.argmax(1) == labels).float().mean()),
+        )
         found.append((sum(losses) / SAMPLES, 100 * right / SAMPLES, tested[0], 100 * tested[1]))
     return found
 
@@ -98,7 +109,9 @@ def test_a_single_device_learns_as_a_plain_loop_does_and_dp_as_ddp(run: tuple[Pa
     for record, expected in zip(records, reference_epochs(), strict=True):
         found = (record.train_loss, record.train_accuracy, record.test_loss, record.test_accuracy)
         assert found == pytest.approx(expected, rel=1e-4)
-    assert [record.learning_rate for record in records] == pytest.approx([LEARNING_RATE, LEARNING_RATE * GAMMA])
+    assert [record.learning_rate for record in records] == pytest.approx(
+        [LEARNING_RATE, LEARNING_RATE * GAMMA]
+    )
     for dp, ddp in zip(epochs_of(run[0], "dp-host"), epochs_of(run[0], "ddp"), strict=True):
         assert dp.train_loss == pytest.approx(ddp.train_loss, rel=1e-5)
         assert (dp.train_accuracy, dp.test_accuracy) == (ddp.train_accuracy, ddp.test_accuracy)
@@ -112,7 +125,11 @@ def test_what_is_stored_and_printed_of_an_epoch(run: tuple[Path, str]) -> None:
         ("single-d1-b8", 1, 8, 8), ("dp-host-d2-b4", 2, 4, 8), ("ddp-d2-b4", 2, 4, 8),
     }  # fmt: skip
     for record in log.epochs:
-        assert (record.seed, record.train_samples, record.test_samples) == (SEED, SAMPLES, SAMPLES // 5)
+        assert (record.seed, record.train_samples, record.test_samples) == (
+            SEED,
+            SAMPLES,
+            SAMPLES // 5,
+        )
         assert record.train_s > 0
         assert record.evaluation_s > 0
     for strategy in ("single", "dp-host", "ddp"):
@@ -125,8 +142,14 @@ def test_what_is_stored_and_printed_of_an_epoch(run: tuple[Path, str]) -> None:
         training = folder.training(one.cell, SEED)
         result = training.result()
         assert result is not None
-        assert (result.status, result.epochs, result.parameter_count) == ("ok", EPOCHS, 216 + 16 + 36)
-        assert training.epochs() == [record for record in log.epochs if record.cell == one.cell.name]
+        assert (result.status, result.epochs, result.parameter_count) == (
+            "ok",
+            EPOCHS,
+            216 + 16 + 36,
+        )
+        assert training.epochs() == [
+            record for record in log.epochs if record.cell == one.cell.name
+        ]
     lines = run[1].splitlines()
     assert sum("warning: --milestones 9: with 2 epochs" in line for line in lines) == 1
     shown = [line for line in lines if " seed 3 epoch " in line]
@@ -134,24 +157,39 @@ def test_what_is_stored_and_printed_of_an_epoch(run: tuple[Path, str]) -> None:
     assert shown[0].startswith("single-d1-b8 seed 3 epoch 1/2: train loss ")
 
 
-def test_two_trainings_are_the_same_bit_for_bit_and_what_is_done_is_kept(run: tuple[Path, str], tmp_path: Path) -> None:
+def test_two_trainings_are_the_same_bit_for_bit_and_what_is_done_is_kept(
+    run: tuple[Path, str], tmp_path: Path
+) -> None:
     trained(tmp_path / "again", strategy="ddp")
-    for first, second in zip(epochs_of(run[0], "ddp"), epochs_of(tmp_path / "again", "ddp"), strict=True):
+    for first, second in zip(
+        epochs_of(run[0], "ddp"), epochs_of(tmp_path / "again", "ddp"), strict=True
+    ):
         for field in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
             assert getattr(first, field) == getattr(second, field)
-    path = TrainFolder(tmp_path / "again").training(TrainFolder(tmp_path / "again").manifest().plan[0].cell, SEED).path
+    path = (
+        TrainFolder(tmp_path / "again")
+        .training(TrainFolder(tmp_path / "again").manifest().plan[0].cell, SEED)
+        .path
+    )
     had = path.joinpath("result.json").stat().st_mtime_ns
     assert trained(tmp_path / "again", strategy="ddp")[0].ok
     assert path.joinpath("result.json").stat().st_mtime_ns == had
     assert len(epochs_of(tmp_path / "again", "ddp")) == EPOCHS
     assert trained(tmp_path / "again", strategy="ddp", seeds="4")[0].ok
-    assert [record.seed for record in TrainFolder(tmp_path / "again").log().epochs] == [SEED] * EPOCHS + [4] * EPOCHS
-    with pytest.raises(DpscopeError, match=r"holds trainings with --lr 0\.05, not --lr 0\.06; use the same settings"):
+    assert [record.seed for record in TrainFolder(tmp_path / "again").log().epochs] == [
+        SEED
+    ] * EPOCHS + [4] * EPOCHS
+    with pytest.raises(
+        DpscopeError,
+        match=r"holds trainings with --lr 0\.05, not --lr 0\.06; use the same settings",
+    ):
         trained(tmp_path / "again", strategy="ddp", lr=0.06)
 
 
 def test_a_training_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    outcome, printed = trained(tmp_path / "run", strategy="single,ddp", model="tiny_models:crashing_alone")
+    outcome, printed = trained(
+        tmp_path / "run", strategy="single,ddp", model="tiny_models:crashing_alone"
+    )
     assert not outcome.ok
     assert [(result.cell.name, result.status) for result in outcome.results] == [
         ("single-d1-b8", "crashed"),
@@ -172,7 +210,8 @@ def test_variants_precision_and_weak_scaling(tmp_path: Path) -> None:
     assert first.variant == "overlap-off-hook-fp16-accumulate-2"
     assert first.cell == f"ddp-d2-b8-{first.variant}"
     assert (first.batch_size, first.global_batch_size) == (8, 16)
-    # 36 samples in steps of 16, 16 and 4: the third step of three ends the warm-up at twice the single device's rate.
+    # 36 samples in steps of 16, 16 and 4: the third step of three ends the warm-up at twice the
+    # single device's rate.
     assert (first.learning_rate, second.learning_rate) == pytest.approx((0.1, 0.1))
     assert second.train_loss is not None
     assert (second.train_samples, second.test_samples) == (36, 7)
@@ -181,18 +220,32 @@ def test_variants_precision_and_weak_scaling(tmp_path: Path) -> None:
 def test_compiled_trainings_learn_the_same_and_report_how_long_compiling_took(
     run: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """By aot_eager, which captures graphs as torch.compile's default does and generates no code, in seconds."""
+    """By aot_eager, which captures graphs as torch.compile's default does and generates no code, in
+    seconds.
+    """
     outcome, _ = trained(
-        tmp_path / "run", strategy="single,ddp", compile="aot_eager", model="tiny_models:compiled_alone"
+        tmp_path / "run",
+        strategy="single,ddp",
+        compile="aot_eager",
+        model="tiny_models:compiled_alone",
     )
     assert outcome.ok, [result.message for result in outcome.results]
     for strategy in ("single", "ddp"):
-        for compiled, plain in zip(epochs_of(tmp_path / "run", strategy), epochs_of(run[0], strategy), strict=True):
+        for compiled, plain in zip(
+            epochs_of(tmp_path / "run", strategy), epochs_of(run[0], strategy), strict=True
+        ):
             assert compiled.cell == f"{plain.cell}-compile-aot_eager"
             assert compiled.train_loss == pytest.approx(plain.train_loss, rel=1e-5)
             assert compiled.test_loss == pytest.approx(plain.test_loss, rel=1e-5)
-            assert (compiled.train_accuracy, compiled.test_accuracy) == (plain.train_accuracy, plain.test_accuracy)
-    reported = [one for one in TrainFolder(tmp_path / "run").log().findings if one.code == "compiled_while_training"]
+            assert (compiled.train_accuracy, compiled.test_accuracy) == (
+                plain.train_accuracy,
+                plain.test_accuracy,
+            )
+    reported = [
+        one
+        for one in TrainFolder(tmp_path / "run").log().findings
+        if one.code == "compiled_while_training"
+    ]
     assert [one.message.partition(":")[0] for one in reported] == [
         "single-d1-b8-compile-aot_eager seed 3", "ddp-d2-b4-compile-aot_eager seed 3",
     ]  # fmt: skip

@@ -36,7 +36,8 @@ TINY: dict[str, object] = {
 }  # fmt: skip
 TRACED = 2  # one more than requested
 
-# Gradients in the order in which backward makes them: the last layer's 8,192 B, two of 1,048,576 B, 397,312 B.
+# Gradients in the order in which backward makes them: the last layer's 8,192 B, two of 1,048,576 B,
+# 397,312 B.
 FIRST, MIDDLE, LAST = 8_192 + 1_048_576, 1_048_576, 4_096 + 393_216
 ALL = FIRST + MIDDLE + LAST
 BUFFERS = [2 * 2_048, 8]
@@ -45,7 +46,9 @@ COMPRESSED = "hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"
 
 def measured(out: Path, **flags: object) -> RunData:
     with light_jobs():
-        outcome = run_sweep(load_config(None, {**TINY, **flags}), out, False, Console(file=io.StringIO()))
+        outcome = run_sweep(
+            load_config(None, {**TINY, **flags}), out, False, Console(file=io.StringIO())
+        )
     assert outcome.ok, [(result.cell.name, result.message) for result in outcome.results]
     return load_run(out)
 
@@ -60,7 +63,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
         },
         "brain": {"strategy": "ddp", "comm_hook": "bf16", "bucket_mb": 1},
     }  # fmt: skip
-    return {name: measured(tmp_path_factory.mktemp(name) / "run", **flags) for name, flags in settings.items()}
+    return {
+        name: measured(tmp_path_factory.mktemp(name) / "run", **flags)
+        for name, flags in settings.items()
+    }
 
 
 @pytest.fixture
@@ -76,15 +82,20 @@ def compressed(runs: dict[str, RunData]) -> RunData:
 def bytes_per_step(data: Job, kind: str) -> list[list[int]]:
     """Sorted sizes of one kind of collective for every rank and traced step."""
     own = data.collectives[data.collectives["step"].notna() & (data.collectives["kind"] == kind)]
-    return [sorted(int(size) for size in group) for _, group in own.groupby(["rank", "step"])["bytes"]]
+    return [
+        sorted(int(size) for size in group) for _, group in own.groupby(["rank", "step"])["bytes"]
+    ]
 
 
 def assert_moved(data: Job, reduced: list[int], broadcast: list[int]) -> None:
-    # Not the spans of DDP's counters: on a busy host threads may wait for longer than these all-reduces take.
+    # Not the spans of DDP's counters: on a busy host threads may wait for longer than these
+    # all-reduces take.
     wrong = ("trace_incomplete", "variant_not_kept", "bucket_mismatch")
     assert [finding.message for finding in data.findings if finding.code in wrong] == []
     assert bytes_per_step(data, "all_reduce") == [sorted(reduced)] * 2 * TRACED
-    assert bytes_per_step(data, "broadcast") == ([sorted(broadcast)] * 2 * TRACED if broadcast else [])
+    assert bytes_per_step(data, "broadcast") == (
+        [sorted(broadcast)] * 2 * TRACED if broadcast else []
+    )
     assert len(data.counter_checks) == 2
     assert all(check.steps > 0 and check.buckets_equal for check in data.counter_checks)
 
@@ -100,12 +111,16 @@ def events_named(run: RunData, name: str, event: str) -> int:
 
 
 def test_variants_move_what_they_promise(runs: dict[str, RunData]) -> None:
-    """One bucket without overlap, half the bytes once a step without buffers, small buckets in bf16; views save copying back."""
+    """One bucket without overlap, half the bytes once a step without buffers, small buckets in
+    bf16; views save copying back.
+    """
     buckets, compressed = runs["buckets"], runs["compressed"]
     assert list(buckets.cells) == ["ddp-d2-b8", "ddp-d2-b8-overlap-off"]
     assert_moved(buckets.cells["ddp-d2-b8"], [FIRST, MIDDLE + LAST], BUFFERS)
     assert_moved(buckets.cells["ddp-d2-b8-overlap-off"], [ALL], BUFFERS)
-    assert_moved(compressed.cells[f"ddp-d2-b8-{COMPRESSED}"], [FIRST // 2, (MIDDLE + LAST) // 2], [])
+    assert_moved(
+        compressed.cells[f"ddp-d2-b8-{COMPRESSED}"], [FIRST // 2, (MIDDLE + LAST) // 2], []
+    )
     small = runs["brain"].cells["ddp-d2-b8-bucket-1mb-hook-bf16"]
     assert_moved(small, [FIRST // 2, MIDDLE // 2, LAST // 2], BUFFERS)
     copying = "reducer::copy_bucket_to_grad"
@@ -123,7 +138,8 @@ def test_a_step_of_micro_batches_is_one_step(compressed: RunData) -> None:
         assert set(counts[phases.OPTIMIZER].values()) == set(counts[phases.DATA].values()) == {1}
         assert len(counts[phases.OPTIMIZER]) == TRACED
     host = traces_of(compressed, "dp-host-d2-b8-accumulate-2").summaries[0].range_counts
-    assert set(host[phases.replica_range(phases.REPLICATE, 1)].values()) == {2}  # DataParallel saves nothing by it
+    # DataParallel saves nothing by it
+    assert set(host[phases.replica_range(phases.REPLICATE, 1)].values()) == {2}
     assert set(host[phases.replica_range(phases.GRADIENT_REDUCE, 1)].values()) == {2}
 
 
@@ -143,7 +159,9 @@ def test_a_trace_that_breaks_its_promise_is_reported(buckets: RunData, compresse
     assert (found.code, found.severity) == ("variant_not_kept", "error")
     assert "one all-reduce of all gradients a step, the trace shows 2 in a step" in found.message
     (found,) = judged(buckets, plain, CellOptions(broadcast_buffers="off"))
-    assert "no broadcast of buffers, the trace shows broadcasts of 4,104 B in a step" in found.message
+    assert (
+        "no broadcast of buffers, the trace shows broadcasts of 4,104 B in a step" in found.message
+    )
     (found,) = judged(buckets, plain, CellOptions(comm_hook="fp16"))
     assert found.code == "trace_incomplete"
     assert f"{ALL // 2:,} B a step (the gradients as fp16)" in found.message
@@ -154,14 +172,20 @@ def test_a_trace_that_breaks_its_promise_is_reported(buckets: RunData, compresse
 
 
 def planted(run: RunData, **step_us: float) -> RunData:
-    """The run with ten timed steps for each cell, all but equally long; named by the cells' options."""
+    """The run with ten timed steps for each cell, all but equally long; named by the cells'
+    options.
+    """
     cells = {}
     for name, data in run.cells.items():
         middle = step_us[data.cell.variant.replace("-", "_") or "plain"]
         steps = [middle + offset for offset in (-2, -1, 0, 0, 0, 0, 0, 0, 1, 2)]
-        rows = ({"repeat": index // 5, "step": index, "step_us": step_us} for index, step_us in enumerate(steps))
+        rows = (
+            {"repeat": index // 5, "step": index, "step_us": step_us}
+            for index, step_us in enumerate(steps)
+        )
         samples = traced_table("samples", rows).assign(measuring_pass="timed", rank=0, samples=8)
-        cells[name] = with_tables(data, samples=samples)  # offsets -2, -1, 0, 0, 0, then 0, 0, 0, 1, 2
+        # offsets -2, -1, 0, 0, 0, then 0, 0, 0, 1, 2
+        cells[name] = with_tables(data, samples=samples)
     return replace(run, cells=cells)
 
 
@@ -183,14 +207,22 @@ def test_what_overlap_saves(buckets: RunData) -> None:
     assert_around(saving.saved_share, 0.25, 1e-4)
     (finding,) = variant_findings(run)
     assert (finding.code, finding.severity) == ("overlap_saves", "info")
-    assert "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval" in finding.message
+    assert (
+        "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval"
+        in finding.message
+    )
     assert "10 steps" in finding.message
     (costs,) = variant_findings(planted(buckets, plain=150e3, overlap_off=120e3))
-    assert "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30" in costs.message
+    assert (
+        "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30"
+        in costs.message
+    )
     (none,) = variant_findings(planted(buckets, plain=120e3, overlap_off=120e3))
     assert "no difference by overlap is shown" in none.message
     first = {name: data.tables.samples.take(np.arange(4)) for name, data in run.cells.items()}
-    few = replace(run, cells={name: with_tables(run.cells[name], samples=own) for name, own in first.items()})
+    few = replace(
+        run, cells={name: with_tables(run.cells[name], samples=own) for name, own in first.items()}
+    )
     (unknown,) = variant_findings(few)
     assert "but fewer than five steps cannot show it" in unknown.message
 
@@ -199,7 +231,10 @@ def test_what_every_other_option_saves(buckets: RunData) -> None:
     """120 ms as DDP is, 90 ms with the option."""
     plain, without = planted(buckets, plain=120e3, overlap_off=90e3).measured
     for options, message in (
-        (CellOptions(comm_hook="fp16"), "--comm-hook fp16 saves 30.0 ms a step, 25.0% of the step without it"),
+        (
+            CellOptions(comm_hook="fp16"),
+            "--comm-hook fp16 saves 30.0 ms a step, 25.0% of the step without it",
+        ),
         (CellOptions(bucket_mb=2.5), "--bucket-mb 2.5 saves 30.0 ms"),
         (CellOptions(gradient_as_bucket_view="on"), "--gradient-as-bucket-view on saves 30.0 ms"),
         (CellOptions(static_graph="on"), "--static-graph on saves 30.0 ms"),
@@ -225,7 +260,12 @@ def test_which_cells_are_compared(buckets: RunData, monkeypatch: pytest.MonkeyPa
         for options in both
     ]
     cells.append(msgspec.structs.replace(base, strategy="ddp-hooked"))
-    others = [{"overlap": "off"}, {"comm_hook": "fp16"}, {"overlap": "off", "accumulate": 2}, {"bucket_mb": 5}]
+    others = [
+        {"overlap": "off"},
+        {"comm_hook": "fp16"},
+        {"overlap": "off", "accumulate": 2},
+        {"bucket_mb": 5},
+    ]
     cells += [msgspec.structs.replace(base, options=CellOptions(**options)) for options in others]  # type: ignore[arg-type]
     some = buckets.cells["ddp-d2-b8"]
     run = replace(buckets, cells={cell.name: in_cell(some, cell) for cell in cells})

@@ -41,23 +41,47 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_cell_started_by_hand_is_a_run_that_others_must_fit(out: Path) -> None:
     run = RunFolder(out)
-    done = {planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan}
+    done = {
+        planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan
+    }
     assert done == {"ddp-d2-b2": 1}
     other = by_hand(out, 1, "--strategy", "single", "--momentum", "0.5")
     assert other.returncode != 0
     assert "was measured with momentum = 0.9, not 0.5" in other.stderr
-    assert "Traceback" not in other.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
+    assert (
+        "Traceback"
+        not in other.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
+    )
 
 
 def test_two_torchruns_measure_one_cell(out: Path) -> None:
     """Two nodes, both this host: what each saves is its own, and together they are one run."""
-    begun = out / "cells" / "ddp-d2-n2-b2" / "repeat0"  # by an attempt that was killed, its rank 1 on node 0
-    for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
+    # by an attempt that was killed, its rank 1 on node 0
+    begun = out / "cells" / "ddp-d2-n2-b2" / "repeat0"
+    for name in (
+        "rank_0_1.json",
+        "samples_0_1.parquet",
+        "traces/0_1.pt.trace.json.gz",
+        "counters/0_1.json",
+    ):
         (begun / name).parent.mkdir(parents=True, exist_ok=True)
         (begun / name).write_text("left")
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"),
-        *(f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=1",
+            "--rdzv-backend=c10d",
+        ),
+        *(
+            f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+            "--rdzv-id=two",
+            "--local-addr=127.0.0.1",
+            str(WORKER),
+            *TINY,
+        ),
         *("--strategy", "ddp", "--out", str(out)),
     ]
     nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -71,7 +95,9 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
     planned = run.manifest().plan[-1]
     ((repeat, folder),) = run.done_repeats(planned.cell)
     assert (planned.cell.name, repeat) == ("ddp-d2-n2-b2", 0)
-    assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [
+    assert [
+        (rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()
+    ] == [
         (0, 0, 0, 2),
         (1, 1, 0, 2),
     ]

@@ -1,4 +1,6 @@
-"""The studies in examples/studies: each plans its cells with the small settings that its own comment gives."""
+"""The studies in examples/studies: each plans its cells with the small settings that its own
+comment gives.
+"""
 
 import shlex
 import subprocess
@@ -14,14 +16,20 @@ from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from tests.helpers.paths import PUBLISHED, ROOT
 
-STUDIES = sorted(path for path in (ROOT / "examples" / "studies").glob("*.toml") if path.stem != "d_train")
+STUDIES = sorted(
+    path for path in (ROOT / "examples" / "studies").glob("*.toml") if path.stem != "d_train"
+)
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
 def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
     """As a machine with four GPUs would plan it, without small settings."""
     config = resolve(load_config(study, {}), Devices(kind="cuda", count=4))
-    cells = {one.cell for one in make_plan(config.matrix, config.workload.samples, "cuda") if one.skip_reason is None}
+    cells = {
+        one.cell
+        for one in make_plan(config.matrix, config.workload.samples, "cuda")
+        if one.skip_reason is None
+    }
     assert {(cell.strategy, cell.devices) for cell in cells} == {
         ("single", 1), ("dp", 2), ("dp", 4), ("ddp", 1), ("ddp", 2), ("ddp", 4),
     }  # fmt: skip
@@ -31,7 +39,11 @@ def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
 def test_the_small_settings_of_each_are_planned(study: Path, tmp_path: Path) -> None:
-    commands = [line.removeprefix("# ") for line in study.read_text().splitlines() if line.startswith("# dpscope ")]
+    commands = [
+        line.removeprefix("# ")
+        for line in study.read_text().splitlines()
+        if line.startswith("# dpscope ")
+    ]
     given = shlex.split(commands[-1])[1:]  # the small one
     given[given.index("--out") + 1] = str(tmp_path / "run")
     command = [sys.executable, "-m", "dpscope.launch.cli", *given, "--dry-run"]
@@ -43,7 +55,14 @@ def test_the_small_settings_of_each_are_planned(study: Path, tmp_path: Path) -> 
 
 
 def test_the_published_values_by_cell_are_those_of_the_published_tables() -> None:
-    times, claims = read_epoch_times(PUBLISHED / "epoch_times.csv"), read_claims(PUBLISHED / "derived_values.csv")
+    times, claims = (
+        read_epoch_times(PUBLISHED / "epoch_times.csv"),
+        read_claims(PUBLISHED / "derived_values.csv"),
+    )
     made = as_csv(cell_values(times.rows, claims))
-    assert made.count("epoch_seconds") == sum(row.epoch_seconds is not None for row in times.rows) == 65
+    assert (
+        made.count("epoch_seconds")
+        == sum(row.epoch_seconds is not None for row in times.rows)
+        == 65
+    )
     assert made == (PUBLISHED / "cell_values.csv").read_text()

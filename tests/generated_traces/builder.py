@@ -1,8 +1,8 @@
 """Builds the events of one process the way Kineto records them.
 
-The CPU side is laid out by program order: every thread has a clock, which a range or a launch moves on. The device
-side is placed: each kernel and copy comes with its own start and duration. All times given are microseconds after
-the trace's zero.
+The CPU side is laid out by program order: every thread has a clock, which a range or a launch moves
+on. The device side is placed: each kernel and copy comes with its own start and duration. All times
+given are microseconds after the trace's zero.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,9 @@ _CALLS = {  # of CUDA, of HIP
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """A kernel, copy or memset: where it runs and when. `to_device` makes it a peer copy recorded on `device`."""
+    """A kernel, copy or memset: where it runs and when. `to_device` makes it a peer copy recorded
+    on `device`.
+    """
 
     device: int
     stream: int
@@ -73,11 +75,18 @@ class TraceBuilder:
         self._operators[thread].pop()
 
     @contextmanager
-    def _span(self, category: str, name: str, thread: int, args: dict[str, object]) -> Iterator[None]:
+    def _span(
+        self, category: str, name: str, thread: int, args: dict[str, object]
+    ) -> Iterator[None]:
         self._external_id += 1
         start = self.clock.setdefault(thread, 0.0)
         index = len(self.events)
-        details = {"External id": self._external_id, "Record function id": 0, **args, "Ev Idx": index}
+        details = {
+            "External id": self._external_id,
+            "Record function id": 0,
+            **args,
+            "Ev Idx": index,
+        }
         event = _complete(category, name, self.pid, thread, start, 0.0, details)
         self.events.append(event)
         self.clock[thread] += ENTER_US
@@ -86,7 +95,9 @@ class TraceBuilder:
         event["dur"] = self.clock[thread] - start
 
     def launch(self, thread: int, *works: DeviceWork) -> None:
-        """Launch each work from the thread: the device event, the runtime call, and the flow between them."""
+        """Launch each work from the thread: the device event, the runtime call, and the flow
+        between them.
+        """
         for work in works:
             self.clock[thread] += ENTER_US
             self._correlation += 1
@@ -103,7 +114,9 @@ class TraceBuilder:
         shapes: Mapping[str, object] = MappingProxyType({}),
         tensors: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """A collective's operator, torch's record of it, its `nccl:` range, and the launch in it; what each records."""
+        """A collective's operator, torch's record of it, its `nccl:` range, and the launch in it;
+        what each records.
+        """
         operator, annotation, _ = OPERATORS[kind]
         with (
             self.op(operator, thread, **tensors),
@@ -120,7 +133,9 @@ class TraceBuilder:
     def _device_event(self, work: DeviceWork, thread: int | None) -> None:
         args = self._external(thread) | _device_args(work, self._correlation) | work.metadata
         device, stream = work.device, work.stream
-        self.events.append(_complete(work.category, work.name, device, stream, work.start, work.duration, args))
+        self.events.append(
+            _complete(work.category, work.name, device, stream, work.start, work.duration, args)
+        )
         if thread is not None:
             self._flow_event("f", self._correlation, (device, stream, work.start))
 
@@ -138,21 +153,32 @@ class TraceBuilder:
     def synchronize(self, thread: int, until: float) -> None:
         """The thread waits for the devices."""
         self._correlation += 1
-        start, call = self.clock[thread] + ENTER_US, ("cuda_runtime", "cudaDeviceSynchronize", self.pid, thread)
+        start, call = (
+            self.clock[thread] + ENTER_US,
+            ("cuda_runtime", "cudaDeviceSynchronize", self.pid, thread),
+        )
         args: dict[str, object] = {"cbid": 165, "correlation": self._correlation}
         self.events.append(_complete(*call, start, until - start, args))
         self.clock[thread] = until
 
-    def device_annotation(self, name: str, device: int, stream: int, span: tuple[float, float]) -> None:
+    def device_annotation(
+        self, name: str, device: int, stream: int, span: tuple[float, float]
+    ) -> None:
         """A range as Kineto mirrors it onto the device's timeline."""
         args: dict[str, object] = {"External id": self._external_id}
-        self.events.append(_complete("gpu_user_annotation", name, device, stream, span[0], span[1] - span[0], args))
+        self.events.append(
+            _complete("gpu_user_annotation", name, device, stream, span[0], span[1] - span[0], args)
+        )
 
-    def at(self, category: str, name: str, thread: int, span: tuple[float, float], **args: object) -> None:
+    def at(
+        self, category: str, name: str, thread: int, span: tuple[float, float], **args: object
+    ) -> None:
         """A CPU event at a given place, independent of the thread's clock."""
         self._external_id += 1
         details = {"External id": self._external_id, **args, "Ev Idx": len(self.events)}
-        self.events.append(_complete(category, name, self.pid, thread, span[0], span[1] - span[0], details))
+        self.events.append(
+            _complete(category, name, self.pid, thread, span[0], span[1] - span[0], details)
+        )
 
     def _flow_event(self, phase: str, flow: int, place: tuple[int, int, float]) -> None:
         pid, tid, start = place
@@ -197,11 +223,23 @@ def one_group(rank: int, ranks: int, backend: str = "nccl") -> Trace:
     engine = f"{'cuda' if backend == 'nccl' else 'cpu'}:{backend}"
     group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": engine, "pg_size": ranks}
     config = [group | {"ranks": [*range(ranks)]}]
-    return {"backend": backend, "rank": rank, "world_size": ranks, "pg_count": 1, "pg_config": config}
+    return {
+        "backend": backend,
+        "rank": rank,
+        "world_size": ranks,
+        "pg_count": 1,
+        "pg_config": config,
+    }
 
 
 def _complete(
-    category: str, name: str, pid: int, tid: int, start: float, duration: float, args: dict[str, object]
+    category: str,
+    name: str,
+    pid: int,
+    tid: int,
+    start: float,
+    duration: float,
+    args: dict[str, object],
 ) -> Trace:
     place = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid}
     return {**place, "ts": ZERO_US + start, "dur": float(duration), "args": args}
@@ -211,7 +249,12 @@ def _device_args(work: DeviceWork, correlation: int) -> dict[str, object]:
     link: dict[str, object] = {"stream": work.stream, "correlation": correlation}
     if work.category == "kernel":
         where: dict[str, object] = {"queued": 0, "device": work.device, "context": 1}
-        shape = {"registers per thread": 96, "shared memory": 0, "grid": [8, 1, 1], "block": [512, 1, 1]}
+        shape = {
+            "registers per thread": 96,
+            "shared memory": 0,
+            "grid": [8, 1, 1],
+            "block": [512, 1, 1],
+        }
         return where | link | shape
     size = {"bytes": work.bytes, "memory bandwidth (GB/s)": work.bytes / work.duration / 1e3}
     if work.to_device is None:
@@ -228,15 +271,23 @@ def _device_properties(devices: Sequence[str]) -> list[Trace]:
 
 def _window_events(start: float, end: float) -> list[Trace]:
     profiler = "PyTorch Profiler"
-    span = _complete("Trace", f"{profiler} (0)", 0, 0, start - ZERO_US, end - start, {"Op count": 0})
+    span = _complete(
+        "Trace", f"{profiler} (0)", 0, 0, start - ZERO_US, end - start, {"Op count": 0}
+    )
     span |= {"pid": "Spans", "tid": profiler}
     instant: Trace = {"ph": "i", "s": "g"}
-    begin = {"name": f"Iteration Start: {profiler}", **instant, "pid": "Traces", "tid": f"Trace {profiler}"}
+    begin = {
+        "name": f"Iteration Start: {profiler}",
+        **instant,
+        "pid": "Traces",
+        "tid": f"Trace {profiler}",
+    }
     finish = {"name": "Record Window End", **instant, "pid": "", "tid": ""}
     return [span, {**begin, "ts": start}, {**finish, "ts": end}]
 
 
-# From NCCL's generated device code: 2.8, 2.12, 2.19 and later, 2.27's symmetric-memory kernels, and RCCL's generic one.
+# From NCCL's generated device code: 2.8, 2.12, 2.19 and later, 2.27's symmetric-memory kernels, and
+# RCCL's generic one.
 Generation = Literal["nccl_2_8", "nccl_2_12", "nccl_2_19", "symmetric", "rccl"]
 
 _OLD = "(ncclWorkElem)"
@@ -284,7 +335,11 @@ OPERATORS: dict[str, tuple[str, str, str]] = {
     "all_reduce": ("c10d::allreduce_", "nccl:all_reduce", "allreduce"),
     "broadcast": ("c10d::broadcast_", "nccl:broadcast", "broadcast"),
     "all_gather": ("c10d::_allgather_base_", "nccl:_all_gather_base", "_allgather_base"),
-    "reduce_scatter": ("c10d::_reduce_scatter_base_", "nccl:_reduce_scatter_base", "_reduce_scatter_base"),
+    "reduce_scatter": (
+        "c10d::_reduce_scatter_base_",
+        "nccl:_reduce_scatter_base",
+        "_reduce_scatter_base",
+    ),
     "all_to_all": ("c10d::alltoall_base_", "nccl:all_to_all", "all_to_all"),
     "send": ("c10d::send", "nccl:send", "send"),
     "recv": ("c10d::recv_", "nccl:recv", "recv"),
@@ -301,6 +356,11 @@ def recorded(
     **more: object,
 ) -> dict[str, object]:
     """What is recorded of a collective; sizes in elements."""
-    sizes = {"In msg nelems": sent, "Out msg nelems": received, "Group size": len(ranks), "dtype": dtype}
+    sizes = {
+        "In msg nelems": sent,
+        "Out msg nelems": received,
+        "Group size": len(ranks),
+        "dtype": dtype,
+    }
     names = {"Process Group Name": group, "Process Group Ranks": str(list(ranks))}
     return {"Collective name": OPERATORS[kind][2], **sizes, **names, **more}

@@ -1,4 +1,6 @@
-"""A DDP step on GPUs whose kernels slow down by a known factor while an all-reduce runs next to them."""
+"""A DDP step on GPUs whose kernels slow down by a known factor while an all-reduce runs next to
+them.
+"""
 
 import math
 from contextlib import nullcontext
@@ -7,7 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.generated_traces.builder import KERNEL_NAMES, DeviceWork, TraceBuilder, one_group, recorded
+from tests.generated_traces.builder import (
+    KERNEL_NAMES,
+    DeviceWork,
+    TraceBuilder,
+    one_group,
+    recorded,
+)
 from tests.generated_traces.model import Trace
 from tests.generated_traces.writing import write_trace
 
@@ -20,14 +28,16 @@ KERNELS = (
 
 @dataclass(frozen=True)
 class Contended:
-    """`factor`: duration next to communication over duration alone. `noise`: standard deviation of the logarithm of durations.
+    """`factor`: duration next to communication over duration alone. `noise`: standard deviation of
+    the logarithm of durations.
 
     `drift`: that of what the kernels of a step share, and of what neighbouring kernels share.
-    `shapes`: whether input sizes are recorded. Without them each step overlaps other kernels. `together`: each step overlaps a
-    third of its kernels, neighbours from a random place on. `forward`: where it is not 1, a third of the kernels, which all run
-    free, belong to the forward pass and take this many times as long as those of the backward pass. `overlap`: whether any
-    all-reduce runs. The two sizes of kernels have the same name, grid and block; the shorter ones run last and are the ones that
-    overlap more often.
+    `shapes`: whether input sizes are recorded. Without them each step overlaps other kernels.
+    `together`: each step overlaps a third of its kernels, neighbours from a random place on.
+    `forward`: where it is not 1, a third of the kernels, which all run free, belong to the forward
+    pass and take this many times as long as those of the backward pass. `overlap`: whether any
+    all-reduce runs. The two sizes of kernels have the same name, grid and block; the shorter ones
+    run last and are the ones that overlap more often.
     """
 
     factor: float = 1.3
@@ -61,7 +71,9 @@ def _trace(rank: int, ranks: int, options: Contended) -> Trace:
     return builder.trace(["NVIDIA A100-SXM4-80GB"] * ranks, one_group(rank, ranks))
 
 
-def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, generator: np.random.Generator) -> float:
+def _step(
+    builder: TraceBuilder, rank: int, step: int, options: Contended, generator: np.random.Generator
+) -> float:
     """Launch one step; when its last kernel ends."""
     total = 2 * options.layers
     places = np.arange(total)
@@ -82,7 +94,9 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
         if in_forward[place]:
             alone_us *= options.forward
         node = (
-            nullcontext() if in_forward[place] else builder.op("autograd::engine::evaluate_function: MmBackward0", MAIN)
+            nullcontext()
+            if in_forward[place]
+            else builder.op("autograd::engine::evaluate_function: MmBackward0", MAIN)
         )
         shown = {"Input Dims": sizes} if options.shapes else {}
         late_us = 0.0
@@ -92,9 +106,14 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
             duration = late_us + (alone_us - late_us) * options.factor
         launch = {"grid": [64, 8, 1], "block": [256, 1, 1]}
         with node, builder.op("aten::mm", MAIN, **shown):
-            builder.launch(MAIN, DeviceWork(rank, COMPUTE, name, now, duration, metadata=dict(launch)))
+            builder.launch(
+                MAIN, DeviceWork(rank, COMPUTE, name, now, duration, metadata=dict(launch))
+            )
         if overlapped[place] and options.overlap:
-            fields, reduce = recorded("all_reduce", 1000, 1000), KERNEL_NAMES["nccl_2_19"]["all_reduce"]
+            fields, reduce = (
+                recorded("all_reduce", 1000, 1000),
+                KERNEL_NAMES["nccl_2_19"]["all_reduce"],
+            )
             work = DeviceWork(rank, OWN, reduce, now + late_us, duration - late_us, metadata=fields)
             builder.collective(MAIN, "all_reduce", work, fields=fields)
         now += duration + 2.0
@@ -102,7 +121,9 @@ def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, gener
 
 
 def _shared(kernels: int, drift: float, generator: np.random.Generator) -> list[float]:
-    """Logarithms of the slowdown that a step and a kernel's neighbours share: an autoregressive process about the step's."""
+    """Logarithms of the slowdown that a step and a kernel's neighbours share: an autoregressive
+    process about the step's.
+    """
     if not drift:
         return [0.0] * kernels
     of_step, near, shared = drift * generator.standard_normal(), 0.0, []

@@ -1,7 +1,9 @@
-"""Traces of one rank of a DistributedDataParallel job, one GPU per rank: schedule, expected collectives, events.
+"""Traces of one rank of a DistributedDataParallel job, one GPU per rank: schedule, expected
+collectives, events.
 
-The schedule: (start, duration) in microseconds after the step's origin, which is LEAD_US after the end of the step before.
-Roles: `even` (no rank is late), `late` (this rank begins its backward DELAY_US late) and `waiting` (another rank does).
+The schedule: (start, duration) in microseconds after the step's origin, which is LEAD_US after the
+end of the step before. Roles: `even` (no rank is late), `late` (this rank begins its backward
+DELAY_US late) and `waiting` (another rank does).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -56,14 +58,14 @@ LATE_WINDOW_ENDS_US = (1310.0, 2650.0, 3996.0)
 class DdpOptions:
     """How a trace differs from the plain one.
 
-    `metadata`: "kernel": on kernels and on their `record_param_comms`; "no_sequence": the same without `Seq`;
-    "partial": missing on the kernels of the broadcasts and the first bucket, present on their operators; "ops": only
-    `Input Dims` and `Input type` of the operators; "none": nowhere.
-    `lag`: the GPU is more than a step behind, and the next step's inputs are copied during the step before.
-    `unlaunched`: two kernels whose launch came before the trace.
-    `straggler`: the rank that begins each backward 500 us late.
-    `communication`: False leaves out every NCCL kernel and keeps the operators.
-    `extra_groups`: an all-to-all, and an all-gather and a reduce-scatter in a group of two ranks.
+    `metadata`: "kernel": on kernels and on their `record_param_comms`; "no_sequence": the same
+    without `Seq`; "partial": missing on the kernels of the broadcasts and the first bucket, present
+    on their operators; "ops": only `Input Dims` and `Input type` of the operators; "none": nowhere.
+    `lag`: the GPU is more than a step behind, and the next step's inputs are copied during the step
+    before. `unlaunched`: two kernels whose launch came before the trace. `straggler`: the rank that
+    begins each backward 500 us late. `communication`: False leaves out every NCCL kernel and keeps
+    the operators. `extra_groups`: an all-to-all, and an all-gather and a reduce-scatter in a group
+    of two ranks.
     """
 
     metadata: Metadata = "kernel"
@@ -85,7 +87,8 @@ class DdpOptions:
 class Collective(NamedTuple):
     """One collective that a step requests; `after` names the work it follows in the program.
 
-    Worked out by hand: its bytes, and if it synchronises its transfer, algbw, and busbw in jobs of 2 and 4 ranks.
+    Worked out by hand: its bytes, and if it synchronises its transfer, algbw, and busbw in jobs of
+    2 and 4 ranks.
     """
 
     key: str
@@ -106,23 +109,76 @@ COLLECTIVES = (
     Collective("counters", "broadcast", "world", 20, 20, "load", 160, dtype=("Long", "long int")),
     Collective("gather", "all_gather", "pair", 25000, 50000, "forward0", 200000, 20, 10, (5, 5)),
     Collective("exchange", "all_to_all", "world", 10000, 10000, "forward0", 40000, 10, 4, (2, 3)),
-    Collective("bucket0", "all_reduce", "world", 1500000, 1500000, "backward0", 6000000, 60, 100, (100, 150)),
-    Collective("scatter", "reduce_scatter", "pair", 100000, 50000, "backward0", 400000, 16, 25, (12.5, 12.5)),
-    Collective("bucket1", "all_reduce", "world", 2880000, 2880000, "backward1", 11520000, 96, 120, (120, 180)),
-    Collective("bucket2", "all_reduce", "world", 500000, 500000, "backward3", 2000000, 40, 50, (50, 75)),
+    Collective(
+        "bucket0",
+        "all_reduce",
+        "world",
+        1500000,
+        1500000,
+        "backward0",
+        6000000,
+        60,
+        100,
+        (100, 150),
+    ),
+    Collective(
+        "scatter",
+        "reduce_scatter",
+        "pair",
+        100000,
+        50000,
+        "backward0",
+        400000,
+        16,
+        25,
+        (12.5, 12.5),
+    ),
+    Collective(
+        "bucket1",
+        "all_reduce",
+        "world",
+        2880000,
+        2880000,
+        "backward1",
+        11520000,
+        96,
+        120,
+        (120, 180),
+    ),
+    Collective(
+        "bucket2", "all_reduce", "world", 500000, 500000, "backward3", 2000000, 40, 50, (50, 75)
+    ),
 )
 WAITING_US = {"bucket0": 500.0, "bucket1": 40.0}  # of the role `waiting`
 
-# When each runs, by role; the even ranks' last one begins up to 3 us early by rank and ends with the others'.
-_FORWARD_TIMES: dict[str, Slot] = {"buffers": (44, 12), "counters": (58, 6), "gather": (270, 20), "exchange": (300, 10)}
+# When each runs, by role; the even ranks' last one begins up to 3 us early by rank and ends with
+# the others'.
+_FORWARD_TIMES: dict[str, Slot] = {
+    "buffers": (44, 12),
+    "counters": (58, 6),
+    "gather": (270, 20),
+    "exchange": (300, 10),
+}
 TIMES: dict[Role, dict[str, Slot]] = {
-    "even": {**_FORWARD_TIMES, "bucket0": (490, 60), "scatter": (500, 16), "bucket1": (594, 96), "bucket2": (694, 40)},
+    "even": {
+        **_FORWARD_TIMES,
+        "bucket0": (490, 60),
+        "scatter": (500, 16),
+        "bucket1": (594, 96),
+        "bucket2": (694, 40),
+    },
     "late": {**_FORWARD_TIMES, "bucket0": (990, 60), "bucket1": (1094, 96), "bucket2": (1194, 40)},
-    "waiting": {**_FORWARD_TIMES, "bucket0": (490, 560), "bucket1": (1054, 136), "bucket2": (1194, 40)},
+    "waiting": {
+        **_FORWARD_TIMES,
+        "bucket0": (490, 560),
+        "bucket1": (1054, 136),
+        "bucket2": (1194, 40),
+    },
 }
 EVEN_EARLY_US = (0.0, 3.0, 1.0, 2.0)  # by rank, of bucket2: they wait as long
 
-# Launched before the trace began: on the compute stream before the first step, on NCCL's stream within it.
+# Launched before the trace began: on the compute stream before the first step, on NCCL's stream
+# within it.
 UNLAUNCHED_COMPUTE: Slot = (-180, 60)
 UNLAUNCHED_ALL_REDUCE: Slot = (10, 20)
 
@@ -135,13 +191,17 @@ FIRST_SEQUENCE = {"world": 41, "pair": 7}
 PARTIAL = ("buffers", "counters", "bucket0")
 
 
-def ddp_trace(rank: int = 0, world_size: int = 2, options: DdpOptions | None = None) -> GeneratedTrace:
+def ddp_trace(
+    rank: int = 0, world_size: int = 2, options: DdpOptions | None = None
+) -> GeneratedTrace:
     """Three steps, ProfilerStep#5 to 7, of one rank of 2 or 4."""
     options = options or DdpOptions()
     if world_size not in (2, 4) or not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}; the schedule has 2 or 4 ranks")
     if options.straggler is not None and (options.lag or options.extra_groups):
-        raise ValueError("straggler goes with neither lag nor extra_groups; the schedule has no times for them")
+        raise ValueError(
+            "straggler goes with neither lag nor extra_groups; the schedule has no times for them"
+        )
     program = _Program(rank, world_size, options)
     program.run()
     trace = program.trace()
@@ -189,7 +249,9 @@ class _Program:
                 if not self.options.lag or index == len(STEPS) - 1:
                     self.builder.synchronize(MAIN, ends[index] + 4.0)
             span = (origins[index] + INPUTS[0], ends[index])
-            self.builder.device_annotation(f"ProfilerStep#{step}", self.device, self.streams["compute"], span)
+            self.builder.device_annotation(
+                f"ProfilerStep#{step}", self.device, self.streams["compute"], span
+            )
             self.builder.clock[MAIN] += 1.0
 
     def _unlaunched(self) -> None:
@@ -224,7 +286,9 @@ class _Program:
             with self.builder.annotation("DistributedDataParallel.forward", MAIN):
                 self._collectives("load", MAIN)
                 for number, slot in enumerate(FORWARD):
-                    self._op("aten::conv2d", MAIN, self._kernel("sm80_xmma_fprop_implicit_gemm", slot))
+                    self._op(
+                        "aten::conv2d", MAIN, self._kernel("sm80_xmma_fprop_implicit_gemm", slot)
+                    )
                     self._collectives(f"forward{number}", MAIN)
             self._op("aten::cross_entropy_loss", MAIN, self._kernel("nll_loss_forward", LOSS))
         with self._range("backward"):
@@ -255,7 +319,9 @@ class _Program:
             self._op("autograd::engine::evaluate_function: ConvolutionBackward0", AUTOGRAD, work)
             self._collectives(f"backward{number}", AUTOGRAD)
         start, duration = MEMSET
-        self._op("aten::zero_", AUTOGRAD, self._copy("Memset (Device)", (start + own, duration), 4096))
+        self._op(
+            "aten::zero_", AUTOGRAD, self._copy("Memset (Device)", (start + own, duration), 4096)
+        )
         self._wait()
         start, duration = BUCKET_COPY
         name, size = "Memcpy DtoD (Device -> Device)", LAST_BUCKET_BYTES
@@ -265,7 +331,9 @@ class _Program:
     def _wait(self) -> None:
         """A wait is recorded like a collective, and is none."""
         with_fields = self.options.metadata not in ("ops", "none")
-        args: dict[str, object] = {"Collective name": "wait", "In msg nelems": 0} if with_fields else {}
+        args: dict[str, object] = (
+            {"Collective name": "wait", "In msg nelems": 0} if with_fields else {}
+        )
         with self.builder.op("record_param_comms", AUTOGRAD, **args):
             pass
 
@@ -288,19 +356,33 @@ class _Program:
         if self.role == "even" and collective.key == "bucket2":
             start, duration = start - EVEN_EARLY_US[self.rank], duration + EVEN_EARLY_US[self.rank]
         start += self.origin
-        on_kernel = metadata in ("kernel", "no_sequence") or (metadata == "partial" and collective.key not in PARTIAL)
-        name, stream = KERNEL_NAMES[self.options.kernel_names][collective.kind], self.streams[collective.group]
-        kernel = DeviceWork(self.device, stream, name, start, duration, metadata=fields if on_kernel else {})
+        on_kernel = metadata in ("kernel", "no_sequence") or (
+            metadata == "partial" and collective.key not in PARTIAL
+        )
+        name, stream = (
+            KERNEL_NAMES[self.options.kernel_names][collective.kind],
+            self.streams[collective.group],
+        )
+        kernel = DeviceWork(
+            self.device, stream, name, start, duration, metadata=fields if on_kernel else {}
+        )
         on_record = fields if metadata in ("kernel", "no_sequence", "partial") else {}
         works = [kernel] if self.options.communication else []
-        self.builder.collective(thread, collective.kind, *works, fields=on_record, shapes=shapes, tensors=tensor_list)
+        self.builder.collective(
+            thread, collective.kind, *works, fields=on_record, shapes=shapes, tensors=tensor_list
+        )
         self.collectives.append(self._expected(collective, start, duration))
 
     def _expected(self, one: Collective, start: float, duration: float) -> ExpectedCollective:
         metadata, transfer = self.options.metadata, one.transfer_us
         has_group, has_size = metadata not in ("ops", "none"), metadata != "none"
-        has_group_size = has_group or not self.options.extra_groups  # the only group is in distributedInfo
-        waits = WAITING_US if self.role == "waiting" else {"bucket2": EVEN_EARLY_US[self.rank] * (self.role == "even")}
+        # the only group is in distributedInfo
+        has_group_size = has_group or not self.options.extra_groups
+        waits = (
+            WAITING_US
+            if self.role == "waiting"
+            else {"bucket2": EVEN_EARLY_US[self.rank] * (self.role == "even")}
+        )
         busbw = one.busbw_gb_per_s[self.world_size // 4] if one.busbw_gb_per_s else None
         return ExpectedCollective(
             self.rank,
@@ -334,14 +416,26 @@ class _Program:
     def _group(self, group: str) -> tuple[str, list[int]]:
         """Its name and ranks."""
         pair = self.rank // 2
-        return ("0", list(range(self.world_size))) if group == "world" else (str(1 + pair), [2 * pair, 2 * pair + 1])
+        return (
+            ("0", list(range(self.world_size)))
+            if group == "world"
+            else (str(1 + pair), [2 * pair, 2 * pair + 1])
+        )
 
     def trace(self) -> Trace:
         is_rocm = self.options.kernel_names == "rccl"
-        names = ["AMD Instinct MI250X"] * 8 if is_rocm else ["NVIDIA A100-SXM4-80GB"] * self.world_size
+        names = (
+            ["AMD Instinct MI250X"] * 8 if is_rocm else ["NVIDIA A100-SXM4-80GB"] * self.world_size
+        )
         distributed = one_group(self.rank, self.world_size) | {"nccl_version": "2.27.5"}
         if self.options.extra_groups:
             name, ranks = self._group("pair")
-            pair = {"pg_name": name, "pg_desc": "pair_pg", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": ranks}
+            pair = {
+                "pg_name": name,
+                "pg_desc": "pair_pg",
+                "backend_config": "cuda:nccl",
+                "pg_size": 2,
+                "ranks": ranks,
+            }
             distributed |= {"pg_count": 2, "pg_config": [*distributed["pg_config"], pair]}
         return self.builder.trace(names, distributed)

@@ -1,12 +1,14 @@
-"""Traces of one process that trains with `nn.DataParallel` on several GPUs, and when each kernel and copy of a step runs.
+"""Traces of one process that trains with `nn.DataParallel` on several GPUs, and when each kernel
+and copy of a step runs.
 
-One row per kernel, one (start, duration) per device, in microseconds after the step's origin. A step's window begins
-LEAD_US before its origin (where the previous step's last kernel ended), except the first, which begins at its first
-event, 6 us after. Two devices use the first two columns.
+One row per kernel, one (start, duration) per device, in microseconds after the step's origin. A
+step's window begins LEAD_US before its origin (where the previous step's last kernel ended), except
+the first, which begins at its first event, 6 us after. Two devices use the first two columns.
 
-The model: three fp32 parameters of 6, 6 and 3 MiB, buffers of 38,400 B (fp32) and 160 B (int64); 128 samples a device.
-Broadcast chunks are closed once they reach 10 MiB (torch/csrc/utils/tensor_flatten.cpp), so 6 + 6 | 3; reduce chunks
-never pass it (torch/_utils.py, _take_tensors), so 6 | 6 + 3.
+The model: three fp32 parameters of 6, 6 and 3 MiB, buffers of 38,400 B (fp32) and 160 B (int64);
+128 samples a device. Broadcast chunks are closed once they reach 10 MiB
+(torch/csrc/utils/tensor_flatten.cpp), so 6 + 6 | 3; reduce chunks never pass it (torch/_utils.py,
+_take_tensors), so 6 | 6 + 3.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +17,13 @@ from functools import cache
 from typing import Literal
 
 from tests.generated_traces.builder import KERNEL_NAMES, ZERO_US, DeviceWork, TraceBuilder
-from tests.generated_traces.model import DP_BROADCAST_BYTES, DP_REDUCE_BYTES, Expected, GeneratedTrace, Trace
+from tests.generated_traces.model import (
+    DP_BROADCAST_BYTES,
+    DP_REDUCE_BYTES,
+    Expected,
+    GeneratedTrace,
+    Trace,
+)
 from tests.generated_traces.raster import Steps, device_steps
 
 Slot = tuple[float, float]
@@ -33,7 +41,9 @@ COPY_STREAM = 20
 
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 REDUCE = "ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-CONCATENATE = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 1, 64, 64>"
+CONCATENATE = (
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 1, 64, 64>"
+)
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 
 TARGETS: Slot = (6, 2)
@@ -41,7 +51,8 @@ INPUTS_TO_ROOT: Slot = (10, 40)
 SCATTER_FROM_HOST: Row = ((12, 40), (14, 42), (16, 44), (18, 46))
 SCATTER_FROM_ROOT: dict[int, Slot] = {1: (52, 5), 2: (58, 5), 3: (64, 5)}
 
-# By broadcast chunk: the concatenation on device 0 (none for a chunk of one tensor), then the broadcast.
+# By broadcast chunk: the concatenation on device 0 (none for a chunk of one tensor), then the
+# broadcast.
 BROADCAST_CONCATENATIONS: tuple[Slot | None, ...] = ((70, 12), None, (170, 3), (188, 2))
 BROADCASTS: tuple[Row, ...] = (
     ((84, 60), (85, 59), (86, 58), (87, 57)),
@@ -73,7 +84,10 @@ GRADIENT_SCATTER: dict[int, Slot] = {1: (616, 3), 2: (620, 3), 3: (624, 3)}
 BACKWARD: tuple[tuple[str, Row], ...] = (
     ("ampere_sgemm_128x64_nn", ((630, 200), (632, 200), (634, 200), (636, 200))),
     ("void cudnn::bn_bw_1C11_singleread<float>", ((840, 180), (840, 170), (842, 160), (844, 150))),
-    ("sm80_xmma_wgrad_implicit_gemm_indexed_f32f32", ((1024, 60), (1014, 80), (1006, 70), (998, 76))),
+    (
+        "sm80_xmma_wgrad_implicit_gemm_indexed_f32f32",
+        ((1024, 60), (1014, 80), (1006, 70), (998, 76)),
+    ),
 )
 
 # By reduce chunk: the concatenation on every device (none for one tensor), then the reduction.
@@ -113,7 +127,9 @@ class StepPlan:
         """The same kernel on every device, as one grouped NCCL call launches it."""
         return [self.kernel(name, row[device], device) for device in range(self.devices)]
 
-    def from_host(self, slot: Slot, size: int, device: int = 0, stream: int = COMPUTE_STREAM) -> DeviceWork:
+    def from_host(
+        self, slot: Slot, size: int, device: int = 0, stream: int = COMPUTE_STREAM
+    ) -> DeviceWork:
         name = "Memcpy HtoD (Pinned -> Device)"
         return DeviceWork(device, stream, name, self._origin + slot[0], slot[1], "gpu_memcpy", size)
 
@@ -123,13 +139,17 @@ class StepPlan:
         name = f"Memcpy {'PtoP' if is_peer else 'DtoD'} (Device -> Device)"
         start, duration = self._origin + slot[0], slot[1]
         to_device = target if is_peer else None
-        return DeviceWork(source, COMPUTE_STREAM, name, start, duration, "gpu_memcpy", size, to_device)
+        return DeviceWork(
+            source, COMPUTE_STREAM, name, start, duration, "gpu_memcpy", size, to_device
+        )
 
     def forward(self, device: int) -> list[DeviceWork]:
         works = [self.kernel(name, row[device], device) for name, row in FORWARD]
         if (self.step_index, device) == (1, SECOND_STEP_DELAY[0]):
             name, row = FORWARD[-1]
-            works[-1] = self.kernel(name, (row[device][0], row[device][1] + SECOND_STEP_DELAY[1]), device)
+            works[-1] = self.kernel(
+                name, (row[device][0], row[device][1] + SECOND_STEP_DELAY[1]), device
+            )
         return works
 
     def backward(self, device: int) -> list[DeviceWork]:
@@ -158,13 +178,14 @@ def dp_trace(
 ) -> GeneratedTrace:
     """Three steps, ProfilerStep#5 to 7, on 2 or 4 devices.
 
-    `transport`: NCCL broadcasts and reductions, or the copies and additions `nn.DataParallel` falls back on.
-    `inputs`: batches scattered from the host, or moved to device 0 first and scattered from there by peer copies.
-    `named_ranges`: with dpscope's own ranges, or without, as any other program's trace.
-    `lag`: the CPU has launched all three steps before the devices have finished the first.
-    `rccl`: kernels and calls as AMD's: no kernel's name identifies its collective, no copy's name its devices.
-    `reused_threads`: the replicas' threads, which end with the forward, leave their ids to the next step's and to autograd's.
-    The last four change no expected value, except that without named ranges there are no times by range.
+    `transport`: NCCL broadcasts and reductions, or the copies and additions `nn.DataParallel` falls
+    back on. `inputs`: batches scattered from the host, or moved to device 0 first and scattered
+    from there by peer copies. `named_ranges`: with dpscope's own ranges, or without, as any other
+    program's trace. `lag`: the CPU has launched all three steps before the devices have finished
+    the first. `rccl`: kernels and calls as AMD's: no kernel's name identifies its collective, no
+    copy's name its devices. `reused_threads`: the replicas' threads, which end with the forward,
+    leave their ids to the next step's and to autograd's. The last four change no expected value,
+    except that without named ranges there are no times by range.
     """
     if devices not in (2, 4):
         raise ValueError(f"devices is {devices}; the schedule has 2 or 4")
@@ -172,8 +193,13 @@ def dp_trace(
     if not named_ranges:
         steps = {place: replace(step, range_us={}) for place, step in steps.items()}
     gradients, buffers = sum(DP_REDUCE_BYTES), sum(DP_BROADCAST_BYTES[2:])
-    expected = Expected(ZERO_US, steps, gradient_bytes=gradients, parameter_bytes=gradients, buffer_bytes=buffers)
-    return GeneratedTrace(_Program(devices, transport, inputs, named_ranges, lag, rccl, reused_threads).run(), expected)
+    expected = Expected(
+        ZERO_US, steps, gradient_bytes=gradients, parameter_bytes=gradients, buffer_bytes=buffers
+    )
+    return GeneratedTrace(
+        _Program(devices, transport, inputs, named_ranges, lag, rccl, reused_threads).run(),
+        expected,
+    )
 
 
 @cache
@@ -183,7 +209,9 @@ def _expected_steps(devices: int, transport: Transport, inputs: Inputs) -> Steps
 
 
 def _as_rocm_names(trace: Trace) -> None:
-    """Kernels of RCCL, copies of ROCm's tracer, and the calls that launch copies between devices."""
+    """Kernels of RCCL, copies of ROCm's tracer, and the calls that launch copies between
+    devices.
+    """
     between = set()
     for event in trace["traceEvents"]:
         if event.get("cat") == "kernel" and event["name"].startswith("ncclDevKernel"):
@@ -217,7 +245,11 @@ class _Program:
     builder: TraceBuilder = field(init=False)
 
     def _range(self, phase: str) -> AbstractContextManager[None]:
-        return self.builder.annotation(f"dpscope::{phase}", MAIN) if self.named_ranges else nullcontext()
+        return (
+            self.builder.annotation(f"dpscope::{phase}", MAIN)
+            if self.named_ranges
+            else nullcontext()
+        )
 
     def _op(self, name: str, thread: int, *works: DeviceWork) -> None:
         with self.builder.op(name, thread):
@@ -228,7 +260,9 @@ class _Program:
         self.builder.clock[MAIN] = -18.0
         for index, step in enumerate(STEPS):
             self._step(index, step)
-        trace = self.builder.trace(["AMD Instinct MI300X" if self.rccl else "NVIDIA A100-SXM4-80GB"] * self.devices)
+        trace = self.builder.trace(
+            ["AMD Instinct MI300X" if self.rccl else "NVIDIA A100-SXM4-80GB"] * self.devices
+        )
         if self.rccl:
             _as_rocm_names(trace)
         return trace
@@ -280,8 +314,13 @@ class _Program:
     def _scatter(self, plan: StepPlan) -> list[DeviceWork]:
         if self.inputs == "device":  # the first chunk stays where it is
             targets = range(1, self.devices)
-            return [plan.copy(SCATTER_FROM_ROOT[target], INPUT_BYTES, 0, target) for target in targets]
-        return [plan.from_host(SCATTER_FROM_HOST[d], INPUT_BYTES, d, COPY_STREAM) for d in range(self.devices)]
+            return [
+                plan.copy(SCATTER_FROM_ROOT[target], INPUT_BYTES, 0, target) for target in targets
+            ]
+        return [
+            plan.from_host(SCATTER_FROM_HOST[d], INPUT_BYTES, d, COPY_STREAM)
+            for d in range(self.devices)
+        ]
 
     def _replicate(self, plan: StepPlan) -> None:
         """Parameters go through the autograd function Broadcast, buffers do not."""
@@ -300,7 +339,9 @@ class _Program:
             copy = plan.copy(BROADCAST_COPIES[chunk][target], DP_BROADCAST_BYTES[chunk], 0, target)
             self._op("aten::copy_", MAIN, copy)
 
-    def _flatten(self, plan: StepPlan, thread: int, slot: Slot | None, devices: tuple[int, ...]) -> None:
+    def _flatten(
+        self, plan: StepPlan, thread: int, slot: Slot | None, devices: tuple[int, ...]
+    ) -> None:
         """A chunk of several tensors is concatenated, a single tensor is only viewed."""
         for device in devices:
             with self.builder.op("aten::flatten_dense_tensors", thread):
@@ -311,7 +352,8 @@ class _Program:
 
     def _parallel_apply(self, plan: StepPlan) -> None:
         """Every replica runs on a separate thread, new in every step."""
-        first = 4150 if self.reused_threads else 4200 + 10 * plan.step_index  # 4150: the first of autograd's
+        # 4150: the first of autograd's
+        first = 4150 if self.reused_threads else 4200 + 10 * plan.step_index
         threads = [first + device for device in range(self.devices)]
         for device, thread in enumerate(threads):
             self.builder.clock[thread] = self.builder.clock[MAIN] + 2.0 * device
@@ -321,7 +363,9 @@ class _Program:
         self.builder.join(MAIN, *threads)
 
     def _backward(self, plan: StepPlan) -> None:
-        """Autograd has one thread per device; the functions of several devices run on the first one's."""
+        """Autograd has one thread per device; the functions of several devices run on the first
+        one's.
+        """
         threads = [4150 + device for device in range(self.devices)]
         self.builder.join(MAIN, *threads)
         root = threads[0]
@@ -329,7 +373,11 @@ class _Program:
             self.builder.launch(root, plan.kernel("nll_loss_backward", LOSS_BACKWARD))
         with self._node("GatherBackward", root), self.builder.op("Scatter", root):
             for target in range(1, self.devices):
-                self._op("aten::copy_", root, plan.copy(GRADIENT_SCATTER[target], OUTPUT_BYTES, 0, target))
+                self._op(
+                    "aten::copy_",
+                    root,
+                    plan.copy(GRADIENT_SCATTER[target], OUTPUT_BYTES, 0, target),
+                )
         self.builder.join(*threads)
         nodes = ("AddmmBackward0", "CudnnBatchNormBackward0", "ConvolutionBackward0")
         for device, thread in enumerate(threads):
@@ -351,11 +399,17 @@ class _Program:
             self.builder.op("ReduceAddCoalesced", thread, **_dims(*gradients)),
         ):
             for chunk, size in enumerate(DP_REDUCE_BYTES):
-                self._flatten(plan, thread, REDUCE_CONCATENATIONS[chunk], tuple(range(self.devices)))
+                self._flatten(
+                    plan, thread, REDUCE_CONCATENATIONS[chunk], tuple(range(self.devices))
+                )
                 if self.transport == "nccl":
                     self.builder.launch(thread, *plan.kernels(REDUCE, REDUCES[chunk]))
                     continue
                 for source in range(1, self.devices):
-                    self._op("aten::_to_copy", thread, plan.copy(REDUCE_COPIES[chunk][source], size, source, 0))
+                    self._op(
+                        "aten::_to_copy",
+                        thread,
+                        plan.copy(REDUCE_COPIES[chunk][source], size, source, 0),
+                    )
                     addition = plan.kernel(ADD, REDUCE_ADDITIONS[chunk][source])
                     self._op("aten::add" if source == 1 else "aten::add_", thread, addition)

@@ -1,7 +1,8 @@
 """Generated torch.profiler traces whose measures are known: they share no code with what they test.
 
-Each function returns a `GeneratedTrace`: the trace as `json.load` gives it, and an `Expected`: the collectives by hand, the
-steps counted on a raster, which `test_expected` holds against steps worked out by hand.
+Each function returns a `GeneratedTrace`: the trace as `json.load` gives it, and an `Expected`: the
+collectives by hand, the steps counted on a raster, which `test_expected` holds against steps worked
+out by hand.
 
     generated = dp_trace(devices=4, transport="peer_copy", named_ranges=False)
     write_trace(generated.trace, tmp_path / "node_0.pt.trace.json.gz")
@@ -42,7 +43,9 @@ __all__ = [
 
 
 def write_ddp_job(folder: Path, ranks: int = 2, factor: float = 1.0) -> Path:
-    """The traces of every rank of a DDP job in `folder`, made where it is not, all times longer by a factor; the folder."""
+    """The traces of every rank of a DDP job in `folder`, made where it is not, all times longer by
+    a factor; the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
         trace = ddp_trace(rank, ranks).trace

@@ -1,6 +1,8 @@
-"""Traces of one rank of a CPU-only DistributedDataParallel job over gloo, and what must be found in them.
+"""Traces of one rank of a CPU-only DistributedDataParallel job over gloo, and what must be found in
+them.
 
-Times are microseconds after the step's beginning; steps 5 to 7 begin at 0, 1005 and 2010 and last 1000, 1000, 1040.
+Times are microseconds after the step's beginning; steps 5 to 7 begin at 0, 1005 and 2010 and last
+1000, 1000, 1040.
 """
 
 from tests.generated_traces.builder import ZERO_US, TraceBuilder, one_group
@@ -59,7 +61,9 @@ FIRST_BUCKET = 1
 
 
 def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
-    """Three steps of one rank of 2 or 4: no device at all, communication on gloo's worker threads."""
+    """Three steps of one rank of 2 or 4: no device at all, communication on gloo's worker
+    threads.
+    """
     if world_size not in (2, 4) or not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}; the schedule has 2 or 4 ranks")
     builder = TraceBuilder(pid=MAIN + 1000 * rank)
@@ -67,9 +71,13 @@ def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
         _add_step(builder, index, step, LATE_START_US[world_size][rank])
     trace = builder.trace([], one_group(rank, world_size, "gloo"))
     collectives = tuple(
-        _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
+        _collective(rank, world_size, index, number)
+        for index in range(len(STEPS))
+        for number in range(len(WORKS))
     )
-    expected = Expected(ZERO_US, cpu_steps(trace), collectives, gradient_bytes=19520000, buffer_bytes=38400)
+    expected = Expected(
+        ZERO_US, cpu_steps(trace), collectives, gradient_bytes=19520000, buffer_bytes=38400
+    )
     return GeneratedTrace(trace, expected)
 
 

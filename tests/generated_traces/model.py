@@ -1,6 +1,7 @@
 """What a generated trace comes with: the trace, and what a right analysis of it must find.
 
-Times are microseconds. `window_us` and `start_us` count from `Expected.zero_us`, the trace's own time stamp of 0.
+Times are microseconds. `window_us` and `start_us` count from `Expected.zero_us`, the trace's own
+time stamp of 0.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,12 @@ DP_REDUCE_BYTES = (6291456, 9437184)
 
 @dataclass(frozen=True)
 class ExpectedPhase:
-    """Device time of one phase on one device in one step: the union of the whole events launched in it.
+    """Device time of one phase on one device in one step: the union of the whole events launched in
+    it.
 
-    `copied_bytes` is the sum over the copies recorded on this device (a peer copy is recorded on its source, and occupies its
-    target too); `collective_bytes` is what the collective kernels moved, which no field of a DataParallel trace states.
+    `copied_bytes` is the sum over the copies recorded on this device (a peer copy is recorded on
+    its source, and occupies its target too); `collective_bytes` is what the collective kernels
+    moved, which no field of a DataParallel trace states.
     """
 
     time_us: float
@@ -30,13 +33,13 @@ class ExpectedPhase:
 class ExpectedStep:
     """One (device, step). `step` is the number in `ProfilerStep#`; `device` is None in a CPU trace.
 
-    None: a right analysis must not state this number (communication that left no kernel, host copies on a CPU).
-    `clipped_us`: time of the step's own events that lies outside its window.
-    `collective_count`: collective kernels launched in the step, on a CPU `gloo:*` ranges begun in it; no peer copies.
-    `phases`: the phases of a DataParallel step, empty otherwise.
-    `range_us`: by range (host_to_device, forward, backward, optimizer), the union of the whole events launched in it
-    that are not communication; copies and memsets belong to it. A range with clipped events is left out, and there
-    are none in a trace without named ranges.
+    None: a right analysis must not state this number (communication that left no kernel, host
+    copies on a CPU). `clipped_us`: time of the step's own events that lies outside its window.
+    `collective_count`: collective kernels launched in the step, on a CPU `gloo:*` ranges begun in
+    it; no peer copies. `phases`: the phases of a DataParallel step, empty otherwise. `range_us`: by
+    range (host_to_device, forward, backward, optimizer), the union of the whole events launched in
+    it that are not communication; copies and memsets belong to it. A range with clipped events is
+    left out, and there are none in a trace without named ranges.
     """
 
     device: int | None
@@ -61,8 +64,8 @@ class ExpectedStep:
 class ExpectedCollective:
     """One collective of one rank in one step; those of no step are only counted, in `Expected`.
 
-    None: not in the trace, or not defined (a broadcast has no transfer and no wait). `transfer_us`, `wait_us` and the rates
-    need the traces of all ranks of the group.
+    None: not in the trace, or not defined (a broadcast has no transfer and no wait). `transfer_us`,
+    `wait_us` and the rates need the traces of all ranks of the group.
     """
 
     rank: int
@@ -86,7 +89,8 @@ class Expected:
     """`unlaunched_*`: device events whose launch is not in the trace; they belong to no step.
 
     `gradient_bytes`: gradients of one step, what its all-reduces (DP: its reduces) must add up to;
-    `parameter_bytes` and `buffer_bytes`: what DP broadcasts, `buffer_bytes` also what DDP broadcasts.
+    `parameter_bytes` and `buffer_bytes`: what DP broadcasts, `buffer_bytes` also what DDP
+    broadcasts.
     """
 
     zero_us: float

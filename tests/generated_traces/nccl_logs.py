@@ -1,4 +1,6 @@
-"""nccl-tests logs of made-up clusters: known times, noise, bad counts and planted cliffs, on several shapes of network."""
+"""nccl-tests logs of made-up clusters: known times, noise, bad counts and planted cliffs, on
+several shapes of network.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,9 +26,14 @@ def _ring_factor(devices: int) -> float:
 
 
 def _network(
-    latency_us: float, per_doubling_us: float, gb_per_s: float, narrow: Callable[[int], float] = lambda nodes: 1.0
+    latency_us: float,
+    per_doubling_us: float,
+    gb_per_s: float,
+    narrow: Callable[[int], float] = lambda nodes: 1.0,
 ) -> Truth:
-    """Within a node NVLink; between nodes a tree's latency and a rate that `narrow` divides by node count."""
+    """Within a node NVLink; between nodes a tree's latency and a rate that `narrow` divides by node
+    count.
+    """
 
     def time_us(devices: int, size: int) -> float:
         nodes = devices // PER_NODE
@@ -39,14 +46,18 @@ def _network(
 
 
 def _ring_or_tree(gb_per_s: float, hop_us: float) -> Truth:
-    """The faster of a ring, whose latency grows with the hops, and a tree at 70% of the rate, as NCCL chooses."""
+    """The faster of a ring, whose latency grows with the hops, and a tree at 70% of the rate, as
+    NCCL chooses.
+    """
 
     def time_us(devices: int, size: int) -> float:
         nodes = devices // PER_NODE
         if nodes <= 1:
             return 12.0 + _ring_factor(devices) * size / 200e3
         moved = _ring_factor(devices) * size / (gb_per_s * 1e3)
-        return 20.0 + min(2 * (nodes - 1) * hop_us + moved, 2 * math.log2(nodes) * 2 * hop_us + moved / 0.7)
+        return 20.0 + min(
+            2 * (nodes - 1) * hop_us + moved, 2 * math.log2(nodes) * 2 * hop_us + moved / 0.7
+        )
 
     return time_us
 
@@ -56,7 +67,9 @@ SHAPES: dict[str, Truth] = {
     "eight rails": _network(30.0, 6.0, 160.0),
     "Ethernet": _network(60.0, 30.0, 2.6),
     "oversubscribed": _network(25.0, 9.0, 22.0, lambda nodes: 1.0 if nodes <= 16 else 2.0),
-    "dragonfly": _network(28.0, 14.0, 40.0, lambda nodes: min(2.5, 1.0 + 0.25 * max(0.0, math.log2(nodes / 4)))),
+    "dragonfly": _network(
+        28.0, 14.0, 40.0, lambda nodes: min(2.5, 1.0 + 0.25 * max(0.0, math.log2(nodes / 4)))
+    ),
     "ring or tree": _ring_or_tree(22.0, 4.0),
     "congested": _network(30.0, 12.0, 44.0, lambda nodes: nodes**0.12),
 }
@@ -73,7 +86,9 @@ class Cluster:
     cliffs: dict[tuple[int, int], float] = field(default_factory=dict)
     seed: int = 0
 
-    def times_us(self, counts: Sequence[int] = COUNTS, sizes: Sequence[int] = SIZES) -> dict[int, dict[int, float]]:
+    def times_us(
+        self, counts: Sequence[int] = COUNTS, sizes: Sequence[int] = SIZES
+    ) -> dict[int, dict[int, float]]:
         """One job's times; the same for any `counts`."""
         generator = np.random.default_rng(self.seed)
         every: dict[int, dict[int, float]] = {}

@@ -1,7 +1,7 @@
 """Traces of one rank of a tensor-parallel, fully sharded, DLRM or pipeline job, one GPU per rank.
 
-Times are microseconds after the step's origin; a step is 1,000 us after the one before. Each rank's list is in the order of
-launch. `Call` states the collective's expected numbers.
+Times are microseconds after the step's origin; a step is 1,000 us after the one before. Each rank's
+list is in the order of launch. `Call` states the collective's expected numbers.
 """
 
 from typing import Literal, NamedTuple
@@ -15,7 +15,9 @@ Job = Literal["tensor_data_parallel", "tensor_parallel", "fully_sharded", "dlrm"
 
 
 class Call(NamedTuple):
-    """A collective: what it is, and what is known of it. Rates in GB/s; None where they are not defined."""
+    """A collective: what it is, and what is known of it. Rates in GB/s; None where they are not
+    defined.
+    """
 
     kind: str
     group: str
@@ -30,7 +32,9 @@ class Call(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A kernel or a collective on the device: from when, how long, launched by which part of the step."""
+    """A kernel or a collective on the device: from when, how long, launched by which part of the
+    step.
+    """
 
     phase: Phase
     start: float
@@ -40,11 +44,23 @@ class Work(NamedTuple):
 
 def _activations(transfer: float, wait: float, gb_per_s: float) -> Call:
     """4,194,304 bfloat16 = 8,388,608 B on two ranks: bus factor 2 x 1/2 = 1."""
-    return Call("all_reduce", "tp", 4194304, 4194304, "BFloat16", 8388608, transfer, wait, gb_per_s, gb_per_s)
+    return Call(
+        "all_reduce",
+        "tp",
+        4194304,
+        4194304,
+        "BFloat16",
+        8388608,
+        transfer,
+        wait,
+        gb_per_s,
+        gb_per_s,
+    )
 
 
-# Tensor parallel in pairs (0, 1) and (2, 3), data parallel in pairs (0, 2) and (1, 3). Ranks 1 and 3 come 10 and 20 us late
-# to their first all-reduce; ranks 2 and 3 come 20 us late to the gradients'. 8,388,608 B in 50, 40, 60 us; 40 MB in 170 us.
+# Tensor parallel in pairs (0, 1) and (2, 3), data parallel in pairs (0, 2) and (1, 3). Ranks 1 and
+# 3 come 10 and 20 us late to their first all-reduce; ranks 2 and 3 come 20 us late to the
+# gradients'. 8,388,608 B in 50, 40, 60 us; 40 MB in 170 us.
 _FIRST = {
     0: (Work("forward", 20, 100), Work("forward", 120, 60, _activations(50, 10, 167.77216))),
     1: (Work("forward", 20, 110), Work("forward", 130, 50, _activations(50, 0, 167.77216))),
@@ -62,7 +78,13 @@ _LAYER = (
     Work("backward", 540, 100),
     Work("backward", 640, 60, _EVEN),
 )
-_GRADIENTS = {"kind": "all_reduce", "group": "dp", "sent": 10000000, "received": 10000000, "dtype": "Float"}
+_GRADIENTS = {
+    "kind": "all_reduce",
+    "group": "dp",
+    "sent": 10000000,
+    "received": 10000000,
+    "dtype": "Float",
+}
 _GRADIENT_RATES = {
     "bytes": 40000000,
     "transfer_us": 170,
@@ -73,7 +95,8 @@ _EARLY = Work("backward", 650, 190, Call(**_GRADIENTS, **_GRADIENT_RATES, wait_u
 _LATE = Work("backward", 670, 170, Call(**_GRADIENTS, **_GRADIENT_RATES, wait_us=0))  # type: ignore[arg-type]
 _UPDATE = Work("update", 850, 50)
 
-# FSDP on four ranks: 4 MB shards of 16 MB layers; rank 3's last backward takes 20 us longer. Then the gradients' norm.
+# FSDP on four ranks: 4 MB shards of 16 MB layers; rank 3's last backward takes 20 us longer. Then
+# the gradients' norm.
 _GATHER = ("all_gather", "world", 1000000, 4000000, "Float", 16000000)
 _SCATTER = ("reduce_scatter", "world", 4000000, 1000000, "Float", 16000000)
 
@@ -82,22 +105,27 @@ def _fully_sharded(rank: int) -> list[Work]:
     late = 20 if rank == 3 else 0
     return [
         Work("forward", 10, 50, Call(*_GATHER, 50, 0, 320.0, 240.0)),
-        Work("forward", 60, 60, Call(*_GATHER, 60, 0, 266.6666666667, 200.0)),  # under the first layer
+        # under the first layer
+        Work("forward", 60, 60, Call(*_GATHER, 60, 0, 266.6666666667, 200.0)),
         Work("forward", 60, 100),
         Work("forward", 160, 100),
         Work("forward", 260, 10),
-        Work("backward", 260, 60, Call(*_GATHER, 60, 0, 266.6666666667, 200.0)),  # 10 us of it under the loss
+        # 10 us of it under the loss
+        Work("backward", 260, 60, Call(*_GATHER, 60, 0, 266.6666666667, 200.0)),
         Work("backward", 320, 100),
         Work("backward", 420, 50, Call(*_SCATTER, 50, 0, 320.0, 240.0)),  # under the last backward
         Work("backward", 420, 100 + late),
         Work("backward", 520 + late, 60 - late, Call(*_SCATTER, 40, 20 - late, 400.0, 300.0)),
-        Work("update", 580, 10, Call("all_reduce", "world", 1, 1, "Float", 4, 10, 0, 0.0004, 0.0006)),
+        Work(
+            "update", 580, 10, Call("all_reduce", "world", 1, 1, "Float", 4, 10, 0, 0.0004, 0.0006)
+        ),
         Work("update", 590, 50),
     ]
 
 
-# DLRM on four ranks: each rank sends its own tables' vectors, 1.0 to 1.3 million floats, and receives 1.15 million; the
-# backward pass sends the gradients the other way. 5.2 MB, the largest buffer, in 52 us; the dense part's 20 MB in 100 us.
+# DLRM on four ranks: each rank sends its own tables' vectors, 1.0 to 1.3 million floats, and
+# receives 1.15 million; the backward pass sends the gradients the other way. 5.2 MB, the largest
+# buffer, in 52 us; the dense part's 20 MB in 100 us.
 _OWN_VECTORS = (1000000, 1100000, 1200000, 1300000)
 _LARGER_BUFFER = (4600000, 4600000, 4800000, 5200000)
 _RECEIVED_VECTORS = 1150000
@@ -122,7 +150,9 @@ def _dlrm(rank: int) -> list[Work]:
 
 
 def _message(kind: str) -> Call:
-    """1,000,000 half-precision activations to or from the other stage: point to point, no transfer is recorded."""
+    """1,000,000 half-precision activations to or from the other stage: point to point, no transfer
+    is recorded.
+    """
     return Call(kind, "pp", 1000000, 1000000, "Half", 2000000, None, None, None, None)
 
 
@@ -170,7 +200,10 @@ def groups(job: Job, rank: int) -> dict[str, tuple[str, list[int]]]:
     """Name and ranks of each group that a rank is in, by what it is for."""
     if job == "tensor_data_parallel":
         pair, column = rank // 2, rank % 2
-        return {"tp": (str(1 + pair), [2 * pair, 2 * pair + 1]), "dp": (str(3 + column), [column, column + 2])}
+        return {
+            "tp": (str(1 + pair), [2 * pair, 2 * pair + 1]),
+            "dp": (str(3 + column), [column, column + 2]),
+        }
     everyone = list(range(RANKS[job]))
     return dict.fromkeys(("world", "tp", "pp"), ("0", everyone))
 
@@ -186,7 +219,9 @@ _NODE = "autograd::engine::evaluate_function: MmBackward0"
 
 
 def parallel_trace(job: Job, rank: int) -> GeneratedTrace:
-    """Three steps, ProfilerStep#5 to 7, of one rank of 4 (of tensor_parallel and pipeline: of 2)."""
+    """Three steps, ProfilerStep#5 to 7, of one rank of 4 (of tensor_parallel and pipeline: of
+    2).
+    """
     builder = TraceBuilder(pid=MAIN + 1000 * rank)
     sequence = dict(FIRST_SEQUENCE)
     rows = []
@@ -203,14 +238,23 @@ def parallel_trace(job: Job, rank: int) -> GeneratedTrace:
 
 
 def _run(
-    builder: TraceBuilder, job: Job, rank: int, step: int, origin: float, work: Work, sequence: dict[str, int]
+    builder: TraceBuilder,
+    job: Job,
+    rank: int,
+    step: int,
+    origin: float,
+    work: Work,
+    sequence: dict[str, int],
 ) -> list[ExpectedCollective]:
     """Launch one work; a collective's expected row."""
     thread = AUTOGRAD if work.phase == "backward" else MAIN
     start = origin + work.start
     if work.call is None:
         with builder.op(_NODE if work.phase == "backward" else "aten::mm", thread):
-            builder.launch(thread, DeviceWork(rank, COMPUTE_STREAM, "ampere_sgemm_128x64", start, work.duration))
+            builder.launch(
+                thread,
+                DeviceWork(rank, COMPUTE_STREAM, "ampere_sgemm_128x64", start, work.duration),
+            )
         return []
     call = work.call
     sequence[call.group] += 1
@@ -231,6 +275,13 @@ def _run(
 def _trace(builder: TraceBuilder, job: Job, rank: int) -> Trace:
     world_size = RANKS[job]
     names = dict(groups(job, rank).values()) if job == "tensor_data_parallel" else {}
-    config = [{"pg_name": name, "pg_size": len(ranks), "ranks": ranks} for name, ranks in names.items()]
-    distributed: Trace = {"backend": "nccl", "rank": rank, "world_size": world_size, "pg_count": 1 + len(config)}
+    config = [
+        {"pg_name": name, "pg_size": len(ranks), "ranks": ranks} for name, ranks in names.items()
+    ]
+    distributed: Trace = {
+        "backend": "nccl",
+        "rank": rank,
+        "world_size": world_size,
+        "pg_count": 1 + len(config),
+    }
     return builder.trace(["NVIDIA H100"] * world_size, distributed | {"pg_config": config})

@@ -1,23 +1,40 @@
-"""What a right analysis finds in a generated trace, counted on a raster of half microseconds; nothing here uses dpscope.
+"""What a right analysis finds in a generated trace, counted on a raster of half microseconds;
+nothing here uses dpscope.
 
-Every time of the generator is a multiple of half a microsecond. A set of cells is an integer, one bit a cell, counted from
-2,000 us before the trace's zero. `test_expected` compares these counts with steps worked out by hand.
+Every time of the generator is a multiple of half a microsecond. A set of cells is an integer, one
+bit a cell, counted from 2,000 us before the trace's zero. `test_expected` compares these counts
+with steps worked out by hand.
 """
 
 from collections.abc import Iterable
 
 from tests.generated_traces.builder import ZERO_US
-from tests.generated_traces.model import DP_BROADCAST_BYTES, DP_REDUCE_BYTES, ExpectedPhase, ExpectedStep, Trace
+from tests.generated_traces.model import (
+    DP_BROADCAST_BYTES,
+    DP_REDUCE_BYTES,
+    ExpectedPhase,
+    ExpectedStep,
+    Trace,
+)
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 FIRST_CELL_US = ZERO_US - 2000
 RANGES = ("host_to_device", "forward", "backward", "optimizer")
-PHASE_RANGES = ("host_to_device", "dp_scatter", "dp_replicate", "dp_parallel_apply", "dp_gather", "optimizer")
+PHASE_RANGES = (
+    "host_to_device",
+    "dp_scatter",
+    "dp_replicate",
+    "dp_parallel_apply",
+    "dp_gather",
+    "optimizer",
+)
 Steps = dict[tuple[int | None, int], ExpectedStep]
 
 
 def complete_events(trace: Trace, *categories: str) -> list[Trace]:
-    return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] in categories]
+    return [
+        event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] in categories
+    ]
 
 
 def span(event: Trace) -> tuple[float, float]:
@@ -43,7 +60,9 @@ def length_us(covered: int) -> float:
 
 def step_ranges(trace: Trace) -> dict[int, Trace]:
     ranges = complete_events(trace, "user_annotation")
-    return {int(e["name"].split("#")[1]): e for e in ranges if e["name"].startswith("ProfilerStep#")}
+    return {
+        int(e["name"].split("#")[1]): e for e in ranges if e["name"].startswith("ProfilerStep#")
+    }
 
 
 def launch_calls(trace: Trace) -> dict[int, Trace]:
@@ -81,8 +100,9 @@ def contains(outer: Trace, call: Trace) -> bool:
 
 
 def device_steps(trace: Trace, complete: bool = True) -> Steps:
-    """Of traces with devices. A step's window ends with its last event, where the next one begins; the first one's begins
-    with its first event. `complete`: whether the communication that the operators request has left kernels.
+    """Of traces with devices. A step's window ends with its last event, where the next one begins;
+    the first one's begins with its first event. `complete`: whether the communication that the
+    operators request has left kernels.
     """
     steps = by_step(trace)
     launched = [event for events in steps.values() for event in events]
@@ -93,11 +113,22 @@ def device_steps(trace: Trace, complete: bool = True) -> Steps:
         end = max(span(event)[1] for event in events)
         window = cells((begin, end))
         for device in {event["pid"] for event in launched}:
-            compute = covered_by(e for e in launched if e["pid"] == device and is_compute(e)) & window
-            communication = covered_by(e for e in launched if occupies(e, device) and is_communication(e)) & window
-            copies = [e for e in launched if e["pid"] == device and not is_compute(e) and not is_communication(e)]
+            compute = (
+                covered_by(e for e in launched if e["pid"] == device and is_compute(e)) & window
+            )
+            communication = (
+                covered_by(e for e in launched if occupies(e, device) and is_communication(e))
+                & window
+            )
+            copies = [
+                e
+                for e in launched
+                if e["pid"] == device and not is_compute(e) and not is_communication(e)
+            ]
             idle = window & ~compute & ~communication
-            host_copy = idle & covered_by(e for e in copies if "HtoD" in e["name"] or "DtoH" in e["name"])
+            host_copy = idle & covered_by(
+                e for e in copies if "HtoD" in e["name"] or "DtoH" in e["name"]
+            )
             own = [event for event in events if occupies(event, device)]
             table[device, step] = ExpectedStep(
                 device,
@@ -114,7 +145,9 @@ def device_steps(trace: Trace, complete: bool = True) -> Steps:
                 clipped_us=sum(length_us(covered_by([event]) & ~window) for event in own),
                 partial_window=begin == first,
                 collective_count=sum("nccl" in event["name"] for event in own),
-                phases={phase: _phase(found, device) for phase, found in _grouped(own, phases).items()},
+                phases={
+                    phase: _phase(found, device) for phase, found in _grouped(own, phases).items()
+                },
                 range_us={
                     name: length_us(covered_by(e for e in found if not is_communication(e)))
                     for name, found in _grouped(own, ranges).items()
@@ -127,20 +160,26 @@ def device_steps(trace: Trace, complete: bool = True) -> Steps:
 
 def _places(trace: Trace, kind: str) -> dict[int, str | None]:
     """By correlation of what is launched there: dpscope's range of it, or DataParallel's phase."""
-    ranges = [e for e in complete_events(trace, "user_annotation") if e["name"].startswith("dpscope::")]
+    ranges = [
+        e for e in complete_events(trace, "user_annotation") if e["name"].startswith("dpscope::")
+    ]
     reduces = [e for e in complete_events(trace, "cpu_op") if e["name"] == "BroadcastBackward"]
     if kind == "phase" and not any(event["name"] == "dpscope::dp_replicate" for event in ranges):
         return {}
     places: dict[int, str | None] = {}
     for correlation, call in launch_calls(trace).items():
-        inside = {event["name"].removeprefix("dpscope::") for event in ranges if contains(event, call)}
+        inside = {
+            event["name"].removeprefix("dpscope::") for event in ranges if contains(event, call)
+        }
         found: list[str | None]
         if kind == "range":
             found = [name for name in RANGES if name in inside] or [None]
         elif any(contains(event, call) for event in reduces):
             found = ["gradient_reduce"]
         else:
-            found = [name.removeprefix("dp_") for name in PHASE_RANGES if name in inside] or ["loss_backward"]
+            found = [name.removeprefix("dp_") for name in PHASE_RANGES if name in inside] or [
+                "loss_backward"
+            ]
         places[correlation] = found[0]
     return places
 
@@ -158,16 +197,24 @@ def _phase(events: list[Trace], device: int) -> ExpectedPhase:
     sizes = {"_Broadcast_": sum(DP_BROADCAST_BYTES), "_Reduce_": sum(DP_REDUCE_BYTES)}
     return ExpectedPhase(
         length_us(covered_by(events)),
-        copied_bytes=sum(event["args"].get("bytes", 0) for event in events if event["pid"] == device),
+        copied_bytes=sum(
+            event["args"].get("bytes", 0) for event in events if event["pid"] == device
+        ),
         collective_count=len(collectives),
-        collective_bytes=sum(size for kind, size in sizes.items() if any(kind in name for name in collectives)),
+        collective_bytes=sum(
+            size for kind, size in sizes.items() if any(kind in name for name in collectives)
+        ),
     )
 
 
 def cpu_steps(trace: Trace) -> Steps:
-    """Of traces without devices, on gloo: windows are the ranges of the steps, the last of which is not whole."""
+    """Of traces without devices, on gloo: windows are the ranges of the steps, the last of which is
+    not whole.
+    """
     operators = complete_events(trace, "cpu_op")
-    computing = covered_by(e for e in operators if not e["name"].startswith(("c10d::", "record_param_comms")))
+    computing = covered_by(
+        e for e in operators if not e["name"].startswith(("c10d::", "record_param_comms"))
+    )
     gloo = [e for e in complete_events(trace, "user_annotation") if e["name"].startswith("gloo:")]
     ranges = step_ranges(trace)
     table: Steps = {}

@@ -1,4 +1,6 @@
-"""What must be found in the generated traces: steps worked out by hand against the raster; how the traces are built."""
+"""What must be found in the generated traces: steps worked out by hand against the raster; how the
+traces are built.
+"""
 
 import re
 from itertools import pairwise
@@ -11,7 +13,13 @@ from tests.generated_traces.dp import dp_trace
 from tests.generated_traces.gloo import gloo_trace
 from tests.generated_traces.model import ExpectedPhase, GeneratedTrace
 from tests.generated_traces.parallel_jobs import RANKS, Job, parallel_trace
-from tests.generated_traces.raster import DEVICE_CATEGORIES, by_step, complete_events, launch_calls, span
+from tests.generated_traces.raster import (
+    DEVICE_CATEGORIES,
+    by_step,
+    complete_events,
+    launch_calls,
+    span,
+)
 from tests.helpers.generated_checks import TIMES
 from tests.helpers.paths import ROOT
 
@@ -31,7 +39,8 @@ DDP: dict[str, tuple[DdpOptions, int, tuple[_Times, ...]]] = {
     "3 us early": (DdpOptions(kernel_names="rccl"), 1, ((804, 642, 217, 136, 81, 32, 6, 81, 0),)),
     "late": (DdpOptions(straggler=0), 0, ((1304, 642, 214, 136, 78, 32, 6, 584, 0),)),
     "waiting, no buffers": (DdpOptions(straggler=0, buffers=False), 1, ((1304, 642, 736, 178, 558, 32, 6, 104, 0),)),
-    "lag": (DdpOptions(lag=True, unlaunched=True, extra_groups=True), 0, (  # an all-gather 20, an all-to-all 10, hidden
+    # an all-gather 20, an all-to-all 10, hidden
+    "lag": (DdpOptions(lag=True, unlaunched=True, extra_groups=True), 0, (
         (804, 642, 244, 166, 78, 44, 2, 84, 0),
         (840, 648, 244, 166, 78, 14, 2, 114, 30),
         (846, 654, 244, 166, 78, 2, 6, 114, 30),
@@ -59,15 +68,26 @@ DP: dict[tuple[str, str, int, int], tuple[_Times, ...]] = {
     ("peer_copy", "device", 4, 3): ((1378, 749, 67, 0, 67, 0, 0, 562, 0),),
 }
 RANGES = {
-    ("nccl", "host", 2, 0): {"host_to_device": 2, "forward": 375.5, "backward": 456, "optimizer": 160},
-    ("peer_copy", "device", 4, 0): {"host_to_device": 42, "forward": 335.5, "backward": 477, "optimizer": 160},
+    ("nccl", "host", 2, 0): {
+        "host_to_device": 2,
+        "forward": 375.5,
+        "backward": 456,
+        "optimizer": 160,
+    },
+    ("peer_copy", "device", 4, 0): {
+        "host_to_device": 42,
+        "forward": 335.5,
+        "backward": 477,
+        "optimizer": 160,
+    },
     ("peer_copy", "device", 4, 3): {"forward": 315, "backward": 434},
 }
 
-# Device 0: concatenations 17, then four broadcasts 96 or copies 31 to each other device; loss 6 + 8, backward 440, and 3 to
-# scatter the output's gradient to each other device; concatenation 8, then reductions 86 or additions 7 for each other device.
-# It receives outputs in 4, of three devices in 6, and gradients in 3 x (10 + 14), of which additions overlap 10.
-# Device 3: forward 100 + 90 + 125, backward 3 + 200 + 150 + 76, concatenation 8 and copies 10 + 14.
+# Device 0: concatenations 17, then four broadcasts 96 or copies 31 to each other device; loss 6 +
+# 8, backward 440, and 3 to scatter the output's gradient to each other device; concatenation 8,
+# then reductions 86 or additions 7 for each other device. It receives outputs in 4, of three
+# devices in 6, and gradients in 3 x (10 + 14), of which additions overlap 10. Device 3: forward 100
+# + 90 + 125, backward 3 + 200 + 150 + 76, concatenation 8 and copies 10 + 14.
 PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
     ("nccl", "host", 2, 0): {
         "host_to_device": ExpectedPhase(2, copied_bytes=2048),
@@ -99,9 +119,9 @@ PHASES: dict[tuple[str, str, int, int], dict[str, ExpectedPhase]] = {
     },
 }
 
-# Every step of each rank: compute, communication, hidden, exposed, idle of the first step, which begins with its first event,
-# and of the others. Rank 0 of the first job: kernels 100 + 100 + 10 + 100 + 80 + 100 + 50; all-reduces 60 + 60 + 60 and 640 to
-# 840; 460 to 520 under a kernel.
+# Every step of each rank: compute, communication, hidden, exposed, idle of the first step, which
+# begins with its first event, and of the others. Rank 0 of the first job: kernels 100 + 100 + 10 +
+# 100 + 80 + 100 + 50; all-reduces 60 + 60 + 60 and 640 to 840; 460 to 520 under a kernel.
 PARALLEL: dict[Job, tuple[tuple[float, ...], ...]] = {
     "tensor_data_parallel": (
         (540, 380, 60, 320, 20, 140),
@@ -132,7 +152,11 @@ def test_steps_of_ddp_by_hand(name: str) -> None:
     # Inputs 30, targets 2; with lag the next step's inputs are clipped, and the range is left out.
     first, last = steps[device, 5].range_us, steps[device, 7].range_us
     assert first == {"host_to_device": 32, "forward": 302, "backward": 290, "optimizer": 60}
-    assert last == ({} if options.lag else {"host_to_device": 32}) | {"forward": 302, "backward": 290, "optimizer": 72}
+    assert last == ({} if options.lag else {"host_to_device": 32}) | {
+        "forward": 302,
+        "backward": 290,
+        "optimizer": 72,
+    }
     counts = {"lag": 8, "waiting, no buffers": 3, "no communication": 0}
     assert {step.collective_count for step in steps.values()} == {counts.get(name, 5)}
 
@@ -152,18 +176,30 @@ def test_steps_of_data_parallel_by_hand(place: tuple[str, str, int, int]) -> Non
 
 @pytest.mark.parametrize("job", PARALLEL)
 def test_steps_of_other_jobs_by_hand(job: Job) -> None:
-    for rank, (compute, communication, hidden, exposed, idle_first, idle) in enumerate(PARALLEL[job]):
+    for rank, (compute, communication, hidden, exposed, idle_first, idle) in enumerate(
+        PARALLEL[job]
+    ):
         for (_, step), found in parallel_trace(job, rank).expected.steps.items():
-            measured = (compute, communication, hidden, exposed, 0, 0, idle_first if step == 5 else idle, 0)
+            measured = (
+                compute,
+                communication,
+                hidden,
+                exposed,
+                0,
+                0,
+                idle_first if step == 5 else idle,
+                0,
+            )
             assert times(found)[1:] == measured
 
 
 def test_steps_on_gloo_by_hand() -> None:
-    """Compute = 200 + 75 (forward) + 5 (loss) + 170 + 130 + 50 (backward) + 100, in the last step 140 (optimizer).
+    """Compute = 200 + 75 (forward) + 5 (loss) + 170 + 130 + 50 (backward) + 100, in the last step
+    140 (optimizer).
 
-    Communication: 6 (buffers), then the buckets' ranges from 505 (rank 3: 508) to 790 without a gap = 285, then 50 of the
-    metric's all-reduce, which outlasts the step by 30 except in the last, where all 80 count. Hidden = 130 (510 to 640) + 50
-    (650 to 700).
+    Communication: 6 (buffers), then the buckets' ranges from 505 (rank 3: 508) to 790 without a gap
+    = 285, then 50 of the metric's all-reduce, which outlasts the step by 30 except in the last,
+    where all 80 count. Hidden = 130 (510 to 640) + 50 (650 to 700).
     """
     for rank, world_size, late in ((0, 2, 0), (3, 4, 3)):
         steps = gloo_trace(rank, world_size).expected.steps
@@ -172,7 +208,11 @@ def test_steps_on_gloo_by_hand() -> None:
             (1000, 730, 341 - late, 180, 161 - late, None, None, 109 + late, 30),
             (1040, 770, 371 - late, 180, 191 - late, None, None, 79 + late, 0),
         ]
-        assert [step.window_us for step in steps.values()] == [(0, 1000), (1005, 2005), (2010, 3050)]
+        assert [step.window_us for step in steps.values()] == [
+            (0, 1000),
+            (1005, 2005),
+            (2010, 3050),
+        ]
         assert [step.partial_window for step in steps.values()] == [False, False, True]
         assert {step.collective_count for step in steps.values()} == {5}
 
@@ -220,4 +260,6 @@ def test_launches_come_first_threads_nest_and_streams_run_one_thing_at_a_time(na
 def test_the_generator_shares_no_code_with_dpscope() -> None:
     sources = [path.read_text() for path in (ROOT / "tests" / "generated_traces").glob("*.py")]
     assert len(sources) > 10
-    assert [text for text in sources if re.search(r"^ *(from|import) dpscope", text, re.MULTILINE)] == []
+    assert [
+        text for text in sources if re.search(r"^ *(from|import) dpscope", text, re.MULTILINE)
+    ] == []

@@ -8,17 +8,21 @@ from typing import Literal
 from tests.generated_traces.model import Trace
 
 Layout = Literal["kineto", "one_line", "indented"]
-_json = json.JSONEncoder(ensure_ascii=False).encode  # made once: a trace asks for tens of thousands of texts
+# made once: a trace asks for tens of thousands of texts
+_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def write_trace(trace: Trace, path: Path, layout: Layout = "kineto", keep: float = 1.0) -> Path:
     """Write a trace, compressed if the name ends in `.gz`, and return its path.
 
-    `keep` < 1 leaves out the end of the text, as a killed job does; the compressed file itself stays whole.
+    `keep` < 1 leaves out the end of the text, as a killed job does; the compressed file itself
+    stays whole.
     """
     text = trace_text(trace, layout).encode()
     text = text[: round(len(text) * keep)]
-    path.write_bytes(gzip.compress(text, compresslevel=1, mtime=0) if path.suffix == ".gz" else text)
+    path.write_bytes(
+        gzip.compress(text, compresslevel=1, mtime=0) if path.suffix == ".gz" else text
+    )
     return path
 
 
@@ -30,7 +34,9 @@ def cut_file(path: Path, keep: float) -> Path:
 
 
 def trace_text(trace: Trace, layout: Layout = "kineto") -> str:
-    """A trace's JSON: one event after another over several lines, all on one line, or indented throughout."""
+    """A trace's JSON: one event after another over several lines, all on one line, or indented
+    throughout.
+    """
     if layout == "one_line":
         return json.dumps(trace, ensure_ascii=False)
     if layout == "indented":
@@ -46,7 +52,9 @@ def _member(key: str, value: object) -> str:
 
 
 def _event_text(event: Trace) -> str:
-    """`{ph, cat, name, pid, tid` on the first line, times on the next, the arguments on separate lines."""
+    """`{ph, cat, name, pid, tid` on the first line, times on the next, the arguments on separate
+    lines.
+    """
     lines = ["  {", "   "]
     for key, value in event.items():
         if key == "args":
@@ -55,7 +63,9 @@ def _event_text(event: Trace) -> str:
             lines.append("   ")
         lines[-1] += f' "{key}": {_number(value) if key in ("ts", "dur") else _json(value)},'
     if "args" in event:
-        arguments = ", ".join(f"{_json(key)}: {_json(value)}" for key, value in event["args"].items())
+        arguments = ", ".join(
+            f"{_json(key)}: {_json(value)}" for key, value in event["args"].items()
+        )
         lines += ['    "args": {', f"      {arguments}", "    }"]
     return "\n".join([*lines, "  }"]).replace(",\n  }", "\n  }")
 

@@ -1,6 +1,8 @@
-"""Tests on GPUs: which are run here, each with its limit; verdicts are written as they come. `make gpu` runs them.
+"""Tests on GPUs: which are run here, each with its limit; verdicts are written as they come. `make
+gpu` runs them.
 
-`@pytest.mark.gpu(least=2, expected_s=30, limit_s=100)`: the GPUs it needs, how long it usually takes, and its time limit.
+`@pytest.mark.gpu(least=2, expected_s=30, limit_s=100)`: the GPUs it needs, how long it usually
+takes, and its time limit.
 """
 
 import json
@@ -59,7 +61,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     folder = os.environ.get(OUT_VARIABLE)
     if not folder or "tests/gpu" not in report.nodeid or (report.when != "call" and report.passed):
         return
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+    reason = (
+        report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+    )
     line = {
         "test": report.nodeid.partition("::")[2],
         "outcome": report.outcome,

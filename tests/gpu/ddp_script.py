@@ -1,4 +1,6 @@
-"""A training script with DDP and without dpscope, for `dpscope attach`: `torchrun ... tests/gpu/ddp_script.py STEPS`."""
+"""A training script with DDP and without dpscope, for `dpscope attach`: `torchrun ...
+tests/gpu/ddp_script.py STEPS`.
+"""
 
 import os
 import sys

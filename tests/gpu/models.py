@@ -12,7 +12,9 @@ LATE_S = 0.02
 
 
 def _late_on_rank_1(model: nn.Module, late_s: float = LATE_S) -> nn.Module:
-    """Before every forward rank 1 waits for its device and then `late_s`: work that is queued would hide the delay."""
+    """Before every forward rank 1 waits for its device and then `late_s`: work that is queued would
+    hide the delay.
+    """
 
     def wait(model: nn.Module, inputs: tuple[Tensor]) -> None:
         if os.environ.get("RANK") == "1":
@@ -37,5 +39,7 @@ def late_tiny() -> nn.Module:
 def channels_last() -> nn.Module:
     """ResNet-18 for CIFAR in channels_last, its batches too."""
     model = build_model("resnet18_cifar").model.to(memory_format=torch.channels_last)
-    model.register_forward_pre_hook(lambda model, inputs: inputs[0].contiguous(memory_format=torch.channels_last))
+    model.register_forward_pre_hook(
+        lambda model, inputs: inputs[0].contiguous(memory_format=torch.channels_last)
+    )
     return model

@@ -1,4 +1,5 @@
-"""A training script without dpscope: `python -m tests.gpu.plain_script DEVICE BATCH STEPS` prints its step time and peak memory.
+"""A training script without dpscope: `python -m tests.gpu.plain_script DEVICE BATCH STEPS` prints
+its step time and peak memory.
 
 Only the model is dpscope's, so that both train the same one.
 """

@@ -1,6 +1,8 @@
-"""Processes of a torchrun job for the tests on GPUs: `torchrun ... -m tests.gpu.ranks FOLDER WHAT KIND SIZE_BYTES`.
+"""Processes of a torchrun job for the tests on GPUs: `torchrun ... -m tests.gpu.ranks FOLDER WHAT
+KIND SIZE_BYTES`.
 
-WHAT is `memory` (rank 1 takes all there is, the others wait for it) or `all_reduce` (CALLS of them timed by device events).
+WHAT is `memory` (rank 1 takes all there is, the others wait for it) or `all_reduce` (CALLS of them
+timed by device events).
 """
 
 from collections.abc import Sequence

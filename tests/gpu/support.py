@@ -1,6 +1,8 @@
-"""The support bundle of the tests on GPUs: `python -m tests.gpu.support FOLDER` packs what a bug report needs into one file.
+"""The support bundle of the tests on GPUs: `python -m tests.gpu.support FOLDER` packs what a bug
+report needs into one file.
 
-In it are `dpscope bundle` of every run, without names of hosts and users, the verdicts, doctor's answers and the NVML record.
+In it are `dpscope bundle` of every run, without names of hosts and users, the verdicts, doctor's
+answers and the NVML record.
 """
 
 import subprocess
@@ -21,8 +23,18 @@ def pack(folder: Path) -> Path:
         for manifest in sorted(folder.glob("*/manifest.json")):
             run = manifest.parent
             packed = folder / f"{run.name}-bundle.zip"
-            command = [sys.executable, "-m", "dpscope.launch.cli", "bundle", str(run), "--output", str(packed)]
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            command = [
+                sys.executable,
+                "-m",
+                "dpscope.launch.cli",
+                "bundle",
+                str(run),
+                "--output",
+                str(packed),
+            ]
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=300, check=False
+            )
             if ended.returncode == 0:
                 bundle.write(packed, packed.name)
                 packed.unlink()

@@ -1,4 +1,5 @@
-"""dpscope itself checked on GPUs, the most valuable first: `make gpu`. Each test has a time limit and reports why it is skipped.
+"""dpscope itself checked on GPUs, the most valuable first: `make gpu`. Each test has a time limit
+and reports why it is skipped.
 
 Measured values are in verdicts.jsonl and in the JUnit file as properties of the test.
 """
@@ -24,7 +25,11 @@ from dpscope.launch.jobs.job_queue import attend_job
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.instruments.step_timer import BatchArrived
-from dpscope.profiling.machine.environment import collect_environment, torch_device_states, usable_device_states
+from dpscope.profiling.machine.environment import (
+    collect_environment,
+    torch_device_states,
+    usable_device_states,
+)
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import NvmlRecorder, bare_uuid, open_nvml
 from dpscope.profiling.records.run import Cell
@@ -52,14 +57,18 @@ def single(batch_size: int) -> Cell:
 
 @pytest.mark.gpu(expected_s=40, limit_s=150)
 def test_versions_driver_and_devices(bench: Bench, record_property: Record) -> None:
-    """doctor finds nothing that fails; the recorded GPUs are torch's; NVML's answers are the same when replayed."""
+    """doctor finds nothing that fails; the recorded GPUs are torch's; NVML's answers are the same
+    when replayed.
+    """
     ended = bench.dpscope("doctor", limit_s=140)
     (bench.folder / "doctor.txt").write_text(ended.stdout)
     environment = collect_environment(open_nvml(), on_gpus=True)
     for name in ("torch_version", "cuda_version", "nccl_version", "driver_version"):
         record_property(name, getattr(environment, name))
     uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(bench.gpus)]
-    assert [bare_uuid(one.uuid or "") for one in environment.accelerators] == [bare_uuid(uuid) for uuid in uuids]
+    assert [bare_uuid(one.uuid or "") for one in environment.accelerators] == [
+        bare_uuid(uuid) for uuid in uuids
+    ]
     record_property("devices", [one.name for one in environment.accelerators])
     assert ended.returncode == 0, ended.stdout
     nvml = open_nvml()
@@ -80,8 +89,12 @@ def test_an_all_reduce_over_all_gpus(bench: Bench, record_property: Record) -> N
 
 
 @pytest.mark.gpu(expected_s=10, limit_s=60)
-@pytest.mark.parametrize(("side", "products"), [(4096, 20), (32, 400)], ids=["large matmuls", "launch-bound"])
-def test_device_events_agree_with_the_wall_clock(side: int, products: int, record_property: Record) -> None:
+@pytest.mark.parametrize(
+    ("side", "products"), [(4096, 20), (32, 400)], ids=["large matmuls", "launch-bound"]
+)
+def test_device_events_agree_with_the_wall_clock(
+    side: int, products: int, record_property: Record
+) -> None:
     device = torch.device("cuda", 0)
     matrix = torch.ones(side, side, device=device)
 
@@ -91,14 +104,20 @@ def test_device_events_agree_with_the_wall_clock(side: int, products: int, recor
             torch.mm(matrix, matrix)
         return 1
 
-    difference = gpu_checks.events_over_wall(step, 50, device, lambda: torch.cuda.synchronize(device))
+    difference = gpu_checks.events_over_wall(
+        step, 50, device, lambda: torch.cuda.synchronize(device)
+    )
     record_property("difference", difference)
     assert difference <= 0.02
 
 
 @pytest.mark.gpu(expected_s=90, limit_s=250)
-def test_a_single_cell_against_a_plain_script(bench: Bench, single_run: Path, record_property: Record) -> None:
-    """The same model without dpscope, in its own process: step times within 2%, peak memory within 1%."""
+def test_a_single_cell_against_a_plain_script(
+    bench: Bench, single_run: Path, record_property: Record
+) -> None:
+    """The same model without dpscope, in its own process: step times within 2%, peak memory within
+    1%.
+    """
     analysis = bench.analysis(single_run)
     assert gpu_checks.problems(analysis) == []
     cell = next(row for row in analysis["cells"] if row["batch_size"] == 512)
@@ -112,8 +131,12 @@ def test_a_single_cell_against_a_plain_script(bench: Bench, single_run: Path, re
 
 
 @pytest.mark.gpu(expected_s=20, limit_s=200)
-def test_what_the_tracer_records_and_costs(bench: Bench, single_run: Path, record_property: Record) -> None:
-    """Kernels with their launches; busy time as added up by hand; traced over untraced steps at batches 32 and 512."""
+def test_what_the_tracer_records_and_costs(
+    bench: Bench, single_run: Path, record_property: Record
+) -> None:
+    """Kernels with their launches; busy time as added up by hand; traced over untraced steps at
+    batches 32 and 512.
+    """
     analysis = bench.analysis(single_run)
     costs = {row["batch_size"]: row["tracer_cost"] for row in analysis["cells"]}
     record_property("traced_over_untraced", costs)
@@ -127,12 +150,15 @@ def test_what_the_tracer_records_and_costs(bench: Bench, single_run: Path, recor
     assert launched >= 0.999
     assert busy <= 0.01
     assert known(gpu_checks.step_difference(analysis, single(512).name)) <= 0.001
-    assert costs[512] <= 1.5 * PATIENCE  # at batch 32 the host launches, and the tracer slows the host
+    # at batch 32 the host launches, and the tracer slows the host
+    assert costs[512] <= 1.5 * PATIENCE
 
 
 @pytest.mark.gpu(least=2, expected_s=90, limit_s=300)
 def test_ddp_on_two_gpus(bench: Bench, ddp_run: Path, record_property: Record) -> None:
-    """All-reduces move the gradients' bytes in DDP's buckets, are numbered and matched; their span agrees with DDP's counters."""
+    """All-reduces move the gradients' bytes in DDP's buckets, are numbered and matched; their span
+    agrees with DDP's counters.
+    """
     analysis = bench.analysis(ddp_run)
     cell = Cell(strategy="ddp", devices=2, batch_size=512)
     measured = repeat_of(ddp_run, cell)
@@ -157,7 +183,9 @@ def test_overlap_by_nccl_engine(bench: Bench, record_property: Record) -> None:
 
 @pytest.mark.gpu(least=2, expected_s=60, limit_s=250)
 def test_data_parallel_on_two_gpus(bench: Bench, record_property: Record) -> None:
-    """Broadcasts and reduces are as many on each device; peer copies have their devices and bytes."""
+    """Broadcasts and reduces are as many on each device; peer copies have their devices and
+    bytes.
+    """
     run = bench.run("data_parallel")
     (path,) = repeat_of(run, Cell(strategy="dp", devices=2, batch_size=512)).traces()
     events = gpu_checks.trace_events(path)
@@ -165,7 +193,9 @@ def test_data_parallel_on_two_gpus(bench: Bench, record_property: Record) -> Non
     copies = gpu_checks.peer_copies(events)
     record_property("trace", str(path))
     record_property("nccl_kernels", {kind: dict(counts) for kind, counts in kernels.items()})
-    record_property("peer_copies", {f"{source} to {target}": size for (source, target), size in copies.items()})
+    record_property(
+        "peer_copies", {f"{source} to {target}": size for (source, target), size in copies.items()}
+    )
     assert gpu_checks.problems(bench.analysis(run)) == []
     for counts in kernels.values():
         assert len(set(counts.values())) <= 1, "as many on each device"
@@ -174,7 +204,9 @@ def test_data_parallel_on_two_gpus(bench: Bench, record_property: Record) -> Non
 
 
 @pytest.mark.gpu(least=2, expected_s=60, limit_s=200)
-def test_a_calibrated_all_reduce_against_device_events(bench: Bench, record_property: Record) -> None:
+def test_a_calibrated_all_reduce_against_device_events(
+    bench: Bench, record_property: Record
+) -> None:
     """64 MiB over two GPUs: the calibration's median against the mean of 50 calls, within 10%."""
     size = 64 * MIB
     calibration = bench.calibration("calibration", CALIBRATION, limit_s=150)
@@ -190,7 +222,10 @@ def test_a_calibrated_all_reduce_against_device_events(bench: Bench, record_prop
 def torchrun(folder: Path, processes: int, what: str, kind: str, size_bytes: int = 0) -> JobOutcome:
     """A job of `tests.gpu.ranks` in a folder."""
     folder.mkdir(parents=True)
-    stop, worker = StopRequest(), ("-m", "tests.gpu.ranks", str(folder), what, kind, str(size_bytes))
+    stop, worker = (
+        StopRequest(),
+        ("-m", "tests.gpu.ranks", str(folder), what, kind, str(size_bytes)),
+    )
     job = Job(name=what, program=worker, folder=JobFolder(folder), threads=1, processes=processes)
     with stop.listening():
         return attend_job(job, ranks.JOB_S, what, stop, Console(stderr=True))
@@ -202,7 +237,9 @@ def test_nvml_under_load_against_idle(bench: Bench, record_property: Record) -> 
     device, nvml = torch.device("cuda", 0), open_nvml()
     if bench.virtual:
         pytest.skip("the power and clock of a virtual GPU are constant")
-    look = partial(torch_device_states, nvml, None, {0: str(torch.cuda.get_device_properties(0).uuid)})
+    look = partial(
+        torch_device_states, nvml, None, {0: str(torch.cuda.get_device_properties(0).uuid)}
+    )
     torch.cuda.synchronize(device)
     time.sleep(2.0)
     idle = look()
@@ -224,7 +261,9 @@ def test_nvml_under_load_against_idle(bench: Bench, record_property: Record) -> 
 
 @pytest.mark.gpu(expected_s=40, limit_s=150)
 def test_out_of_memory_on_one_rank(bench: Bench, record_property: Record) -> None:
-    """Its peer waits in a collective: the job ends within 60 s, is reported as what it is, and the memory is free again."""
+    """Its peer waits in a collective: the job ends within 60 s, is reported as what it is, and the
+    memory is free again.
+    """
     last = min(1, bench.gpus - 1)
     free_before = torch.cuda.mem_get_info(last)[0]
     began_s = time.monotonic()

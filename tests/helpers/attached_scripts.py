@@ -1,4 +1,6 @@
-"""Scripts of one process, run and measured in the test's process, and their measurements read from the run folder."""
+"""Scripts of one process, run and measured in the test's process, and their measurements read from
+the run folder.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,7 +52,11 @@ def loss_of(model: nn.Module, samples: int) -> Tensor:
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, samples: int = 8, micro_batches: int = 1
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    samples: int = 8,
+    micro_batches: int = 1,
 ) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
@@ -92,8 +98,12 @@ def timed_steps(samples: pd.DataFrame) -> list[int]:
     return list(samples[samples["measuring_pass"] == "timed"]["step"])
 
 
-def counting_backend(graphs: list[int]) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:
-    """A backend for torch.compile that runs each graph unchanged and records its number of inputs."""
+def counting_backend(
+    graphs: list[int],
+) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:
+    """A backend for torch.compile that runs each graph unchanged and records its number of
+    inputs.
+    """
 
     def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
         graphs.append(len(inputs))

@@ -1,7 +1,9 @@
-"""A headless Chromium, driven through its DevTools pipe: pages of this machine only, every request to others refused.
+"""A headless Chromium, driven through its DevTools pipe: pages of this machine only, every request
+to others refused.
 
-Protocol: https://chromedevtools.github.io/devtools-protocol/; with --remote-debugging-pipe messages are JSON ended by a
-zero byte, read by the browser on descriptor 3 and written on 4. Enough for tests, and no package to install.
+Protocol: https://chromedevtools.github.io/devtools-protocol/; with --remote-debugging-pipe messages
+are JSON ended by a zero byte, read by the browser on descriptor 3 and written on 4. Enough for
+tests, and no package to install.
 """
 
 import json
@@ -16,12 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 _LIMIT_S = 60
 
 
 class Browser:
-    """One page; `errors` collects exceptions and error messages of its console, `requests` the URLs it requested."""
+    """One page; `errors` collects exceptions and error messages of its console, `requests` the URLs
+    it requested.
+    """
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -31,7 +37,9 @@ class Browser:
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call("Network.setBlockedURLs", urls=["http://*", "https://*", "ws://*", "wss://*"])
@@ -52,7 +60,9 @@ class Browser:
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + _LIMIT_S
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._answers], [], [], max(0.0, deadline - time.monotonic())
+            )
             assert ready, "the browser does not answer"
             read = os.read(self._answers, 1 << 16)
             assert read, "the browser has ended"
@@ -76,7 +86,11 @@ class Browser:
     def show(self, width: int, height: int = 900, dark: bool = False) -> None:
         """Set the window's size and the colour scheme that the user prefers."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -85,13 +99,18 @@ class Browser:
         """Load a file and wait until it is there and drawn."""
         self.call("Page.navigate", url=page.resolve().as_uri())
         deadline = time.monotonic() + _LIMIT_S
-        while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
+        while (
+            self.run("document.readyState") != "complete"
+            or self.run("location.href") == "about:blank"
+        ):
             assert time.monotonic() < deadline, "the page does not load"
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -111,7 +130,8 @@ def browser(profile: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
     command_end, commands = os.pipe()
     answers, answer_end = os.pipe()
-    # The browser's ends become its descriptors 3 and 4, by way of numbers that neither of them can have.
+    # The browser's ends become its descriptors 3 and 4, by way of numbers that neither of them can
+    # have.
     shell = f'exec 100<&{command_end} 101>&{answer_end} 3<&100 4>&101; exec "$0" "$@"'
     process = subprocess.Popen(
         [

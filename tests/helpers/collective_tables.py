@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 
-def rank_table(rank: int, rows: Sequence[Mapping[str, object]], device: int | None = 0) -> pd.DataFrame:
+def rank_table(
+    rank: int, rows: Sequence[Mapping[str, object]], device: int | None = 0
+) -> pd.DataFrame:
     defaults: dict[str, object] = {
         "rank": rank, "device": device, "step": 1, "kind": "all_reduce", "group": "0", "sequence": None,
         "bytes": 1_000_000, "group_size": 2, "start_us": 0.0,
@@ -18,9 +20,15 @@ def rank_table(rank: int, rows: Sequence[Mapping[str, object]], device: int | No
     return table
 
 
-def matched_rows(*rows: tuple[int, int | None, int | None, float, float | None, float | None]) -> pd.DataFrame:
-    """rank, device, step, start_us, transfer_us, wait_us of one collective each; unmatched if these are None, and 50 us long."""
-    table = pd.DataFrame(rows, columns=["rank", "device", "step", "start_us", "transfer_us", "wait_us"])
+def matched_rows(
+    *rows: tuple[int, int | None, int | None, float, float | None, float | None],
+) -> pd.DataFrame:
+    """rank, device, step, start_us, transfer_us, wait_us of one collective each; unmatched if these
+    are None, and 50 us long.
+    """
+    table = pd.DataFrame(
+        rows, columns=["rank", "device", "step", "start_us", "transfer_us", "wait_us"]
+    )
     table[["rank", "device", "step"]] = table[["rank", "device", "step"]].astype("Int64")
     table = table.astype({"start_us": "float64", "transfer_us": "Float64", "wait_us": "Float64"})
     matched = pd.array(range(len(table)), dtype="Int64")

@@ -1,8 +1,10 @@
-"""torch's own nn.DataParallel, with dpscope's names and tracer, on two devices: run as a separate process.
+"""torch's own nn.DataParallel, with dpscope's names and tracer, on two devices: run as a separate
+process.
 
     python -m tests.helpers.data_parallel_scenario GUARD OUT
 
-OUT/results.json: the results and what moved between devices, OUT/*.json.gz the traces with and without all threads.
+OUT/results.json: the results and what moved between devices, OUT/*.json.gz the traces with and
+without all threads.
 """
 
 import copy
@@ -35,7 +37,15 @@ class Shifted(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """`values` and the buffer."""
         dtype = str(torch.get_autocast_dtype(NAME)) if torch.is_autocast_enabled(NAME) else "off"
-        SEEN.append((self.name, values.device.index, threading.get_native_id(), torch.is_grad_enabled(), dtype))
+        SEEN.append(
+            (
+                self.name,
+                values.device.index,
+                threading.get_native_id(),
+                torch.is_grad_enabled(),
+                dtype,
+            )
+        )
         return values + self.shift
 
 
@@ -48,16 +58,22 @@ class Checkpointed(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Of the inner module."""
-        answer: Tensor = checkpoint(self.inner, values, use_reentrant=False, preserve_rng_state=False)
+        answer: Tensor = checkpoint(
+            self.inner, values, use_reentrant=False, preserve_rng_state=False
+        )
         return answer
 
 
 def model(checkpointed: bool = False) -> nn.Module:
     """Two large layers, whose gradients take two chunks, between small ones."""
     torch.manual_seed(0)
-    middle: nn.Module = nn.Sequential(nn.Linear(4, 8), Shifted("middle"), nn.ReLU(), nn.Linear(8, 8))
+    middle: nn.Module = nn.Sequential(
+        nn.Linear(4, 8), Shifted("middle"), nn.ReLU(), nn.Linear(8, 8)
+    )
     middle = Checkpointed(middle) if checkpointed else middle
-    return nn.Sequential(middle, nn.Linear(8, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, 2))
+    return nn.Sequential(
+        middle, nn.Linear(8, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, 2)
+    )
 
 
 def wrapped(inner: nn.Module) -> Any:
@@ -93,13 +109,17 @@ def traced(samples: Tensor, folder: Path, all_threads: bool) -> None:
 
 
 def autocast(samples: Tensor) -> dict[str, list[str]]:
-    """The dtype in the replicas' threads: of autocast around DataParallel, and of dpscope's wrapper within it."""
+    """The dtype in the replicas' threads: of autocast around DataParallel, and of dpscope's wrapper
+    within it.
+    """
     from dpscope.launch.workload.models import AutocastModel
 
     results = {}
     for name in ("around", "within"):
         inner = move_to_first(model())
-        parallel = wrapped(AutocastModel(inner, NAME, torch.bfloat16) if name == "within" else inner)
+        parallel = wrapped(
+            AutocastModel(inner, NAME, torch.bfloat16) if name == "within" else inner
+        )
         SEEN.clear()
         around = torch.autocast(NAME, torch.bfloat16, enabled=name == "around")
         with torch.autocast("cpu", torch.bfloat16, enabled=False), torch.no_grad(), around:

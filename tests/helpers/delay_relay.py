@@ -1,7 +1,8 @@
-"""A link with a delay between two hosts: `python delay_relay.py NAMESPACE NAMESPACE DELAY_MS` until its standard input ends.
+"""A link with a delay between two hosts: `python delay_relay.py NAMESPACE NAMESPACE DELAY_MS` until
+its standard input ends.
 
-The kernel's own way, netem, is not in every kernel. A TUN device in each namespace (10.199.9.1 and .2); what one sends is kept
-for the delay and given to the other. Prints a line once both are there.
+The kernel's own way, netem, is not in every kernel. A TUN device in each namespace (10.199.9.1 and
+.2); what one sends is kept for the delay and given to the other. Prints a line once both are there.
 """
 
 import ctypes
@@ -25,7 +26,9 @@ def _device(namespace: str, number: int) -> int:
     assert ctypes.CDLL(None, use_errno=True).setns(entered, 0) == 0, os.strerror(ctypes.get_errno())
     os.close(entered)
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(device, _SET_INTERFACE, struct.pack("16sH", DEVICE.encode(), _TUN | _WITHOUT_HEADER))
+    fcntl.ioctl(
+        device, _SET_INTERFACE, struct.pack("16sH", DEVICE.encode(), _TUN | _WITHOUT_HEADER)
+    )
     addresses = (f"10.199.9.{number}/24", "dev", DEVICE)
     for words in (("addr", "add", *addresses), ("link", "set", DEVICE, "mtu", "9000", "up")):
         subprocess.run(["ip", *words], check=True)
@@ -49,7 +52,9 @@ def _relay(devices: list[int], delay_s: float) -> None:
                 except BlockingIOError:
                     break
                 count += 1
-                heapq.heappush(kept, (time.monotonic() + delay_s, count, devices[1 - index], packet))
+                heapq.heappush(
+                    kept, (time.monotonic() + delay_s, count, devices[1 - index], packet)
+                )
         while kept and kept[0][0] <= time.monotonic():
             _, _, device, packet = heapq.heappop(kept)
             os.write(device, packet)

@@ -1,8 +1,10 @@
-"""What dpscope does on devices, on the double of torch.cuda: run as a separate process, which records what happened.
+"""What dpscope does on devices, on the double of torch.cuda: run as a separate process, which
+records what happened.
 
     python -m tests.helpers.device_scenarios OUT
 
-OUT/results.json: by scenario its calls, each (what, device, ...), and the numbers that came out; `executed`: dpscope's lines.
+OUT/results.json: by scenario its calls, each (what, device, ...), and the numbers that came out;
+`executed`: dpscope's lines.
 """
 
 import json
@@ -23,7 +25,8 @@ from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.recorded_group import DoubleDataParallel, DoubleDdp, RecordedGroup
 from tests.helpers.recording_device import OnRecordingDevices, RecordingDevices, install
 
-UUIDS = ("bbbb", "aaaa", "cccc", "dddd")  # the first two in another order than NVML's, which does not know the others
+# the first two in another order than NVML's, which does not know the others
+UUIDS = ("bbbb", "aaaa", "cccc", "dddd")
 STEP_US = 125_000.0  # a forward's loss
 PIECE_US = 100.0  # a product of matrices
 BYTE_US = 1 / 1000  # a collective: 10 us and 1 GB/s
@@ -34,11 +37,15 @@ GROUP = RecordedGroup(DEVICES, rank=1, world_size=2, script=lambda size: 10 + si
 def _place(rank: int, size: int, report: Callable[[str], None] = lambda state: None) -> Any:
     from dpscope.launch.jobs.worker_process import TorchrunPlace
 
-    return TorchrunPlace(rank=rank, local_rank=rank, world_size=size, local_world_size=size, node=0, report=report)
+    return TorchrunPlace(
+        rank=rank, local_rank=rank, world_size=size, local_world_size=size, node=0, report=report
+    )
 
 
 def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
-    """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is 1."""
+    """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is
+    1.
+    """
     from dpscope.launch.jobs.worker_process import leave_group
     from dpscope.launch.measuring.cell import run_cell
     from dpscope.launch.measuring.worker_arguments import WorkerJob
@@ -48,7 +55,9 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     from dpscope.profiling.store.folders import RunFolder
 
     cell = Cell(strategy=strategy, devices=devices, batch_size=2)  # type: ignore[arg-type]
-    config = load_config(None, {"model": "tiny_models:tiny", "steps": 3, "traced_steps": 1, "samples": 64})
+    config = load_config(
+        None, {"model": "tiny_models:tiny", "steps": 3, "traced_steps": 1, "samples": 64}
+    )
     folder = RunFolder(out).repeat(cell, 0)
     job = WorkerJob(config=config, cell=cell, repeat=0, kind="cuda", threads=1, folder=folder)
     folder.path.mkdir(parents=True)
@@ -67,14 +76,18 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     return {
         "rank": json.loads(folder.rank_path(place.node, place.rank).read_bytes()),
         "passes": passes,
-        "samples": [list(row) for row in zip(samples["measuring_pass"], samples["step_us"], strict=True)],
+        "samples": [
+            list(row) for row in zip(samples["measuring_pass"], samples["step_us"], strict=True)
+        ],
         "counted": len(read_json(counters, list)) if counters.exists() else 0,
         "traces": [path.name for path in folder.traces()],
     }
 
 
 def calibration(out: Path, piece_us: float = PIECE_US, queueing_us: float = 0.0) -> dict[str, Any]:
-    """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
+    """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of
+    matrices.
+    """
     DEVICES.work_us["mm"] = piece_us
     GROUP.queueing_us = queueing_us
     from dpscope.launch.calibration.collective_timing import measure
@@ -84,7 +97,9 @@ def calibration(out: Path, piece_us: float = PIECE_US, queueing_us: float = 0.0)
         device="cuda", devices=(2,), collectives=("all_reduce",), iterations=3, warmup_iterations=1,
         chosen_sizes=(4096, 8192), timeout_s=900.0,
     )  # fmt: skip
-    timed = measure(settings, _place(1, 2), lambda found: DEVICES.note("kept", None, len(found.points)))
+    timed = measure(
+        settings, _place(1, 2), lambda found: DEVICES.note("kept", None, len(found.points))
+    )
     torch.distributed.destroy_process_group()
     return {
         "times_us": {point.size_bytes: point.times_us for point in timed.points},
@@ -102,7 +117,9 @@ def calibration(out: Path, piece_us: float = PIECE_US, queueing_us: float = 0.0)
 
 
 def steps(out: Path) -> dict[str, Any]:
-    """Steps on device 3 whose batches come after 20 ms and are computed in 60 ms or in 5, launched without waiting."""
+    """Steps on device 3 whose batches come after 20 ms and are computed in 60 ms or in 5, launched
+    without waiting.
+    """
     from dpscope.profiling.instruments.step_timer import time_block
 
     device = torch.device("cuda", 3)
@@ -115,7 +132,10 @@ def steps(out: Path) -> dict[str, Any]:
             return 4
 
         block, samples = time_block(step, 3, device, lambda: DEVICES.synchronise(device))
-        times = {"step_us": [one.step_us for one in samples], "wait_us": [one.data_wait_us for one in samples]}
+        times = {
+            "step_us": [one.step_us for one in samples],
+            "wait_us": [one.data_wait_us for one in samples],
+        }
         return {**times, "block_wait_s": block.data_wait_s}
 
     return {"busy": timed(60_000.0), "idle": timed(5000.0)}
@@ -132,21 +152,36 @@ def attached(out: Path) -> dict[str, Any]:
         DEVICES.streams[2].queue(700.0)
         window.step_ended(None)  # type: ignore[arg-type]
     window.end()
-    return {"step_us": window.durations_us, "memory": [(one.device, one.allocated_bytes) for one in window.memory]}
+    return {
+        "step_us": window.durations_us,
+        "memory": [(one.device, one.allocated_bytes) for one in window.memory],
+    }
 
 
 def failures(out: Path) -> dict[str, Any]:
-    """What a process writes down where memory ran out, as torch, cuBLAS and NCCL say it, or a collective was given up."""
+    """What a process writes down where memory ran out, as torch, cuBLAS and NCCL say it, or a
+    collective was given up.
+    """
     from dpscope.launch.jobs.job_outcome import read_failures, write_failure
 
     gib = 1 << 30
-    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
-    watchdog = RuntimeError("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)")
+    cublas = RuntimeError(
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    )
+    watchdog = RuntimeError(
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
+    )
     used: dict[str, tuple[Exception, list[int]]] = {
-        "torch": (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), [gib] * 4),
+        "torch": (
+            torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            [gib] * 4,
+        ),
         "cublas_full": (cublas, [gib, 39 * gib, gib, gib]),
         "cublas_free": (cublas, [gib] * 4),
-        "nccl": (RuntimeError("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)"), [39 * gib] * 4),
+        "nccl": (
+            RuntimeError("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)"),
+            [39 * gib] * 4,
+        ),
         "given_up": (watchdog, [gib] * 4),
     }
     notes = {}
@@ -181,7 +216,9 @@ def _four_present() -> None:
 
 
 def machine(out: Path) -> dict[str, Any]:
-    """`doctor`'s checks, the devices of `--device`, the environment where NVML knows no GPU, generators' states."""
+    """`doctor`'s checks, the devices of `--device`, the environment where NVML knows no GPU,
+    generators' states.
+    """
     from dpscope.launch.commands import doctor
     from dpscope.launch.jobs import devices as jobs_devices
     from dpscope.launch.jobs.all_reduce_check import _reduce
@@ -191,7 +228,11 @@ def machine(out: Path) -> dict[str, Any]:
 
     DEVICES.peers = {(0, 1)}
     _four_present()
-    checks = {"devices": doctor._devices(), "backends": doctor._backends(), "peer access": doctor._peer_access()}
+    checks = {
+        "devices": doctor._devices(),
+        "backends": doctor._backends(),
+        "peer access": doctor._peer_access(),
+    }
     setattr(torch.version, "hip", "6.4")  # noqa: B010 (typed as a constant)
     checks["driver"] = doctor._driver()
     setattr(torch.version, "hip", None)  # noqa: B010
@@ -233,7 +274,9 @@ def planning(out: Path) -> dict[str, Any]:
 
     _four_present()
     counts = calibration_settings(device="cuda").devices
-    mixed = _further_arguments(CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0))["mixed_precision"]
+    mixed = _further_arguments(
+        CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0)
+    )["mixed_precision"]
     DEVICES.count = 1
     refused = [
         refusal(lambda: calibration_settings(device="cuda")),
@@ -260,7 +303,9 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 class _Profile(torch.profiler.profile):
-    """torch's own of the CPU: without a driver it would fill the log for every event of a device."""
+    """torch's own of the CPU: without a driver it would fill the log for every event of a
+    device.
+    """
 
     def __init__(self, activities: list[Any], **options: Any) -> None:
         DEVICES.note("profile", None, sorted(activity.name for activity in activities))
@@ -277,7 +322,9 @@ class _Profile(torch.profiler.profile):
 
 @contextmanager
 def doubles_in_place() -> Iterator[None]:
-    """torch.cuda, torch.distributed and NVML doubled, tensors on the host, and a host's clock that only work moves."""
+    """torch.cuda, torch.distributed and NVML doubled, tensors on the host, and a host's clock that
+    only work moves.
+    """
     install(DEVICES)
     GROUP.install()
     from dpscope.launch.measuring import cell
@@ -305,7 +352,9 @@ def main() -> None:
     out = Path(sys.argv[1])
     os.environ["KINETO_LOG_LEVEL"] = "99"
     sys.path.insert(0, str(USER_MODELS))
-    coverage = Coverage(data_file=None, config_file=False, include=[f"{ROOT}/launch/*", f"{ROOT}/profiling/*"])
+    coverage = Coverage(
+        data_file=None, config_file=False, include=[f"{ROOT}/launch/*", f"{ROOT}/profiling/*"]
+    )
     results: dict[str, Any] = {}
     with coverage.collect(), doubles_in_place():
         for name, scenario in SCENARIOS.items():

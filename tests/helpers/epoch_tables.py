@@ -9,5 +9,6 @@ SINGLE = (
     "s,r,4x NVIDIA L4,1000000,1000,single,10,global,1,100,,output,\n"
     "s,r,4x NVIDIA L4,1000000,1000,single,20,global,1,80,,output,\n"
 )
-DDP = "s,r,4x NVIDIA L4,1000000,1000,ddp,20,global,2,55,,output,\n"  # b = 10: 55 - 100/2 = 5 s added
+# b = 10: 55 - 100/2 = 5 s added
+DDP = "s,r,4x NVIDIA L4,1000000,1000,ddp,20,global,2,55,,output,\n"
 SOUND = HEAD + SINGLE + DDP

@@ -1,10 +1,12 @@
-"""A process that has imported torch and forks into the programs that tests start: the import takes two seconds of CPU time.
+"""A process that has imported torch and forks into the programs that tests start: the import takes
+two seconds of CPU time.
 
     python -m tests.helpers.fork_server PARENT LISTENER
 
-`forks` starts one for this process, with which it ends. A program that child_start hands to it runs in a fork, which has the
-environment, folder, files and command line of the process that was started, also in /proc, and gets its signals. The fork ends
-with that process, which ends as the fork does. What importing torch computes, such as its number of threads, is the server's.
+`forks` starts one for this process, with which it ends. A program that child_start hands to it runs
+in a fork, which has the environment, folder, files and command line of the process that was
+started, also in /proc, and gets its signals. The fork ends with that process, which ends as the
+fork does. What importing torch computes, such as its number of threads, is the server's.
 """
 
 import atexit
@@ -35,7 +37,9 @@ _LONGEST_REQUEST = 200_000
 
 @contextlib.contextmanager
 def forks() -> Iterator[None]:
-    """Meanwhile, processes that this one starts become forks where child_start says so; pytest within pytest has its server."""
+    """Meanwhile, processes that this one starts become forks where child_start says so; pytest
+    within pytest has its server.
+    """
     if VARIABLE in os.environ:
         yield
         return
@@ -48,7 +52,9 @@ def forks() -> Iterator[None]:
 
 @functools.cache
 def server(*changes: tuple[str, str]) -> str:
-    """The socket of this process's server whose environment has these changes, such as libraries to load first."""
+    """The socket of this process's server whose environment has these changes, such as libraries to
+    load first.
+    """
     folder = tempfile.mkdtemp(prefix="dpscope-forks-")
     atexit.register(shutil.rmtree, folder)
     path = os.path.join(folder, "socket")
@@ -59,7 +65,12 @@ def server(*changes: tuple[str, str]) -> str:
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(number), _RESERVED]
         room = {**os.environ, **dict(changes), "ROOM": _RESERVED}
         subprocess.Popen(
-            command, pass_fds=[number], cwd=ROOT, env=room, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[number],
+            cwd=ROOT,
+            env=room,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     return path
 
@@ -72,7 +83,9 @@ def main() -> None:
 
 
 def _serve(listener: socket.socket) -> list[str]:
-    """Fork for each request, and tell who asked how the fork ended; in a fork, return its program."""
+    """Fork for each request, and tell who asked how the fork ended; in a fork, return its
+    program.
+    """
     woken, waker = socket.socketpair()
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -114,14 +127,21 @@ def _become(
     folder: str,
     environment: dict[str, str],
 ) -> list[str]:
-    """Take the place of the process that asked, whose standard files and namespaces are `files`; returns its program."""
+    """Take the place of the process that asked, whose standard files and namespaces are `files`;
+    returns its program.
+    """
     fcntl.fcntl(client, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(client, fcntl.F_SETFL, os.O_ASYNC)  # its end closes the connection, whose SIGIO ends this process
+    # its end closes the connection, whose SIGIO ends this process
+    fcntl.fcntl(client, fcntl.F_SETFL, os.O_ASYNC)
     client.detach()
     os.setsid()
     for namespace in files[3:]:
-        if os.fstat(namespace).st_ino not in {os.stat(f"/proc/self/ns/{kind}").st_ino for kind in _NAMESPACES}:
-            assert ctypes.CDLL(None).setns(namespace, 0) == 0, "cannot enter the namespace of the process that asked"
+        if os.fstat(namespace).st_ino not in {
+            os.stat(f"/proc/self/ns/{kind}").st_ino for kind in _NAMESPACES
+        }:
+            assert ctypes.CDLL(None).setns(namespace, 0) == 0, (
+                "cannot enter the namespace of the process that asked"
+            )
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
     for file in files:
@@ -129,7 +149,11 @@ def _become(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
+    sys.path[1:1] = [
+        one
+        for one in environment.get("PYTHONPATH", "").split(os.pathsep)
+        if one and one not in sys.path
+    ]
     _show_in_proc(command, environment)
     return program
 
@@ -138,7 +162,10 @@ def _show_in_proc(command: list[str], environment: dict[str, str]) -> None:
     """Overwrite what /proc shows of this process: both lie in its memory, one after the other."""
     with open("/proc/self/stat") as file:
         start, arguments_end, _, end = map(int, file.read().split()[-5:-1])
-    texts = [[part.encode() + b"\0" for part in of] for of in (command, [f"{k}={v}" for k, v in environment.items()])]
+    texts = [
+        [part.encode() + b"\0" for part in of]
+        for of in (command, [f"{k}={v}" for k, v in environment.items()])
+    ]
     arguments, variables = (b"".join(of) for of in texts)
     room = arguments_end - start, end - arguments_end
     assert len(arguments) <= room[0], "the command line is longer than the room for it"

@@ -1,9 +1,11 @@
-"""Ranks of one job as forks of a process that has imported torch for all of them: that takes two seconds of CPU time.
+"""Ranks of one job as forks of a process that has imported torch for all of them: that takes two
+seconds of CPU time.
 
     python forked_ranks.py FOLDER COUNT [-m] PROGRAM ARGUMENTS
 
-Each rank runs the program as Python does when it is started with it, with its own environment, output and signals. Ranks share
-what imports compute, such as the seed of hashes. Output goes to FOLDER/<rank>.out and .err, exit statuses are printed.
+Each rank runs the program as Python does when it is started with it, with its own environment,
+output and signals. Ranks share what imports compute, such as the seed of hashes. Output goes to
+FOLDER/<rank>.out and .err, exit statuses are printed.
 """
 
 import atexit
@@ -38,8 +40,12 @@ def import_for_ranks() -> None:
     gc.freeze()  # nothing of it is visited, and thereby copied, in a rank
 
 
-def fork_ranks(environments: Sequence[Mapping[str, str]], outputs: Sequence[tuple[BinaryIO, BinaryIO]]) -> list[int]:
-    """Process ids of ranks with these variables in addition, which write into files; each raises `InRank` from here."""
+def fork_ranks(
+    environments: Sequence[Mapping[str, str]], outputs: Sequence[tuple[BinaryIO, BinaryIO]]
+) -> list[int]:
+    """Process ids of ranks with these variables in addition, which write into files; each raises
+    `InRank` from here.
+    """
     sys.stdout.flush()
     parent_id, ranks = os.getpid(), []
     for environment, (output, errors) in zip(environments, outputs, strict=True):
@@ -56,7 +62,9 @@ def fork_ranks(environments: Sequence[Mapping[str, str]], outputs: Sequence[tupl
 
 
 def run_program(program: Sequence[str]) -> NoReturn:
-    """Run ``-m module arguments`` or ``file arguments``, and end as Python does, but without half a second to free objects."""
+    """Run ``-m module arguments`` or ``file arguments``, and end as Python does, but without half a
+    second to free objects.
+    """
     status = 0
     try:
         if program[0] == "-m":
@@ -82,7 +90,9 @@ def run_program(program: Sequence[str]) -> NoReturn:
 
 
 def await_ends(ranks: Sequence[int], end_others: bool) -> list[int]:
-    """Exit status of each rank, negative for a signal; with `end_others` the first failure ends the others, as under torchrun."""
+    """Exit status of each rank, negative for a signal; with `end_others` the first failure ends the
+    others, as under torchrun.
+    """
     ended: dict[int, int] = {}
     failed_at_s: float | None = None
     while len(ended) < len(ranks):
@@ -95,7 +105,11 @@ def await_ends(ranks: Sequence[int], end_others: bool) -> list[int]:
             failed_at_s = time.monotonic()
             for rank in running if end_others else ():
                 os.kill(rank, signal.SIGTERM)
-        elif running and failed_at_s is not None and time.monotonic() - failed_at_s > _AFTER_FAILURE_S:
+        elif (
+            running
+            and failed_at_s is not None
+            and time.monotonic() - failed_at_s > _AFTER_FAILURE_S
+        ):
             os.kill(running[0], signal.SIGKILL)
         time.sleep(_POLL_S)
     return [ended[rank] for rank in ranks]
@@ -109,7 +123,9 @@ def main() -> None:
         for rank in range(int(count))
     ]
     try:
-        ranks = fork_ranks([{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(count))], outputs)
+        ranks = fork_ranks(
+            [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(count))], outputs
+        )
     except InRank:
         pass
     else:

@@ -15,7 +15,16 @@ TIMES = (
     "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "idle_us",
     "clipped_us",
 )  # fmt: skip
-RECORDED = ("group", "sequence", "bytes", "group_size", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s")
+RECORDED = (
+    "group",
+    "sequence",
+    "bytes",
+    "group_size",
+    "transfer_us",
+    "wait_us",
+    "algbw_gb_per_s",
+    "busbw_gb_per_s",
+)
 
 
 def analyzed(tmp_path: Path, *ranks: GeneratedTrace) -> Job:
@@ -59,7 +68,9 @@ def check_collectives(analysis: Job, ranks: list[GeneratedTrace]) -> None:
     assert len(in_steps) == sum(len(generated.expected.collectives) for generated in ranks)
     for rank, generated in enumerate(ranks):
         own = in_steps[(in_steps["rank"] == rank) | in_steps["rank"].isna()]
-        expected = sorted(generated.expected.collectives, key=lambda one: (one.start_us, one.device or 0))
+        expected = sorted(
+            generated.expected.collectives, key=lambda one: (one.start_us, one.device or 0)
+        )
         found = own.sort_values(["start_us", "device"]).to_dict("records")
         assert len(found) == len(expected) > 0
         for record, one in zip(found, expected, strict=True):

@@ -23,7 +23,17 @@ _ON_ALL = ("--batch-size", "128", *_SHORT, "--no-calibrate")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "amp": ("--strategy", "single", "--amp", "bf16,fp16"),
     "channels_last": ("--strategy", "single", "--model", "tests.gpu.models:channels_last"),
-    "loader": ("--strategy", "single", "--data", "fake", "--samples", "4096", "--workers", "2", "--pin-memory"),
+    "loader": (
+        "--strategy",
+        "single",
+        "--data",
+        "fake",
+        "--samples",
+        "4096",
+        "--workers",
+        "2",
+        "--pin-memory",
+    ),
     "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
     "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
     "compile": ("--strategy", "single,ddp", "--compile", "default"),
@@ -32,16 +42,33 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 ALL = "all"  # the machine's GPUs, as a device count of a run
 OPTIONS_ON_ALL: dict[str, tuple[str, ...]] = {
     "amp": ("--strategy", "ddp,fsdp", "--amp", "bf16"),
-    "loader": ("--strategy", "ddp", "--data", "fake", "--samples", "4096", "--workers", "2", "--pin-memory"),
+    "loader": (
+        "--strategy",
+        "ddp",
+        "--data",
+        "fake",
+        "--samples",
+        "4096",
+        "--workers",
+        "2",
+        "--pin-memory",
+    ),
     "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
     "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
-    "buckets": ("--strategy", "ddp", "--bucket-mb", "1,25", "--gradient-as-bucket-view", "--static-graph"),
+    "buckets": (
+        "--strategy",
+        "ddp",
+        "--bucket-mb",
+        "1,25",
+        "--gradient-as-bucket-view",
+        "--static-graph",
+    ),
     "compile": ("--strategy", "ddp", "--compile", "default"),
 }
 """Of a short run on all devices each."""
 
-# At batch 32 the host's launches bound many GPUs, at 512 the GPU is busy. A late rank takes eight traced steps: in two a rank may
-# be last by chance.
+# At batch 32 the host's launches bound many GPUs, at 512 the GPU is busy. A late rank takes eight
+# traced steps: in two a rank may be last by chance.
 RUNS: dict[str, tuple[str, ...]] = {
     "single": ("--strategy", "single", "--devices", "1", "--batch-size", "32,512", "--steps", "30", "--traced-steps", "3",
                "--repeats", "2"),
@@ -62,7 +89,12 @@ RUNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Options of each run, by the name of its folder."""
 LATE_RANK = ("--model", "tests.gpu.models:late_on_rank_1", "--batch-size", "32")
-CALIBRATION = {"devices": "2", "collectives": "all_reduce", "min_bytes": "64MiB", "max_bytes": "64MiB"}
+CALIBRATION = {
+    "devices": "2",
+    "collectives": "all_reduce",
+    "min_bytes": "64MiB",
+    "max_bytes": "64MiB",
+}
 CALIBRATION_OF_ALL = {
     "devices": ALL, "collectives": "all_reduce,reduce_scatter,all_gather", "min_bytes": "64KiB", "max_bytes": "16MiB",
     "iterations": "5",
@@ -91,7 +123,9 @@ class Bench:
         )  # fmt: skip
 
     def run_command(self, name: str, *more: str) -> list[str]:
-        """The run of RUNS, and `more` options; ResNet-18 for CIFAR unless they name another model."""
+        """The run of RUNS, and `more` options; ResNet-18 for CIFAR unless they name another
+        model.
+        """
         options = [self._counted(option) for option in (*RUNS[name], *more)]
         model = [] if "--model" in options else ["--model", "resnet18_cifar"]
         return ["run", "--device", self.kind, *model, *options, "--out", str(self.folder / name)]
@@ -111,9 +145,13 @@ class Bench:
         """What `dpscope calibrate` measures with these settings."""
         out = self.folder / f"{name}.json"
         flags = [
-            part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", self._counted(value))
+            part
+            for name, value in settings.items()
+            for part in (f"--{name.replace('_', '-')}", self._counted(value))
         ]
-        ended = self.dpscope("calibrate", "--device", self.kind, *flags, "--out", out, limit_s=limit_s)
+        ended = self.dpscope(
+            "calibrate", "--device", self.kind, *flags, "--out", out, limit_s=limit_s
+        )
         assert ended.returncode == 0, ended.stderr[-2000:]
         return read_json(out, Calibration)
 

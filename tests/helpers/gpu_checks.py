@@ -1,4 +1,6 @@
-"""What the tests on GPUs conclude from runs, traces and answers. Without a GPU these functions are tested on recorded data."""
+"""What the tests on GPUs conclude from runs, traces and answers. Without a GPU these functions are
+tested on recorded data.
+"""
 
 import gzip
 import json
@@ -41,15 +43,23 @@ def why_skipped(gpus: int, least_gpus: int, expected_s: float, left_s: float) ->
 
 
 def problems(analysis: Analysis) -> list[str]:
-    """What is wrong with dpscope, by its own analysis: cells that were not measured, errors, and findings that mean so.
+    """What is wrong with dpscope, by its own analysis: cells that were not measured, errors, and
+    findings that mean so.
 
-    Warnings about the machine and its load (idle devices, spread, the tracer's cost) are no failures: a healthy GPU gives them.
+    Warnings about the machine and its load (idle devices, spread, the tracer's cost) are no
+    failures: a healthy GPU gives them.
     """
-    cells = [f"{row['cell']}: {row['status']}" for row in analysis.get("cells", ()) if row["status"] != "ok"]
+    cells = [
+        f"{row['cell']}: {row['status']}"
+        for row in analysis.get("cells", ())
+        if row["status"] != "ok"
+    ]
     findings = [
         f"{one['code']}: {one['message']}"
         for one in analysis["findings"]
-        if one["severity"] == "error" or one["code"] in _WRONG or one["code"].startswith(_WRONG_PREFIXES)
+        if one["severity"] == "error"
+        or one["code"] in _WRONG
+        or one["code"].startswith(_WRONG_PREFIXES)
     ]
     return [*cells, *findings]
 
@@ -61,9 +71,11 @@ def trace_events(path: Path) -> list[dict[str, Any]]:
 
 
 def busy_difference(analysis: Analysis, cell: str, events: TraceEvents) -> float | None:
-    """How far the analysis's busy time of a cell's whole steps is from the union of its kernels, as a share.
+    """How far the analysis's busy time of a cell's whole steps is from the union of its kernels, as
+    a share.
 
-    Whole steps end one after another, the last with the last event of a device: they cover that long before it.
+    Whole steps end one after another, the last with the last event of a device: they cover that
+    long before it.
     """
     steps = [row for row in _whole_steps(analysis, cell) if row["repeat"] == 0]
     kernels = [one for one in events if one.get("cat") == "kernel"]
@@ -73,7 +85,9 @@ def busy_difference(analysis: Analysis, cell: str, events: TraceEvents) -> float
     busy_us = sum(row["compute_us"] + row["exposed_us"] for row in steps)
     end_us = max(float(one["ts"]) + float(one["dur"]) for one in on_device)
     begin_us = end_us - sum(row["step_us"] for row in steps)
-    clipped = ((max(float(one["ts"]), begin_us), float(one["ts"]) + float(one["dur"])) for one in kernels)
+    clipped = (
+        (max(float(one["ts"]), begin_us), float(one["ts"]) + float(one["dur"])) for one in kernels
+    )
     by_hand_us = union_us(one for one in clipped if one[1] > one[0])
     return abs(busy_us / by_hand_us - 1) if by_hand_us else None
 
@@ -84,7 +98,9 @@ def step_difference(analysis: Analysis, cell: str) -> float | None:
     parts = ("compute_us", "exposed_us", "idle_us")
     if not steps or any(row[name] is None for row in steps for name in parts):
         return None
-    return max(abs(float(sum(row[name] for name in parts)) / float(row["step_us"]) - 1) for row in steps)
+    return max(
+        abs(float(sum(row[name] for name in parts)) / float(row["step_us"]) - 1) for row in steps
+    )
 
 
 def _whole_steps(analysis: Analysis, cell: str) -> list[Mapping[str, Any]]:
@@ -94,7 +110,9 @@ def _whole_steps(analysis: Analysis, cell: str) -> list[Mapping[str, Any]]:
 def launched_share(events: TraceEvents) -> float | None:
     """The share of kernels whose correlation a call of the host has; None without kernels."""
     calls = {
-        one.get("args", {}).get("correlation") for one in events if one.get("cat") in ("cuda_runtime", "cuda_driver")
+        one.get("args", {}).get("correlation")
+        for one in events
+        if one.get("cat") in ("cuda_runtime", "cuda_driver")
     }
     kernels = [one for one in events if one.get("cat") == "kernel"]
     if not kernels:
@@ -112,9 +130,15 @@ def union_us(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def ddp_problems(
-    analysis: Analysis, cell: str, gradient_bytes: int, counters: Sequence[DdpCounters], on_device: bool = True
+    analysis: Analysis,
+    cell: str,
+    gradient_bytes: int,
+    counters: Sequence[DdpCounters],
+    on_device: bool = True,
 ) -> list[str]:
-    """What is wrong with the all-reduces of a DDP cell: their bytes, buckets, sequence numbers, matching, device."""
+    """What is wrong with the all-reduces of a DDP cell: their bytes, buckets, sequence numbers,
+    matching, device.
+    """
     by_step: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {
         (row["repeat"], row["rank"], row["step"]): [] for row in _whole_steps(analysis, cell)
     }
@@ -127,7 +151,9 @@ def ddp_problems(
     wrong = []
     moved = {sum(row["bytes"] or 0 for row in rows) for rows in by_step.values()}
     if moved != {gradient_bytes}:
-        wrong.append(f"all-reduces move {sorted(moved)} bytes a step, the gradients have {gradient_bytes}")
+        wrong.append(
+            f"all-reduces move {sorted(moved)} bytes a step, the gradients have {gradient_bytes}"
+        )
     buckets = {tuple(sorted(row["bytes"] for row in rows)) for rows in by_step.values()}
     counted = {tuple(sorted(one.bucket_bytes)) for one in counters}
     if not counters or buckets != counted:
@@ -146,13 +172,22 @@ _TOLERANCE = 1.05
 
 
 def impossible_rates(analysis: Analysis) -> list[str]:
-    """Rates that no machine has: FLOPs above the device's specified peak, a bus bandwidth above the link's.
+    """Rates that no machine has: FLOPs above the device's specified peak, a bus bandwidth above the
+    link's.
 
-    A switch that reduces (NVLS) sends every byte once, where a ring sends 2 (n-1)/n: the bus bandwidth of an all-reduce may be
-    up to 2 (n-1)/(n+1) of the link's.
+    A switch that reduces (NVLS) sends every byte once, where a ring sends 2 (n-1)/n: the bus
+    bandwidth of an all-reduce may be up to 2 (n-1)/(n+1) of the link's.
     """
-    found = [f"{row['cell']}: an MFU of {row['mfu']:.2f}" for row in analysis["cells"] if (row["mfu"] or 0.0) >= 1.0]
-    links = {row["cell"]: row["link_gb_per_s"] for row in analysis["cells"] if row["link_gb_per_s"] is not None}
+    found = [
+        f"{row['cell']}: an MFU of {row['mfu']:.2f}"
+        for row in analysis["cells"]
+        if (row["mfu"] or 0.0) >= 1.0
+    ]
+    links = {
+        row["cell"]: row["link_gb_per_s"]
+        for row in analysis["cells"]
+        if row["link_gb_per_s"] is not None
+    }
     rates: dict[tuple[str, str], list[float]] = {}
     most: dict[tuple[str, str], float] = {}
     for row in analysis["collectives"]:
@@ -174,26 +209,43 @@ def _in_switch(kind: str, ranks: int) -> float:
 
 
 def calibration_problems(calibration: Calibration) -> list[str]:
-    """Bus bandwidths above the link's, and collectives at whose size NCCL's own log has no choice."""
+    """Bus bandwidths above the link's, and collectives at whose size NCCL's own log has no
+    choice.
+    """
     found = []
     for point in calibration.points:
-        link, factor = calibration.links.get(point.devices), bus_factor(point.collective, point.devices) or 0.0
+        link, factor = (
+            calibration.links.get(point.devices),
+            bus_factor(point.collective, point.devices) or 0.0,
+        )
         rate = point.size_bytes * factor / statistics.median(point.times_us) / 1e3
-        if link is not None and rate > _TOLERANCE * link.gb_per_s * _in_switch(point.collective, point.devices):
-            found.append(f"{point.collective} of {point.size_bytes} bytes at {rate:.4g} GB/s, over {link.name}")
+        if link is not None and rate > _TOLERANCE * link.gb_per_s * _in_switch(
+            point.collective, point.devices
+        ):
+            found.append(
+                f"{point.collective} of {point.size_bytes} bytes at {rate:.4g} GB/s, over {link.name}"
+            )
     for choices in calibration.nccl:
         logged = {(choice.kind, choice.size_bytes) for choice in choices.log.choices}
         timed = {
-            (point.collective, point.size_bytes) for point in calibration.points if point.devices == choices.devices
+            (point.collective, point.size_bytes)
+            for point in calibration.points
+            if point.devices == choices.devices
         }
-        found += [f"NCCL's log has no {kind} of {size} bytes" for kind, size in sorted(timed - logged)]
+        found += [
+            f"NCCL's log has no {kind} of {size} bytes" for kind, size in sorted(timed - logged)
+        ]
     return found
 
 
 def unmatched(analysis: Analysis) -> dict[str, int]:
-    """The collectives of each cell's whole steps that are not matched across the ranks of their group, where there are any."""
+    """The collectives of each cell's whole steps that are not matched across the ranks of their
+    group, where there are any.
+    """
     whole = {
-        (row["cell"], row["repeat"], row["rank"], row["step"]) for row in analysis["steps"] if not row["partial_window"]
+        (row["cell"], row["repeat"], row["rank"], row["step"])
+        for row in analysis["steps"]
+        if not row["partial_window"]
     }
     found: Counter[str] = Counter()
     for row in analysis["collectives"]:
@@ -204,7 +256,9 @@ def unmatched(analysis: Analysis) -> dict[str, int]:
 
 
 def counted_warnings(analysis: Analysis, logs: Iterable[Path]) -> dict[str, int]:
-    """How often each warning was given: by dpscope, by its code, and by Python and NCCL in the logs of jobs, by its class."""
+    """How often each warning was given: by dpscope, by its code, and by Python and NCCL in the logs
+    of jobs, by its class.
+    """
     found = Counter(one["code"] for one in analysis["findings"] if one["severity"] == "warning")
     for path in logs:
         found.update(_WARNING.findall(path.read_text(errors="replace")))
@@ -223,8 +277,16 @@ def hidden_shares(analysis: Analysis) -> dict[str, float]:
 def nccl_kernels(events: TraceEvents, kind: str) -> Counter[int]:
     """How many NCCL kernels of a kind (Broadcast, Reduce, AllReduce) each device ran."""
     marks = ("_" + kind + "_", "_" + kind + "(")
-    names = [one for one in events if one.get("cat") == "kernel" and "nccl" in str(one.get("name")).lower()]
-    return Counter(int(one["args"]["device"]) for one in names if any(mark in str(one["name"]) for mark in marks))
+    names = [
+        one
+        for one in events
+        if one.get("cat") == "kernel" and "nccl" in str(one.get("name")).lower()
+    ]
+    return Counter(
+        int(one["args"]["device"])
+        for one in names
+        if any(mark in str(one["name"]) for mark in marks)
+    )
 
 
 def peer_copies(events: TraceEvents) -> dict[tuple[int, int], int]:
@@ -237,7 +299,9 @@ def peer_copies(events: TraceEvents) -> dict[tuple[int, int], int]:
     return dict(copied)
 
 
-def events_over_wall(step: RunStep, steps: int, device: torch.device, synchronise: Callable[[], None]) -> float:
+def events_over_wall(
+    step: RunStep, steps: int, device: torch.device, synchronise: Callable[[], None]
+) -> float:
     """How far the sum of step times is from the wall clock around all steps, as a share."""
     time_block(step, max(2, steps // 5), device, synchronise)
     block, samples = time_block(step, steps, device, synchronise)
@@ -247,7 +311,9 @@ def events_over_wall(step: RunStep, steps: int, device: torch.device, synchronis
 def state_during(
     work: Callable[[], None], look: Callable[[], tuple[DeviceState, ...]], lasting_s: float
 ) -> tuple[DeviceState, ...]:
-    """The devices' states while `work`, which waits for its end, runs again and again for so long."""
+    """The devices' states while `work`, which waits for its end, runs again and again for so
+    long.
+    """
     samples: list[tuple[DeviceState, ...]] = []
     over = Event()
 
@@ -270,11 +336,15 @@ def state_during(
 
 
 def last_visible_uuid(uuids: Sequence[str]) -> str:
-    """What makes the last of torch's devices the only visible one, whatever CUDA_VISIBLE_DEVICES is for the others."""
+    """What makes the last of torch's devices the only visible one, whatever CUDA_VISIBLE_DEVICES is
+    for the others.
+    """
     return f"GPU-{bare_uuid(uuids[-1])}"
 
 
 def measured_uuids(ranks: Iterable[RankResult]) -> set[str]:
     """UUIDs of the devices that a cell's processes recorded."""
-    states = [state for rank in ranks for state in (*rank.device_states_before, *rank.device_states_after)]
+    states = [
+        state for rank in ranks for state in (*rank.device_states_before, *rank.device_states_after)
+    ]
     return {bare_uuid(state.uuid) for state in states if state.uuid is not None}

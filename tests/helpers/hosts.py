@@ -1,10 +1,12 @@
-"""Two to four hosts on one machine: network namespaces on a bridge, each host's way out shaped to a rate.
+"""Two to four hosts on one machine: network namespaces on a bridge, each host's way out shaped to a
+rate.
 
     with several_hosts(2, rate="200mbit") as hosts:
         jobs = [host.start(["python", "job.py", str(index)]) for index, host in enumerate(hosts)]
 
-Needs root and iproute2 (`ip`, `tc` with tbf); `why_no_hosts` returns what is missing. At the end processes are killed and
-namespaces deleted. What a killed test process left is deleted by the next one, since names hold the owner's process id.
+Needs root and iproute2 (`ip`, `tc` with tbf); `why_no_hosts` returns what is missing. At the end
+processes are killed and namespaces deleted. What a killed test process left is deleted by the next
+one, since names hold the owner's process id.
 """
 
 import contextlib
@@ -22,7 +24,8 @@ from tests.helpers.paths import ROOT
 
 INTERFACE = "eth1"
 MOST_HOSTS = 4
-_BURST, _LATENCY = "80kb", "20ms"  # a burst holds one large packet of 64 kB; more of it would pass unshaped
+# a burst holds one large packet of 64 kB; more of it would pass unshaped
+_BURST, _LATENCY = "80kb", "20ms"
 _NAME = re.compile(r"dpscope-(\d+)-\w+")
 _FILES = Path("/etc/netns")  # what lies there for a namespace, `ip netns exec` shows in /etc
 
@@ -42,9 +45,22 @@ class Host:
         set_gloo_interface: bool = True,
         **more: object,
     ) -> subprocess.Popen[str]:
-        """Start a process on this host, in a new session, where the host has its own name; gloo gets the interface."""
-        environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": INTERFACE} if set_gloo_interface else {}), **(env or {})}
-        named = ["unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"', self.name]
+        """Start a process on this host, in a new session, where the host has its own name; gloo
+        gets the interface.
+        """
+        environment = {
+            **os.environ,
+            **({"GLOO_SOCKET_IFNAME": INTERFACE} if set_gloo_interface else {}),
+            **(env or {}),
+        }
+        named = [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'echo "$0" > /proc/sys/kernel/hostname && exec "$@"',
+            self.name,
+        ]
         whole = ["ip", "netns", "exec", self.namespace, *named, *command]
         return subprocess.Popen(whole, env=environment, text=True, start_new_session=True, **more)  # type: ignore[call-overload,no-any-return]
 
@@ -72,11 +88,16 @@ def why_no_hosts() -> str | None:
 
 @contextlib.contextmanager
 def several_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
-    """`count` hosts that reach each other at 10.199.8.1, .2, ...; `rate` is what each may send, as tc writes it (200mbit)."""
+    """`count` hosts that reach each other at 10.199.8.1, .2, ...; `rate` is what each may send, as
+    tc writes it (200mbit).
+    """
     assert 2 <= count <= MOST_HOSTS
     _delete(lambda owner: not Path(f"/proc/{owner}").exists())
     prefix = f"dpscope-{os.getpid()}"
-    hosts = [Host(f"{prefix}-h{number}", f"10.199.8.{number}", f"host{number}") for number in range(1, count + 1)]
+    hosts = [
+        Host(f"{prefix}-h{number}", f"10.199.8.{number}", f"host{number}")
+        for number in range(1, count + 1)
+    ]
     try:
         switch = f"{prefix}-sw"
         _ip("netns", "add", switch)
@@ -96,7 +117,9 @@ def delayed(hosts: Sequence[Host], delay_ms: float) -> Iterator[list[Host]]:
     first, second = hosts
     program = [sys.executable, str(ROOT / "tests/helpers/delay_relay.py")]
     relay = subprocess.Popen(
-        [*program, first.namespace, second.namespace, str(delay_ms)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*program, first.namespace, second.namespace, str(delay_ms)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert relay.stdin is not None
     assert relay.stdout is not None
@@ -132,11 +155,15 @@ def _name_all(host: Host, hosts: Sequence[Host]) -> None:
 
 def _delete(whose: Callable[[int], bool]) -> None:
     """Kill what runs in namespaces of ours whose owner is meant, and delete them."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=False
+    ).stdout
     for found in _NAME.finditer(listed):
         if not whose(int(found[1])):
             continue
-        pids = subprocess.run(["ip", "netns", "pids", found[0]], capture_output=True, text=True, check=False).stdout
+        pids = subprocess.run(
+            ["ip", "netns", "pids", found[0]], capture_output=True, text=True, check=False
+        ).stdout
         for pid in pids.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)

@@ -39,11 +39,15 @@ def on_device(
     **args: Any,
 ) -> Event:
     """A kernel or copy of device 0; without a correlation nothing launched it."""
-    arguments = {"device": 0, "stream": stream, **args} | ({"correlation": correlation} if correlation else {})
+    arguments = {"device": 0, "stream": stream, **args} | (
+        {"correlation": correlation} if correlation else {}
+    )
     return event(category, name, start, duration, pid=0, tid=stream, args=arguments)
 
 
-def launch(correlation: int, start: float, name: str = "cudaLaunchKernel", category: str = "cuda_runtime") -> Event:
+def launch(
+    correlation: int, start: float, name: str = "cudaLaunchKernel", category: str = "cuda_runtime"
+) -> Event:
     return event(category, name, start, 1.0, args={"correlation": correlation})
 
 
@@ -59,7 +63,9 @@ def steps_with(
     step_us: float = 1_000.0,
     **args: Any,
 ) -> list[Event]:
-    """Steps 1, 2, ... with a kernel each, whose beginning and end count from its step's beginning."""
+    """Steps 1, 2, ... with a kernel each, whose beginning and end count from its step's
+    beginning.
+    """
     events = []
     for index, (start, end) in enumerate(spans):
         at = begin + step_us * index
@@ -68,14 +74,18 @@ def steps_with(
     return events
 
 
-def write(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any) -> Path:
+def write(
+    folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any
+) -> Path:
     info = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size}}
     path = folder / f"0_{rank}.pt.trace.json"
     path.write_text(json.dumps({**info, **header, "traceEvents": events}))
     return path
 
 
-def analyzed_events(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any) -> Job:
+def analyzed_events(
+    folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any
+) -> Job:
     """The analysis of a folder to which the trace of this rank is added."""
     write(folder, events, rank, world_size, **header)
     return analyze_traces([folder])

@@ -1,7 +1,9 @@
-"""Partials of generated ranks: a job of any size, with one node whose one rank is late and makes all others wait.
+"""Partials of generated ranks: a job of any size, with one node whose one rank is late and makes
+all others wait.
 
-Every rank has the same collectives in each step. All may begin one STEP_GAP_US after the one before has ended everywhere; a
-rank arrives later by `lateness_us`, and its duration is that much shorter: who waits for whom is known by hand.
+Every rank has the same collectives in each step. All may begin one STEP_GAP_US after the one before
+has ended everywhere; a rank arrives later by `lateness_us`, and its duration is that much shorter:
+who waits for whom is known by hand.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,13 @@ from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.partial import write_partial
 from dpscope.analysis.traces.ranks.rank_rows import RankRows
-from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, NO_RANKS, RankRecord, RankTables, TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import (
+    COLUMNS,
+    NO_RANKS,
+    RankRecord,
+    RankTables,
+    TraceSummary,
+)
 from dpscope.analysis.traces.reading.table import Table
 
 TRANSFER_US = 500.0
@@ -32,7 +40,8 @@ def host_of(rank: int) -> str:
 def lateness_us(ranks: int, collectives: int, bad_rank: int | None, seed: int = 0) -> _Times:
     """(collectives, ranks): how late each comes, up to 50 us by chance.
 
-    Of ten collectives the bad rank comes 1,000 us later in six and its neighbour on the node in one; in two it is rank 0.
+    Of ten collectives the bad rank comes 1,000 us later in six and its neighbour on the node in
+    one; in two it is rank 0.
     """
     late = np.random.default_rng(seed).uniform(0.0, 50.0, (collectives, ranks)).round(3)
     if bad_rank is not None:
@@ -53,23 +62,34 @@ def write_partials(
     """A partial for every `per_partial` ranks; those `left_out` are in none."""
     late = lateness_us(ranks, steps * per_step, bad_rank)
     latest = late.max(axis=1)
-    begun = np.concatenate(([0.0], np.cumsum(latest + TRANSFER_US + STEP_GAP_US)[:-1]))  # of each collective
+    # of each collective
+    begun = np.concatenate(([0.0], np.cumsum(latest + TRANSFER_US + STEP_GAP_US)[:-1]))
     for first in range(0, ranks, per_partial):
-        own = [rank for rank in range(first, min(first + per_partial, ranks)) if rank not in left_out]
+        own = [
+            rank for rank in range(first, min(first + per_partial, ranks)) if rank not in left_out
+        ]
         if own:
             partial = _partial(own, ranks, late[:, own], latest, begun, steps, per_step)
             write_partial(partial, folder / f"{host_of(first)}.dpscope")
 
 
 def _partial(
-    own: list[int], ranks: int, late: _Times, latest: _Times, begun: _Times, steps: int, per_step: int
+    own: list[int],
+    ranks: int,
+    late: _Times,
+    latest: _Times,
+    begun: _Times,
+    steps: int,
+    per_step: int,
 ) -> RankTables:
     count, each = len(own), steps * per_step
     numbers = np.arange(each)
     starts = (begun[:, None] + late).T.ravel()
     durations = (latest[:, None] - late + TRANSFER_US).T.ravel()
     communication = durations.reshape(count * steps, per_step).sum(axis=1)
-    ends = np.array([*begun[per_step::per_step], begun[-1] + latest[-1] + TRANSFER_US + STEP_GAP_US])
+    ends = np.array(
+        [*begun[per_step::per_step], begun[-1] + latest[-1] + TRANSFER_US + STEP_GAP_US]
+    )
     lengths = np.tile(np.diff(ends, prepend=0.0), count)
     devices = np.array(own) % PER_NODE
     # Columns that are not here are unknown.
@@ -80,7 +100,9 @@ def _partial(
         "group_size": np.full(count * each, ranks), "start_us": starts, "duration_us": durations, "ready_us": starts - 5.0,
         "concurrent": np.zeros(count * each, dtype=np.int64),
     }  # fmt: skip
-    exposed = {name: collectives[name] for name in ("device", "step", "start_us")} | {"end_us": starts + durations}
+    exposed = {name: collectives[name] for name in ("device", "step", "start_us")} | {
+        "end_us": starts + durations
+    }
     table = {
         "device": np.repeat(devices, steps), "step": np.tile(np.arange(steps), count), "step_us": lengths,
         "compute_us": lengths - communication, "communication_us": communication, "exposed_us": communication,
@@ -89,11 +111,16 @@ def _partial(
     }  # fmt: skip
     rows_each = {"collectives": each, "exposed": each, "steps": steps}
     tables = {"collectives": collectives, "exposed": exposed, "steps": table}
-    rows = {name: _table(name, np.repeat(own, rows_each[name]), columns) for name, columns in tables.items()}
+    rows = {
+        name: _table(name, np.repeat(own, rows_each[name]), columns)
+        for name, columns in tables.items()
+    }
     return RankTables(
         ranks=[_record(rank, ranks) for rank in own],
         tables={
-            name: RankRows(rows.get(name, NO_RANKS.tables[name].table), np.full(count, rows_each.get(name, 0)))
+            name: RankRows(
+                rows.get(name, NO_RANKS.tables[name].table), np.full(count, rows_each.get(name, 0))
+            )
             for name in COLUMNS
         },
     )

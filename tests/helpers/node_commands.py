@@ -13,33 +13,72 @@ from tests.helpers.paths import USER_MODELS
 
 LIMIT_S = 240
 TINY = (
-    *("--device", "cpu", "--model", "tiny_models:tiny", "--batch-size", "2", "--samples", "64", "--timeout", "200"),
+    *(
+        "--device",
+        "cpu",
+        "--model",
+        "tiny_models:tiny",
+        "--batch-size",
+        "2",
+        "--samples",
+        "64",
+        "--timeout",
+        "200",
+    ),
     *("--steps", "4", "--traced-steps", "1", "--repeats", "1", "--no-calibrate"),
 )
 
 
 class NodeCommand:
-    """`dpscope` with the same arguments on each host; output goes to files next to `out`, or in `logs`."""
+    """`dpscope` with the same arguments on each host; output goes to files next to `out`, or in
+    `logs`.
+    """
 
     def __init__(
-        self, hosts: Sequence[Host], out: Path, *arguments: str, port: int = 29500, logs: Path | None = None
+        self,
+        hosts: Sequence[Host],
+        out: Path,
+        *arguments: str,
+        port: int = 29500,
+        logs: Path | None = None,
     ) -> None:
         self.out = out
         self.logs = [(logs or out.parent) / f"{out.name}-{host.name}.txt" for host in hosts]
         command, *options = arguments
-        meeting = ("--nodes", str(len(hosts)), "--rendezvous", f"{hosts[0].address}:{port}", "--out", str(out))
+        meeting = (
+            "--nodes",
+            str(len(hosts)),
+            "--rendezvous",
+            f"{hosts[0].address}:{port}",
+            "--out",
+            str(out),
+        )
         self.processes = []
         for index, host in enumerate(hosts):
-            whole = [sys.executable, "-m", "dpscope.launch.cli", command, *options, *meeting, "--node-rank", str(index)]
+            whole = [
+                sys.executable,
+                "-m",
+                "dpscope.launch.cli",
+                command,
+                *options,
+                *meeting,
+                "--node-rank",
+                str(index),
+            ]
             environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
             with open(self.logs[index], "w") as log:
                 files = {"cwd": USER_MODELS, "stdout": log, "stderr": subprocess.STDOUT}
-                self.processes.append(host.start(whole, environment, set_gloo_interface=False, **files))
+                self.processes.append(
+                    host.start(whole, environment, set_gloo_interface=False, **files)
+                )
 
     def wait(self, limit_s: float = LIMIT_S) -> list[int]:
         """The exit statuses."""
         deadline = time.monotonic() + limit_s
-        return [process.wait(timeout=max(1.0, deadline - time.monotonic())) for process in self.processes]
+        return [
+            process.wait(timeout=max(1.0, deadline - time.monotonic()))
+            for process in self.processes
+        ]
 
     def printed(self, node: int) -> str:
         return " ".join(self.logs[node].read_text().split())

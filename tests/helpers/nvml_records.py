@@ -7,7 +7,9 @@ from typing import Any
 
 
 class TwoGpuNvml:
-    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and question; `lost` GPUs give none."""
+    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and
+    question; `lost` GPUs give none.
+    """
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
@@ -66,12 +68,15 @@ class ReplayedNvmlError(Exception):
 
 
 class ReplayedNvml:
-    """Has NVML's functions and returns the first recorded answer of each call; a call that was not recorded raises KeyError."""
+    """Has NVML's functions and returns the first recorded answer of each call; a call that was not
+    recorded raises KeyError.
+    """
 
     NVMLError = ReplayedNvmlError
 
     def __init__(self, path: Path) -> None:
-        calls = reversed(json.loads(path.read_text()))  # records of older versions hold later answers, too
+        # records of older versions hold later answers, too
+        calls = reversed(json.loads(path.read_text()))
         self._answers = {json.dumps([call["call"], *call["arguments"]]): call for call in calls}
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,8 @@
-"""One rank of a small DDP job whose gradients come at known times: `python -m tests.helpers.paced_ddp RANK MASTER FOLDER`.
+"""One rank of a small DDP job whose gradients come at known times: `python -m
+tests.helpers.paced_ddp RANK MASTER FOLDER`.
 
-Four layers of 2.5 MB, each in a separate bucket; backward sleeps PACE_S before each gradient. Leaves a trace of four steps and,
-of every step, the times at which the gradients were there.
+Four layers of 2.5 MB, each in a separate bucket; backward sleeps PACE_S before each gradient.
+Leaves a trace of four steps and, of every step, the times at which the gradients were there.
 """
 
 import json
@@ -22,7 +23,9 @@ LAYERS, LAYER_BYTES, PACE_S = 4, 2_500_000, 0.03
 def main() -> None:
     rank, master, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"tcp://{master}:29517", rank=rank, world_size=2)
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://{master}:29517", rank=rank, world_size=2
+    )
     ready_ns: list[int] = []
     steps: list[list[int]] = []
     layers = [PacedLayer(LAYER_BYTES // 4, 0.0, PACE_S) for _ in range(LAYERS)]
@@ -30,7 +33,9 @@ def main() -> None:
         layer.weight.register_hook(lambda gradient: ready_ns.append(time.time_ns()))  # type: ignore[no-untyped-call]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
     with profile(
-        activities=[ProfilerActivity.CPU], schedule=schedule(wait=3, warmup=1, active=4), record_shapes=True
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=3, warmup=1, active=4),
+        record_shapes=True,
     ) as tracer:
         for _ in range(8):
             ready_ns.clear()

@@ -1,4 +1,6 @@
-"""Traces of ranks that compute for given times and then reduce together: who is late, and in which step, is planted."""
+"""Traces of ranks that compute for given times and then reduce together: who is late, and in which
+step, is planted.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,23 +20,27 @@ def paced(
     transfers_ms: Sequence[float] | float = 10.0,
     clocks_us: Sequence[float] = (),
 ) -> Job:
-    """The job in which a rank computes `computes_ms[step][rank]`; its first step is repeated before it, in a partial window.
+    """The job in which a rank computes `computes_ms[step][rank]`; its first step is repeated before
+    it, in a partial window.
 
-    Each step ends with an all-reduce of 100 MB, which moves data for `transfers_ms` once the last rank has arrived, and the
-    optimizer. Each rank's clock is ahead by `clocks_us`.
+    Each step ends with an all-reduce of 100 MB, which moves data for `transfers_ms` once the last
+    rank has arrived, and the optimizer. Each rank's clock is ahead by `clocks_us`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count, ranks = len(computes_ms), len(computes_ms[0])
     moved = [transfers_ms] * count if isinstance(transfers_ms, float) else list(transfers_ms)
     events: list[list[Event]] = [[] for _ in range(ranks)]
     now = 0.0
-    for number, (own, transfer) in enumerate(zip([computes_ms[0], *computes_ms], [moved[0], *moved], strict=True)):
+    for number, (own, transfer) in enumerate(
+        zip([computes_ms[0], *computes_ms], [moved[0], *moved], strict=True)
+    ):
         reduced = max(own) + transfer
         length = (reduced + UPDATE_MS) * MS
         for rank, computes in enumerate(own):
             ahead = clocks_us[rank] if clocks_us else 0.0
             events[rank] += [
-                event | {"ts": event["ts"] + now + ahead} for event in _step(number, computes, reduced, length, ranks)
+                event | {"ts": event["ts"] + now + ahead}
+                for event in _step(number, computes, reduced, length, ranks)
             ]
         now += length
     for rank, of_rank in enumerate(events):
@@ -42,7 +48,9 @@ def paced(
     return analyze_traces([folder])
 
 
-def _step(number: int, computes: float, reduced: float, length_us: float, ranks: int) -> list[Event]:
+def _step(
+    number: int, computes: float, reduced: float, length_us: float, ranks: int
+) -> list[Event]:
     """The step of one rank, from 0."""
     first = 3 * number + 1
     collective: dict[str, Any] = {

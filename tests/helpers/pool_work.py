@@ -1,4 +1,6 @@
-"""What the processes of `process_pool` are given to do in tests: it is sent by its name, so it is in a module."""
+"""What the processes of `process_pool` are given to do in tests: it is sent by its name, so it is
+in a module.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""Ranks of one job started as torchrun would start them, without torchrun, which takes seconds more."""
+"""Ranks of one job started as torchrun would start them, without torchrun, which takes seconds
+more.
+"""
 
 import contextlib
 import json
@@ -15,7 +17,9 @@ _LONGEST_S = 240
 
 
 def free_port() -> int:
-    """A free port below those that the kernel gives to others, which might take it before it is used."""
+    """A free port below those that the kernel gives to others, which might take it before it is
+    used.
+    """
     while True:
         port = random.randrange(15_000, 32_000)
         with socket.socket() as found, contextlib.suppress(OSError):
@@ -26,13 +30,24 @@ def free_port() -> int:
 def run_ranks(command: list[str], count: int, cwd: Path | None = None) -> None:
     """Run a job that must succeed on every rank."""
     ended = ended_ranks(command, count, cwd)
-    assert [status for status, _, _ in ended] == [0] * count, "\n".join(errors for _, _, errors in ended)
+    assert [status for status, _, _ in ended] == [0] * count, "\n".join(
+        errors for _, _, errors in ended
+    )
 
 
-def ended_ranks(command: list[str], count: int, cwd: Path | None = None) -> list[tuple[int, str, str]]:
-    """Exit status, output and errors of each rank of a Python command; torch is imported once for all of them."""
+def ended_ranks(
+    command: list[str], count: int, cwd: Path | None = None
+) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of each rank of a Python command; torch is imported once for
+    all of them.
+    """
     size = str(count)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+    }
     python, *program = command
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(
@@ -43,5 +58,11 @@ def ended_ranks(command: list[str], count: int, cwd: Path | None = None) -> list
             timeout=_LONGEST_S,
             check=True,
         )
-        texts = [[Path(folder, f"{rank}.{end}").read_text() for end in ("out", "err")] for rank in range(count)]
-    return [(status, output, errors) for status, (output, errors) in zip(json.loads(ended.stdout), texts, strict=True)]
+        texts = [
+            [Path(folder, f"{rank}.{end}").read_text() for end in ("out", "err")]
+            for rank in range(count)
+        ]
+    return [
+        (status, output, errors)
+        for status, (output, errors) in zip(json.loads(ended.stdout), texts, strict=True)
+    ]

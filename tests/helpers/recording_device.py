@@ -1,7 +1,9 @@
-"""A double of torch.cuda: devices with a scripted clock, which record every call with its device. For a separate process.
+"""A double of torch.cuda: devices with a scripted clock, which record every call with its device.
+For a separate process.
 
 Tensors on a device lie in host memory; work takes the scripted time. `install` puts the double in
-place before anything of dpscope is imported; what it does not define is torch's own, which fails without a driver.
+place before anything of dpscope is imported; what it does not define is torch's own, which fails
+without a driver.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,9 +35,13 @@ class DoubleStream:
 
 
 class RecordingDevices:
-    """The double: its devices, its clock, and `calls`, each (what, device index or None, further things)."""
+    """The double: its devices, its clock, and `calls`, each (what, device index or None, further
+    things).
+    """
 
-    def __init__(self, count: int = 2, uuids: tuple[str, ...] = (), name: str = "NVIDIA A100-SXM4-40GB") -> None:
+    def __init__(
+        self, count: int = 2, uuids: tuple[str, ...] = (), name: str = "NVIDIA A100-SXM4-40GB"
+    ) -> None:
         self.count, self.name = count, name
         self.uuids = uuids or tuple(f"0000{index}" for index in range(count))
         self.host_us = 0.0
@@ -43,7 +49,8 @@ class RecordingDevices:
         self.calls: list[tuple[Any, ...]] = []
         self.used_bytes = [0] * count  # of each device's memory, by any process
         self.deaf: set[int] = set()  # devices that answer nothing
-        self.work_us: dict[str, float] = {}  # by the name of a torch function, on the current device's current stream
+        # by the name of a torch function, on the current device's current stream
+        self.work_us: dict[str, float] = {}
         self.streams = [DoubleStream(self, index, "default") for index in range(count)]
         self._chosen = list(self.streams)
         self.peers: set[tuple[int, int]] = set()  # pairs without access
@@ -163,17 +170,25 @@ def _about_memory(double: RecordingDevices) -> dict[str, Callable[..., Any]]:
 
     return {
         "mem_get_info": mem_get_info,
-        "max_memory_allocated": noted("max_memory_allocated", lambda index: double.used_bytes[index] // 2),
+        "max_memory_allocated": noted(
+            "max_memory_allocated", lambda index: double.used_bytes[index] // 2
+        ),
         "max_memory_reserved": noted("max_memory_reserved", lambda index: double.used_bytes[index]),
         "memory_reserved": noted("memory_reserved", lambda index: double.used_bytes[index]),
         "reset_peak_memory_stats": noted("reset_peak", lambda index: None),
-        "get_rng_state": noted("get_rng_state", lambda index: torch.tensor([index], dtype=torch.uint8)),
-        "set_rng_state": lambda state, device: double.note("set_rng_state", double.index_of(device), state.tolist()),
+        "get_rng_state": noted(
+            "get_rng_state", lambda index: torch.tensor([index], dtype=torch.uint8)
+        ),
+        "set_rng_state": lambda state, device: double.note(
+            "set_rng_state", double.index_of(device), state.tolist()
+        ),
     }
 
 
 class OnRecordingDevices(TorchFunctionMode):
-    """Within it tensors for a device lie in host memory, moves are noted, and functions take the time they were given."""
+    """Within it tensors for a device lie in host memory, moves are noted, and functions take the
+    time they were given.
+    """
 
     def __init__(self, double: RecordingDevices) -> None:
         super().__init__()
@@ -195,4 +210,6 @@ class OnRecordingDevices(TorchFunctionMode):
                 return torch.device("cpu")
             return value
 
-        return func(*map(hosted, args), **{key: hosted(value) for key, value in (kwargs or {}).items()})
+        return func(
+            *map(hosted, args), **{key: hosted(value) for key, value in (kwargs or {}).items()}
+        )

@@ -10,11 +10,22 @@ from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import Conditions
 from dpscope.analysis.what_if.scenario import Base, Contention
-from dpscope.analysis.what_if.step_profile import NEVER, Bucketing, Gradients, MeasuredBucket, StepProfile, Works
+from dpscope.analysis.what_if.step_profile import (
+    NEVER,
+    Bucketing,
+    Gradients,
+    MeasuredBucket,
+    StepProfile,
+    Works,
+)
 
 
-def works(device_us: list[float], host_us: list[float] | None = None, **columns: list[float]) -> Works:
-    """Kernels with nothing between them, each launched `host_us` after the one before; without, the host never holds them up."""
+def works(
+    device_us: list[float], host_us: list[float] | None = None, **columns: list[float]
+) -> Works:
+    """Kernels with nothing between them, each launched `host_us` after the one before; without, the
+    host never holds them up.
+    """
     count = len(device_us)
     return Works(
         busy_us=np.array(device_us, dtype=float),
@@ -45,12 +56,29 @@ def under(ends: tuple[int, ...], costs: list[float], **more: object) -> Conditio
 # Forward 100, two layers' backward 50 each (a gradient after each), optimizer 10.
 SIMPLE = profile(works([100.0, 50.0, 50.0, 10.0]), after=[2, 3], ends=(0, 1))
 
-# Two gradients of 1 MB, ready at 150 and 200 us, of a step of 230; a cap of 0.5 MiB puts each into a separate bucket.
+# Two gradients of 1 MB, ready at 150 and 200 us, of a step of 230; a cap of 0.5 MiB puts each into
+# a separate bucket.
 CAP = Bucketing(cap_mib=0.5)
-BUCKETS = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0))
+BUCKETS = tuple(
+    MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0)
+)
 PROFILE = replace(SIMPLE, buckets=BUCKETS, step_us=230.0)
 STILL = Lateness((0.0, 0.0), (0.0,) * 8)  # two ranks that are never late
 LEDGER = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
 ALONE = Contention(high=0.0)  # nothing slows computing
-BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, 2, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL, contention=ALONE)
+BASE = Base(
+    "made",
+    (PROFILE,),
+    2,
+    2,
+    230.0,
+    0.01,
+    2,
+    LEDGER,
+    4,
+    {4: 210.0},
+    CAP,
+    lateness=STILL,
+    contention=ALONE,
+)
 COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0})

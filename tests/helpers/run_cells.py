@@ -26,7 +26,10 @@ SIZES = ParameterSizes(
     parameter_bytes=4_000_000,
     gradient_bytes=4_000_000,
     buffer_bytes=0,
-    parameter_tensors=(TensorSize(dtype="float32", bytes=3_000_000), TensorSize(dtype="float32", bytes=1_000_000)),
+    parameter_tensors=(
+        TensorSize(dtype="float32", bytes=3_000_000),
+        TensorSize(dtype="float32", bytes=1_000_000),
+    ),
 )
 
 
@@ -38,8 +41,12 @@ def rank_result(rank: int, world_size: int) -> RankResult:
 
 
 def traced_table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
-    """The table `name` of Tables with these rows: what they do not state is missing, their `repeat` 0."""
-    return Table.from_records(({"repeat": 0, **row} for row in rows), getattr(NO_TABLES, name).names)
+    """The table `name` of Tables with these rows: what they do not state is missing, their `repeat`
+    0.
+    """
+    return Table.from_records(
+        ({"repeat": 0, **row} for row in rows), getattr(NO_TABLES, name).names
+    )
 
 
 def with_tables(data: Job, **tables: Table) -> Job:
@@ -73,7 +80,14 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> Ta
     return traced_table(
         "steps",
         (
-            {"repeat": repeat, "rank": rank, "device": device, "step": step, "partial_window": False, **columns}
+            {
+                "repeat": repeat,
+                "rank": rank,
+                "device": device,
+                "step": step,
+                "partial_window": False,
+                **columns,
+            }
             for repeat in range(repeats)
             for rank in ranks
             for device in devices
@@ -82,7 +96,9 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> Ta
     )
 
 
-def all_reduces(cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]], repeats: int = 1) -> Table:
+def all_reduces(
+    cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]], repeats: int = 1
+) -> Table:
     """Per rank and step an all-reduce for each (bytes, ready_us, transfer_us)."""
     return traced_table(
         "collectives",
@@ -101,22 +117,34 @@ def all_reduces(cell: Cell, steps: int, buckets: Sequence[tuple[float, float, fl
 
 
 def cell_data(
-    cell: Cell, repeats: Sequence[Sequence[float]], steps: Table, collectives: Table = NO_TABLES.collectives
+    cell: Cell,
+    repeats: Sequence[Sequence[float]],
+    steps: Table,
+    collectives: Table = NO_TABLES.collectives,
 ) -> Job:
     processes = cell.devices if cell.strategy == "ddp" else 1
-    ranks = ((repeat, rank_result(rank, processes)) for repeat in range(len(repeats)) for rank in range(processes))
+    ranks = (
+        (repeat, rank_result(rank, processes))
+        for repeat in range(len(repeats))
+        for rank in range(processes)
+    )
     tables = replace(NO_TABLES, samples=samples(repeats), steps=steps, collectives=collectives)
     return replace(planned_job(cell), ranks=tuple(ranks), tables=tables)
 
 
 def timed_cell(cell: Cell, *levels_us: float, count: int = 8) -> Job:
-    """A repeat of `count` equal steps for each level; traced steps of 2 us, half of them compute."""
+    """A repeat of `count` equal steps for each level; traced steps of 2 us, half of them
+    compute.
+    """
     traced = windows(cell, 2, len(levels_us), step_us=2.0, compute_us=1.0, idle_us=1.0)
     return cell_data(cell, [[level] * count for level in levels_us], traced)
 
 
 def calibration(
-    lines: dict[Collective, tuple[float, float]], devices: int = 2, smallest: int = 4096, largest: int = 256 << 20
+    lines: dict[Collective, tuple[float, float]],
+    devices: int = 2,
+    smallest: int = 4096,
+    largest: int = 256 << 20,
 ) -> Calibration:
     """A calibration of one line per collective: alpha in microseconds, rate in GB/s."""
     fits = [
@@ -157,22 +185,38 @@ def fitted(*points: Sequence[CalibrationPoint], **changes: object) -> Calibratio
 
 def with_ranks(data: Job, **changes: object) -> Job:
     """With these fields of every rank's results."""
-    return replace(data, ranks=tuple((repeat, msgspec.structs.replace(one, **changes)) for repeat, one in data.ranks))
+    return replace(
+        data,
+        ranks=tuple(
+            (repeat, msgspec.structs.replace(one, **changes)) for repeat, one in data.ranks
+        ),
+    )
 
 
 def run_of(*cells: Job) -> RunData:
     """A run of these cells, in the example's folder and with its manifest."""
-    return RunData(EXAMPLE_RUN, RunFolder(EXAMPLE_RUN).manifest(), {data.name: data for data in cells})
+    return RunData(
+        EXAMPLE_RUN, RunFolder(EXAMPLE_RUN).manifest(), {data.name: data for data in cells}
+    )
 
 
 def in_cell(data: Job, cell: Cell) -> Job:
     """What was measured as that of another cell."""
     own = planned_job(cell)
-    return replace(data, plan=cell, name=own.name, strategy=own.strategy, devices=own.devices, processes=own.processes)
+    return replace(
+        data,
+        plan=cell,
+        name=own.name,
+        strategy=own.strategy,
+        devices=own.devices,
+        processes=own.processes,
+    )
 
 
 def optioned(data: Job, times: float, **options: str | int | float) -> Job:
     """The cell under other options, each of its steps as many times as long."""
     cell = msgspec.structs.replace(data.cell, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
     samples = data.tables.samples
-    return with_tables(in_cell(data, cell), samples=samples.assign(step_us=samples["step_us"] * times))
+    return with_tables(
+        in_cell(data, cell), samples=samples.assign(step_us=samples["step_us"] * times)
+    )

@@ -12,7 +12,8 @@ SCRIPTS = USER_MODELS / "scripts"
 
 
 def run_scripts(out: Path, commands: dict[str, str], processes: int) -> dict[str, list[list[str]]]:
-    """Run each script of SCRIPTS; returns the notes of dpscope in each rank, by name. A run folder is at OUT/<name>/run.
+    """Run each script of SCRIPTS; returns the notes of dpscope in each rank, by name. A run folder
+    is at OUT/<name>/run.
 
     Its output must be the same with and without dpscope.
     """
@@ -22,9 +23,13 @@ def run_scripts(out: Path, commands: dict[str, str], processes: int) -> dict[str
         assert status == 0, errors
     notes = {}
     for name in commands:
-        found = [json.loads((out / name / f"rank{rank}.json").read_text()) for rank in range(processes)]
+        found = [
+            json.loads((out / name / f"rank{rank}.json").read_text()) for rank in range(processes)
+        ]
         for one in found:
-            bare, attached = (re.sub(r"after [\d.]+ s", "", one[way]) for way in ("bare", "attached"))
+            bare, attached = (
+                re.sub(r"after [\d.]+ s", "", one[way]) for way in ("bare", "attached")
+            )
             assert bare == attached
         notes[name] = [one["notes"] for one in found]
     return notes

@@ -1,4 +1,6 @@
-"""Traces of several jobs in one folder, as people keep them: other times, process ids and world sizes."""
+"""Traces of several jobs in one folder, as people keep them: other times, process ids and world
+sizes.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,16 @@ def with_info(trace: Trace, **info: Any) -> Trace:
     return {**trace, "distributedInfo": {**trace["distributedInfo"], **info}}
 
 
-def write_job(folder: Path, prefix: str, ranks: int = 2, later_s: float = 0.0, process: int = 0) -> list[Path]:
+def write_job(
+    folder: Path, prefix: str, ranks: int = 2, later_s: float = 0.0, process: int = 0
+) -> list[Path]:
     """Every rank of a DDP job as `<prefix><rank>.json`, the process ids of its ranks in a row."""
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        write_trace(moved(ddp_trace(rank, ranks).trace, later_s, process + rank), folder / f"{prefix}{rank}.json")
+        write_trace(
+            moved(ddp_trace(rank, ranks).trace, later_s, process + rank),
+            folder / f"{prefix}{rank}.json",
+        )
         for rank in range(ranks)
     ]
 

@@ -1,12 +1,13 @@
-"""A real Slurm of two nodes on this machine, in one folder: slurmctld, two slurmd, munged, all on free ports.
+"""A real Slurm of two nodes on this machine, in one folder: slurmctld, two slurmd, munged, all on
+free ports.
 
     with slurm_cluster(folder) as cluster:
         job = cluster.submit("script.sbatch", "--batch-size", "2")
         cluster.wait(job)
 
-The nodes claim 64 cores and 8 GPUs each, so that scripts for real clusters are accepted as they are. Needs root and Debian's
-slurm-wlm and munge; `why_no_slurm` returns what is missing. Everything ends with the block; what a killed test process left is
-ended by the next one.
+The nodes claim 64 cores and 8 GPUs each, so that scripts for real clusters are accepted as they
+are. Needs root and Debian's slurm-wlm and munge; `why_no_slurm` returns what is missing. Everything
+ends with the block; what a killed test process left is ended by the next one.
 """
 
 import contextlib
@@ -81,13 +82,21 @@ class Cluster:
         """What one of Slurm's commands prints; raises where it fails."""
         environment = {**self.environment, **variables}
         ended = subprocess.run(
-            command, env=environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+            command,
+            env=environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}"
         return ended.stdout.strip()
 
     def submit(self, script: Path, *arguments: str, cwd: Path, **variables: str) -> str:
-        """Submit a script from a folder, with variables in its environment; returns the job's id."""
+        """Submit a script from a folder, with variables in its environment; returns the job's
+        id.
+        """
         return self.call("sbatch", "--parsable", str(script), *arguments, cwd=cwd, **variables)
 
     def state(self, job: str) -> dict[str, str]:
@@ -95,7 +104,9 @@ class Cluster:
         shown = self.call("scontrol", "--oneliner", "show", "job", job).split()
         return dict(part.split("=", 1) for part in shown if "=" in part)
 
-    def wait(self, job: str, limit_s: float = 240, until: Sequence[str] = ("COMPLETED", "FAILED")) -> dict[str, str]:
+    def wait(
+        self, job: str, limit_s: float = 240, until: Sequence[str] = ("COMPLETED", "FAILED")
+    ) -> dict[str, str]:
         """The job's state once it is one of `until`."""
         deadline = time.monotonic() + limit_s
         while (state := self.state(job))["JobState"] not in until:
@@ -112,7 +123,9 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir(parents=True)
     configuration = folder / "slurm.conf"
-    configuration.write_text(_CONFIGURATION.format(host=socket.gethostname(), ports=ports, folder=folder))
+    configuration.write_text(
+        _CONFIGURATION.format(host=socket.gethostname(), ports=ports, folder=folder)
+    )
     for number in range(8):
         (folder / f"gpu{number}").touch()
     (folder / "gres.conf").write_text(f"NodeName=n[0-1] Name=gpu File={folder}/gpu[0-7]\n")
@@ -122,13 +135,22 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     environment = {**os.environ, "SLURM_CONF": str(configuration), _OWNER: str(os.getpid())}
     cluster = Cluster(folder, environment)
     try:
-        files = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid", "seed-file": "munge.seed"}
+        files = {
+            "key-file": "munge.key",
+            "socket": "munge.sock",
+            "pid-file": "munged.pid",
+            "seed-file": "munge.seed",
+        }
         options = [f"--{name}={folder / file}" for name, file in files.items()]
-        _start(cluster, "munged", ["munged", "--force", "--foreground", "--num-threads=2", *options])
+        _start(
+            cluster, "munged", ["munged", "--force", "--foreground", "--num-threads=2", *options]
+        )
         _until(lambda: (folder / "munge.sock").exists(), "munged")
         _start(cluster, "slurmctld", ["slurmctld", "-D", "-f", str(configuration)])
         for node in NODES:
-            _start(cluster, f"slurmd-{node}", ["slurmd", "-D", "-N", node, "-f", str(configuration)])
+            _start(
+                cluster, f"slurmd-{node}", ["slurmd", "-D", "-N", node, "-f", str(configuration)]
+            )
         _until(lambda: _idle(cluster), f"the nodes: see {folder}/*.log")
         yield cluster
     finally:
@@ -146,7 +168,12 @@ def _start(cluster: Cluster, name: str, command: Sequence[str]) -> None:
 def _idle(cluster: Cluster) -> bool:
     command = ["sinfo", "--noheader", "--Node", "--format=%T"]
     shown = subprocess.run(
-        command, env={**cluster.environment}, capture_output=True, text=True, check=False, timeout=30
+        command,
+        env={**cluster.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
     return shown.stdout.split() == ["idle"] * len(NODES)
 
@@ -159,7 +186,9 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def _end(whose: Callable[[int], bool]) -> None:
-    """End every process of the clusters whose owner is meant: daemons first, so that nothing is restarted."""
+    """End every process of the clusters whose owner is meant: daemons first, so that nothing is
+    restarted.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         for _ in range(25):
             left = [one for one, owner in _processes() if whose(owner)]
@@ -176,7 +205,9 @@ def _processes() -> list[tuple[int, int]]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            owner = re.search(rf"(?:^|\0){_OWNER}=(\d+)".encode(), (folder / "environ").read_bytes())
+            owner = re.search(
+                rf"(?:^|\0){_OWNER}=(\d+)".encode(), (folder / "environ").read_bytes()
+            )
             if owner is not None and int(folder.name) != os.getpid():
                 found.append((int(folder.name), int(owner[1])))
     return found

@@ -13,16 +13,27 @@ ALIKE = (0.05,) * 6  # six cells whose repeats spread alike...
 UNLIKE = (0.01, 0.01, 0.02, 0.03, 0.05, 0.08)  # ...and six that do not
 
 
-def drawn_cell(spread: float, repeats: int, generator: np.random.Generator, step_us: float = STEP_US) -> list[Samples]:
-    """Step times of a cell: each repeat has its own level, the steps in it their own noise, all normal."""
+def drawn_cell(
+    spread: float, repeats: int, generator: np.random.Generator, step_us: float = STEP_US
+) -> list[Samples]:
+    """Step times of a cell: each repeat has its own level, the steps in it their own noise, all
+    normal.
+    """
     levels = 1 + spread * generator.standard_normal(repeats)
-    return [step_us * level * (1 + STEP_NOISE * generator.standard_normal(STEPS)) for level in levels]
+    return [
+        step_us * level * (1 + STEP_NOISE * generator.standard_normal(STEPS)) for level in levels
+    ]
 
 
 def drawn_in_turns(
     spreads: Sequence[float], repeats: int, shared: float, generator: np.random.Generator
 ) -> list[list[Samples]]:
-    """The cells of a run, STEP_US, 2 STEP_US and so on: what slows a repeat of one slows that of each, by `shared`."""
+    """The cells of a run, STEP_US, 2 STEP_US and so on: what slows a repeat of one slows that of
+    each, by `shared`.
+    """
     turns = np.exp(shared * generator.standard_normal(repeats))
-    cells = [drawn_cell(spread, repeats, generator, STEP_US * place) for place, spread in enumerate(spreads, 1)]
+    cells = [
+        drawn_cell(spread, repeats, generator, STEP_US * place)
+        for place, spread in enumerate(spreads, 1)
+    ]
     return [[steps * turn for steps, turn in zip(cell, turns, strict=True)] for cell in cells]

@@ -1,4 +1,6 @@
-"""Whole sweeps of tiny models with real torchrun jobs, for tests: started here or in a separate process."""
+"""Whole sweeps of tiny models with real torchrun jobs, for tests: started here or in a separate
+process.
+"""
 
 import contextlib
 import json
@@ -24,25 +26,42 @@ TINY: dict[str, object] = {
 
 
 def tiny_settings(**flags: object) -> dict[str, object]:
-    """TINY with these; without a calibration and DDP on one device unless requested: both take seconds."""
+    """TINY with these; without a calibration and DDP on one device unless requested: both take
+    seconds.
+    """
     one_device = flags.get("strategy") == "single" or str(flags.get("devices")) == "1"
-    with_ddp = "ddp" in str(flags.get("strategy", "ddp")) and str(flags.get("devices", "1,2")).startswith("1,")
+    with_ddp = "ddp" in str(flags.get("strategy", "ddp")) and str(
+        flags.get("devices", "1,2")
+    ).startswith("1,")
     unwanted: dict[str, object] = {} if one_device else {"calibrate": False}
     if with_ddp and not one_device:
         unwanted["ddp_alone"] = False
     return {**TINY, **unwanted, **flags}
 
 
-def sweep(out: Path, fresh: bool = False, torchrun: bool = False, **flags: object) -> Outcome[CellResult]:
-    """A sweep in this process, whose jobs are started by light_torchrun.py, or by torchrun itself."""
+def sweep(
+    out: Path, fresh: bool = False, torchrun: bool = False, **flags: object
+) -> Outcome[CellResult]:
+    """A sweep in this process, whose jobs are started by light_torchrun.py, or by torchrun
+    itself.
+    """
     with contextlib.nullcontext() if torchrun else light_jobs():
-        return run_sweep(load_config(None, tiny_settings(**flags)), out, fresh, Console(file=open(os.devnull, "w")))
+        return run_sweep(
+            load_config(None, tiny_settings(**flags)),
+            out,
+            fresh,
+            Console(file=open(os.devnull, "w")),
+        )
 
 
 def processes_of(out: Path) -> list[int]:
     """Live processes that name the run's folder."""
     numbers = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return [number for number in numbers if str(out).encode() in command_of(number) and number != os.getpid()]
+    return [
+        number
+        for number in numbers
+        if str(out).encode() in command_of(number) and number != os.getpid()
+    ]
 
 
 def command_of(process: int) -> bytes:
@@ -54,7 +73,11 @@ def command_of(process: int) -> bytes:
 
 
 def torchruns_of(out: Path) -> list[int]:
-    return [process for process in processes_of(out) if b"dpscope.launch.torchrun" in command_of(process)]
+    return [
+        process
+        for process in processes_of(out)
+        if b"dpscope.launch.torchrun" in command_of(process)
+    ]
 
 
 def parent_of(process: int) -> int:
@@ -72,7 +95,11 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def half_written(out: Path) -> list[Path]:
-    return [path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")]
+    return [
+        path
+        for path in out.rglob("*")
+        if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")
+    ]
 
 
 def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
@@ -83,7 +110,9 @@ def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
         "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
         "sys.exit(outcome.exit_status)"
     )
-    return subprocess.Popen([sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL
+    )
 
 
 def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:

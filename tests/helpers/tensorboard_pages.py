@@ -38,14 +38,20 @@ def running(*command: str | Path) -> Iterator[str]:
 
 
 def get(
-    address: str, path: str, body: dict[str, Any] | None = None, until: Callable[[Any], bool] = bool, **query: str
+    address: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    until: Callable[[Any], bool] = bool,
+    **query: str,
 ) -> Any:
     """A JSON answer; retried while the server still loads and `until` does not hold."""
     url = f"{address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
     deadline = time.monotonic() + 60
     while True:
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            url, data=data, headers={"Content-Type": "application/json"}
+        )
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 content = answer.read()
@@ -61,7 +67,11 @@ def get(
 def scalars(address: str, run: str, tag: str, count: int) -> list[list[float]]:
     """[wall time, step, value] of a tag, once so many are there."""
     answer: list[list[float]] = get(
-        address, "data/plugin/scalars/scalars", until=lambda found: len(found) >= count, run=run, tag=tag
+        address,
+        "data/plugin/scalars/scalars",
+        until=lambda found: len(found) >= count,
+        run=run,
+        tag=tag,
     )
     return answer
 
@@ -81,7 +91,9 @@ def hparams(address: str, count: int) -> list[dict[str, Any]]:
     return groups
 
 
-SERVE = "from pathlib import Path; import sys; from dpscope.launch.commands.tensorboard import serve; "
+SERVE = (
+    "from pathlib import Path; import sys; from dpscope.launch.commands.tensorboard import serve; "
+)
 SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
 
 
@@ -89,6 +101,7 @@ SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address
 def serving(logs: Path, scripts: Path) -> Iterator[str]:
     """dpscope's server on a folder of event files; `scripts` takes the program that starts it."""
     script = scripts / "serve.py"
-    script.write_text(f"if __name__ == '__main__':\n    {SERVE}\n")  # its loaders are processes that import it
+    # its loaders are processes that import it
+    script.write_text(f"if __name__ == '__main__':\n    {SERVE}\n")
     with running(script, logs) as address:
         yield address

@@ -1,8 +1,10 @@
-"""What a trace must keep to for Perfetto and Chrome's viewer to show all of it, as a list of what does not.
+"""What a trace must keep to for Perfetto and Chrome's viewer to show all of it, as a list of what
+does not.
 
-From the Trace Event Format (Google, 2016) and Perfetto's JSON importer: every event has a phase, a process and a thread, all
-but metadata a time; complete events a duration, and on one thread they nest; flows have a number for an id, one start
-and one end; a negative time and an event that partly overlaps another are dropped; threads are named by their number alone.
+From the Trace Event Format (Google, 2016) and Perfetto's JSON importer: every event has a phase, a
+process and a thread, all but metadata a time; complete events a duration, and on one thread they
+nest; flows have a number for an id, one start and one end; a negative time and an event that partly
+overlaps another are dropped; threads are named by their number alone.
 """
 
 import math
@@ -58,7 +60,12 @@ def _event(event: Event) -> Iterator[str]:
 
 
 def _sound(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )
 
 
 def _names(events: list[Event]) -> Iterator[str]:
@@ -70,7 +77,11 @@ def _names(events: list[Event]) -> Iterator[str]:
     if len(named) < sum(event["ph"] == "M" for event in events):
         yield "something is named twice"
     for thread, process in process_of.items():
-        for what, where in (("process_name", 0), ("process_sort_index", 0), ("thread_name", thread)):
+        for what, where in (
+            ("process_name", 0),
+            ("process_sort_index", 0),
+            ("thread_name", thread),
+        ):
             if (what, process, where) not in named:
                 yield f"thread {thread} of process {process} has no {what}"
 

@@ -1,4 +1,6 @@
-"""Trainings made by hand: epochs of known accuracy and time, as dpscope stores them and as other programs might."""
+"""Trainings made by hand: epochs of known accuracy and time, as dpscope stores them and as other
+programs might.
+"""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +55,9 @@ def write_train_json(folder: Path, epochs: Sequence[dict[str, object]]) -> Path:
 
 def _config(epochs: int, **workload: Any) -> ResolvedTrainConfig:
     matrix = ResolvedMatrix(devices=(1, 2), batch_sizes=(8,))
-    return ResolvedTrainConfig(workload=Workload(**workload), optimizer=Optimizer(), matrix=matrix, epochs=epochs)
+    return ResolvedTrainConfig(
+        workload=Workload(**workload), optimizer=Optimizer(), matrix=matrix, epochs=epochs
+    )
 
 
 def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
@@ -65,7 +69,9 @@ def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
     return msgspec.structs.replace(description, **changes)
 
 
-def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accuracy: float = 50.0) -> EpochRecord:
+def record(
+    cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accuracy: float = 50.0
+) -> EpochRecord:
     """An epoch as a training stores it; 2 s of training each."""
     strategy, devices, batch = cell.split("-")[:3]
     return EpochRecord(
@@ -76,10 +82,19 @@ def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accurac
     )  # fmt: skip
 
 
-def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRecord], epochs: int) -> Path:
-    """A folder as `dpscope train` leaves it: a manifest that plans `epochs` for the cells, and what was trained."""
+def write_trained(
+    folder: Path, cells: Sequence[Cell], records: Sequence[EpochRecord], epochs: int
+) -> Path:
+    """A folder as `dpscope train` leaves it: a manifest that plans `epochs` for the cells, and what
+    was trained.
+    """
     plan = [
-        PlannedTraining(planned=PlannedCell(cell=cell), learning_rate=0.1, train_samples=1437, repeated_samples=1)
+        PlannedTraining(
+            planned=PlannedCell(cell=cell),
+            learning_rate=0.1,
+            train_samples=1437,
+            repeated_samples=1,
+        )
         for cell in cells
     ]
     manifest = TrainManifest(
@@ -89,5 +104,7 @@ def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRe
     )  # fmt: skip
     stored = TrainFolder(folder)
     write_json(stored.manifest_path, manifest)
-    write_json(stored.log_path, TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=tuple(records)))
+    write_json(
+        stored.log_path, TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=tuple(records))
+    )
     return folder

@@ -1,10 +1,13 @@
-"""Two devices of PrivateUse1 in this process, called ``twin``, on which torch's own nn.DataParallel runs its Python paths.
+"""Two devices of PrivateUse1 in this process, called ``twin``, on which torch's own nn.DataParallel
+runs its Python paths.
 
-What torch allows from Python is one device: the guard that it registers for a backend in Python (`torch._C._acc.DeviceGuard`) has
-a type and nothing else, and autograd starts a thread for each device that the guard counts. So the guard is a few lines of C++
-(two_devices.cpp), compiled against torch's headers alone. Tensors are Python's, over a tensor of the host each; an operator whose
-tensors lie on different devices fails. The three functions that torch has in C++ for CUDA alone (scatter, gather, coalesced
-broadcast) are doubles that record their arguments; reducing, its chunks included, is torch's.
+What torch allows from Python is one device: the guard that it registers for a backend in Python
+(`torch._C._acc.DeviceGuard`) has a type and nothing else, and autograd starts a thread for each
+device that the guard counts. So the guard is a few lines of C++ (two_devices.cpp), compiled against
+torch's headers alone. Tensors are Python's, over a tensor of the host each; an operator whose
+tensors lie on different devices fails. The three functions that torch has in C++ for CUDA alone
+(scatter, gather, coalesced broadcast) are doubles that record their arguments; reducing, its chunks
+included, is torch's.
 """
 
 import ctypes
@@ -47,7 +50,12 @@ class TwinTensor(torch.Tensor):
     def __new__(cls: Any, host: torch.Tensor, index: int) -> "TwinTensor":
         strides, offset, device = host.stride(), host.storage_offset(), torch.device(NAME, index)
         made: TwinTensor = torch.Tensor._make_wrapper_subclass(
-            cls, host.size(), strides=strides, storage_offset=offset, dtype=host.dtype, device=device
+            cls,
+            host.size(),
+            strides=strides,
+            storage_offset=offset,
+            dtype=host.dtype,
+            device=device,
         )
         made.host = host
         return made
@@ -61,7 +69,9 @@ class TwinTensor(torch.Tensor):
         if func is aten._to_copy.default:
             source, device = args[0], given.pop("device", None) or args[0].device
             values = (source.host if isinstance(source, TwinTensor) else source).clone()
-            cls.calls.append(("copy", source.device.index, device.index, values.numel() * values.element_size()))
+            cls.calls.append(
+                ("copy", source.device.index, device.index, values.numel() * values.element_size())
+            )
             moved = func(values, **given)
             return moved if device.type == "cpu" else TwinTensor(moved, device.index)
         devices: set[int] = set()
@@ -80,11 +90,15 @@ class TwinTensor(torch.Tensor):
         if func._schema.name.endswith("_"):
             return args[0]
         (index,) = devices
-        return tree_map(lambda one: TwinTensor(one, index) if isinstance(one, torch.Tensor) else one, values)
+        return tree_map(
+            lambda one: TwinTensor(one, index) if isinstance(one, torch.Tensor) else one, values
+        )
 
 
 def install(library: Path) -> list[tuple[Any, ...]]:
-    """Register the backend and the doubles of torch's C++ functions, for good; returns where calls are noted."""
+    """Register the backend and the doubles of torch's C++ functions, for good; returns where calls
+    are noted.
+    """
     ctypes.CDLL(str(library))
     rename_privateuse1_backend(NAME)
 
@@ -110,12 +124,17 @@ def install(library: Path) -> list[tuple[Any, ...]]:
     )
     torch._register_device_module(NAME, module)  # type: ignore[arg-type]
     torch._C._acc.register_python_privateuseone_hook(module.hooks)
-    # Autocast casts nothing on a backend without a list of operators; without a way through, operators fail within it.
+    # Autocast casts nothing on a backend without a list of operators; without a way through,
+    # operators fail within it.
     through = operators.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     through.fallback(operators.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]
     _KEPT.append(through)
     TwinTensor.calls = []
-    for name, double in (("_scatter", _scatter), ("_gather", _gather), ("_broadcast_coalesced", _broadcast)):
+    for name, double in (
+        ("_scatter", _scatter),
+        ("_gather", _gather),
+        ("_broadcast_coalesced", _broadcast),
+    ):
         setattr(torch._C, name, double)
     return TwinTensor.calls
 
@@ -131,7 +150,9 @@ def move_to_first(model: nn.Module) -> nn.Module:
     return model
 
 
-def _scatter(tensor: torch.Tensor, devices: list[int], sizes: Any, dim: int, streams: Any) -> list[torch.Tensor]:
+def _scatter(
+    tensor: torch.Tensor, devices: list[int], sizes: Any, dim: int, streams: Any
+) -> list[torch.Tensor]:
     TwinTensor.calls.append(("scatter", devices, threading.get_native_id()))
     host = tensor.host if isinstance(tensor, TwinTensor) else tensor
     parts = host.chunk(len(devices), dim) if sizes is None else torch.split(host, list(sizes), dim)
@@ -143,10 +164,15 @@ def _gather(tensors: list[TwinTensor], dim: int, device: int) -> torch.Tensor:
     return TwinTensor(torch.cat([one.host for one in tensors], dim), device)
 
 
-def _broadcast(tensors: list[TwinTensor], devices: list[int], chunk_bytes: int) -> list[list[torch.Tensor]]:
+def _broadcast(
+    tensors: list[TwinTensor], devices: list[int], chunk_bytes: int
+) -> list[list[torch.Tensor]]:
     size_bytes = sum(one.numel() * one.element_size() for one in tensors)
     TwinTensor.calls.append(("broadcast", devices, size_bytes, chunk_bytes))
     return [
-        [TwinTensor(one.host if device == one.device.index else one.host.clone(), device) for one in tensors]
+        [
+            TwinTensor(one.host if device == one.device.index else one.host.clone(), device)
+            for one in tensors
+        ]
         for device in devices
     ]

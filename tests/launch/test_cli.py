@@ -1,4 +1,6 @@
-"""The entry point: versions; mistakes, damaged traces, a full disk, long names, a closed output: one line, exit status 2."""
+"""The entry point: versions; mistakes, damaged traces, a full disk, long names, a closed output:
+one line, exit status 2.
+"""
 
 import importlib.metadata
 import io
@@ -28,13 +30,16 @@ ANALYZE = [sys.executable, "-m", "dpscope.launch.cli", "analyze", "--format", "j
 def called(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     """The exit status of dpscope with these arguments."""
     monkeypatch.setattr(sys, "argv", ["dpscope", *map(str, arguments)])
-    monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)  # it starts processes
+    # it starts processes
+    monkeypatch.setattr("dpscope.launch.commands.bundle._machine_notes", dict)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)
 
 
-def error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+def error_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path
+) -> str:
     status, message = called(monkeypatch, *arguments), capsys.readouterr().err
     assert (status, message.count("\n")) == (2, 1), message
     assert message.startswith("dpscope: ")
@@ -53,13 +58,19 @@ def error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_a_full_disk_under_the_output_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str | Path],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         message = error_line(monkeypatch, capsys, *arguments)
-    assert message == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
+    assert (
+        message
+        == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
+    )
 
 
 @pytest.mark.long
@@ -74,7 +85,10 @@ def test_a_full_disk_under_the_output_is_one_line(
     ],
 )
 def test_a_name_that_is_too_long_is_one_line_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str | Path],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     message = error_line(monkeypatch, capsys, *arguments)
@@ -84,8 +98,12 @@ def test_a_name_that_is_too_long_is_one_line_that_names_it(
 
 
 @pytest.mark.long
-def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third file cannot be written: the report that stood there stays whole, and a new one has no file."""
+def test_a_disk_that_fills_leaves_no_half_written_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third file cannot be written: the report that stood there stays whole, and a new one has
+    no file.
+    """
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
     report = make_report(load_run(tmp_path / "run"))
     page = write_report(report, ("png",))
@@ -118,35 +136,58 @@ def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeyp
         ("analyze .", "no trace"),
         ("compare RUN ''", "an argument is empty"),
         ("compare RUN RUN/cells/..", "is named twice: a run does not differ from itself"),
-        ("run --model tiny_models.py:tiny", "--model tiny_models.py:tiny: write it as package.module:function"),
+        (
+            "run --model tiny_models.py:tiny",
+            "--model tiny_models.py:tiny: write it as package.module:function",
+        ),
         ("analyze tiny_models.py", "tiny_models.py"),
         ("analyze tiny_models.py --max-bytes 0", "--max-bytes 0"),
         ("run --link-gbps 25", "--link 25GB/s (bytes) or --link 200Gb/s (bits)"),
         ("tensorboard nowhere --link-gbps=25", "--link-gbps: it is --link now"),
-        ("train --model tiny_models:tiny", "--model tiny_models:tiny: it distinguishes 4 classes and digits has 10"),
+        (
+            "train --model tiny_models:tiny",
+            "--model tiny_models:tiny: it distinguishes 4 classes and digits has 10",
+        ),
         ("train --data cifar10 --data-dir nowhere", "cifar-10-batches-py does not exist"),
-        ("train --model resnet8_cifr", "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
+        (
+            "train --model resnet8_cifr",
+            "--model resnet8_cifr: no such model; did you mean resnet8_cifar",
+        ),
         ("bundle RUN -o b.tar", "b.tar does not end in .zip"),
         ("bundle nowhere", "nowhere does not exist"),
-        ("analyze RUN --flops=1.2X", "--flops 1.2X: give the FLOPs of one step on one device, such as"),
+        (
+            "analyze RUN --flops=1.2X",
+            "--flops 1.2X: give the FLOPs of one step on one device, such as",
+        ),
         ("whatif none --devices 4", "does not exist; give a run folder, or traces of one job"),
         ("whatif . --devices 4", "holds no trace"),
         ("whatif RUN --link 100", "--link '100' has no unit: write 100GB/s"),
         ("whatif RUN --overlap offf", "--overlap 'offf': did you mean off? Choose from on, off"),
         ("whatif RUN --overlap maybe", "--overlap 'maybe': choose from on, off"),
         ("whatif RUN --on-time x", "--on-time 'x': give a rank, such as 7"),
-        (f"whatif RUN --devices {'9' * 5000}", "9': give whole numbers of 1 or more"),  # int() refuses so many digits
+        # int() refuses so many digits
+        (f"whatif RUN --devices {'9' * 5000}", "9': give whole numbers of 1 or more"),
         ("whatif RUN --bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
-        ("whatif RUN --cell ddp-d8-b8", "has no measured cell ddp-d8-b8; did you mean ddp-d2-b8? It has"),
+        (
+            "whatif RUN --cell ddp-d8-b8",
+            "has no measured cell ddp-d8-b8; did you mean ddp-d2-b8? It has",
+        ),
         ("whatif RUN --cell single-d1-b8", "cannot be the base"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(USER_MODELS)
     places = {"RUN": EXAMPLE_RUN, "TABLE": DATA / "scaling" / "ddp_v100_pytorch_benchmark.csv"}
-    words = [re.sub("^(RUN|TABLE)", lambda name: str(places[name[0]]), word) for word in shlex.split(command)]
+    words = [
+        re.sub("^(RUN|TABLE)", lambda name: str(places[name[0]]), word)
+        for word in shlex.split(command)
+    ]
     out = ["--out", str(tmp_path / "run")] if words[0] in ("run", "train") else []
     monkeypatch.setattr(sys, "stdout", printed := io.StringIO())
     assert message in error_line(monkeypatch, capsys, *words, *out)
@@ -161,7 +202,9 @@ def test_what_the_encoding_or_the_terminal_lacks_costs_no_output(tmp_path: Path)
     def printed(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dpscope.launch.cli", "analyze", str(folder)]
         given = {**os.environ, "COLUMNS": "0", **environment}
-        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, env=given, capture_output=True, text=True, timeout=60, check=False
+        )
 
     folder = tmp_path / "Läufer"
     shutil.copytree(TRACES, folder)
@@ -196,17 +239,24 @@ def test_a_truncated_trace_is_read_as_far_as_it_goes_and_is_one_line(tmp_path: P
 
 @pytest.mark.process
 @pytest.mark.parametrize("redirected", [">&-", "> /dev/full", "2>&- >&-"])
-def test_whole_processes_with_outputs_that_are_closed_or_full(tmp_path: Path, redirected: str) -> None:
+def test_whole_processes_with_outputs_that_are_closed_or_full(
+    tmp_path: Path, redirected: str
+) -> None:
     command = [*ANALYZE, str(EXAMPLE_RUN), redirected]
     ended = subprocess.run(
-        ["sh", "-c", " ".join(command)], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+        ["sh", "-c", " ".join(command)],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     assert ended.returncode == (2 if "full" in redirected else 0), ended.stderr
     assert ended.stderr.count("\n") == ("full" in redirected)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("options", [["--format", "json"], []])  # a text at once, and what rich prints
+# a text at once, and what rich prints
+@pytest.mark.parametrize("options", [["--format", "json"], []])
 def test_a_pipe_whose_reader_leaves_ends_quietly(options: list[str]) -> None:
     """Not with status 1, which `compare` has for a regression."""
     reading, writing = os.pipe()
@@ -222,7 +272,8 @@ def test_versions_where_a_package_has_no_distribution(monkeypatch: pytest.Monkey
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    monkeypatch.setattr(contents, "Path", lambda folder: Path("/nowhere"))  # no records of distributions
+    # no records of distributions
+    monkeypatch.setattr(contents, "Path", lambda folder: Path("/nowhere"))
     import typer
 
     assert contents._installed_version("typer") == typer.__version__
@@ -245,14 +296,23 @@ def test_what_may_not_be_read_is_not_called_unwritable(
     monkeypatch.setattr(contents, "app", denied)
     unreadable = f"dpscope: cannot read {trace}: Permission denied; change its permissions, or name another\n"
     assert denied_line(readable=False) == unreadable
-    assert denied_line(readable=True) == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"
+    assert (
+        denied_line(readable=True)
+        == f"dpscope: cannot write {trace}: Permission denied; choose another folder\n"
+    )
     trace.unlink()
     assert denied_line(readable=False).startswith(f"dpscope: cannot write {trace}")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "line", ["analyze run --report", "merge run -o .json", "bundle run -o .zip", "reduce TRACES -o .dpscope"]
+    "line",
+    [
+        "analyze run --report",
+        "merge run -o .json",
+        "bundle run -o .zip",
+        "reduce TRACES -o .dpscope",
+    ],
 )
 def test_square_brackets_of_a_name_are_printed_and_are_no_markup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str

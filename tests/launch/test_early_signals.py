@@ -1,4 +1,6 @@
-"""A signal in the first seconds of a command, before a job is there to end: one line, status 128 + its number."""
+"""A signal in the first seconds of a command, before a job is there to end: one line, status 128 +
+its number.
+"""
 
 import os
 import signal
@@ -19,7 +21,10 @@ _BEGINS = (
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_one_line(number: signal.Signals) -> None:
     command = subprocess.Popen(
-        [sys.executable, "-c", f"{_BEGINS}cli.main()"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", f"{_BEGINS}cli.main()"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert command.stdout is not None
     assert command.stdout.readline() == "begun\n"
@@ -39,7 +44,9 @@ def test_a_signal_whose_exception_is_lost_still_ends_the_command() -> None:
         "def app():\n    Freed()\n    time.sleep(60)\n"
         "contents.app = app\ncli.main()"
     )
-    command = subprocess.Popen([sys.executable, "-c", loses], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = subprocess.Popen(
+        [sys.executable, "-c", loses], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert command.stdout is not None
     assert command.stdout.readline() == "begun\n"
     command.send_signal(signal.SIGTERM)
@@ -70,7 +77,9 @@ def test_signals_are_taken_before_the_commands_are_loaded() -> None:
         "            signal.raise_signal(signal.SIGTERM)\n"
         "sys.meta_path.insert(0, Commands())\ncli.main()"
     )
-    ended = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", loads], capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stderr) == (143, "dpscope: stopped by SIGTERM\n")
 
 
@@ -78,16 +87,32 @@ def test_signals_are_taken_before_the_commands_are_loaded() -> None:
 @pytest.mark.long
 @pytest.mark.real_processes
 @pytest.mark.parametrize(
-    "command", [("run", "--device", "cpu", "--devices", "2"), ("train", "--devices", "2"), ("attach", "--", "train.py")]
+    "command",
+    [
+        ("run", "--device", "cpu", "--devices", "2"),
+        ("train", "--devices", "2"),
+        ("attach", "--", "train.py"),
+    ],
 )
-def test_a_real_command_is_stopped_as_soon_as_it_takes_signals(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_real_command_is_stopped_as_soon_as_it_takes_signals(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     name, *options = command
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
-    whole = [sys.executable, "-m", "dpscope.launch.cli", name, "--out", str(tmp_path / "out"), *options]
+    whole = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        name,
+        "--out",
+        str(tmp_path / "out"),
+        *options,
+    ]
     with open(tmp_path / "errors", "w") as file:
         running = subprocess.Popen(whole, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=file)
         caught = 0
-        while not caught & 1 << (signal.SIGTERM - 1):  # the kernel's set of signals that the process takes (proc(5))
+        # the kernel's set of signals that the process takes (proc(5))
+        while not caught & 1 << (signal.SIGTERM - 1):
             status = Path(f"/proc/{running.pid}/status").read_text()
             caught = int(status.partition("SigCgt:")[2].split()[0], 16)
             assert running.poll() is None

@@ -34,7 +34,14 @@ def test_the_store_listens_at_its_address_alone(port: int | None) -> None:
 @pytest.mark.process
 @pytest.mark.long
 def test_options_of_another_rendezvous_are_refused() -> None:
-    command = [sys.executable, "-m", "dpscope.launch.torchrun", "--standalone", "--nproc-per-node=1", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.torchrun",
+        "--standalone",
+        "--nproc-per-node=1",
+        "train.py",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 2
     assert "omit --standalone and --rdzv-..." in ended.stderr

@@ -1,4 +1,6 @@
-"""The documentation: its commands parse, its links lead somewhere, its generated pages are current."""
+"""The documentation: its commands parse, its links lead somewhere, its generated pages are
+current.
+"""
 
 import re
 import shlex
@@ -36,7 +38,9 @@ COMMAND = typer.main.get_command(app)
 
 
 def lines() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Page and words of the commands in fenced shell blocks, continued lines joined, without comments and generated pages."""
+    """Page and words of the commands in fenced shell blocks, continued lines joined, without
+    comments and generated pages.
+    """
     for page in PAGES:
         if page.name == "commands.md":
             continue
@@ -52,12 +56,17 @@ LINES = list(lines())
 
 def behind(*names: str) -> list[tuple[str, tuple[str, ...], list[str]]]:
     """The lines with one of these words: page, words, and the words behind it."""
-    found = [(page, words, [index for index, word in enumerate(words) if word in names]) for page, words in LINES]
+    found = [
+        (page, words, [index for index, word in enumerate(words) if word in names])
+        for page, words in LINES
+    ]
     return [(page, words, list(words[places[0] + 1 :])) for page, words, places in found if places]
 
 
 def test_dpscope_commands_parse() -> None:
-    assert {"README.md", "getting-started.md", "faq.md", "gpu-and-slurm.md"} <= {page.name for page in PAGES}
+    assert {"README.md", "getting-started.md", "faq.md", "gpu-and-slurm.md"} <= {
+        page.name for page in PAGES
+    }
     found = [(page, rest) for page, _, rest in behind("dpscope") if rest]
     assert len(found) > 30
     for page, (name, *rest) in found:
@@ -74,12 +83,18 @@ def test_worker_commands_parse() -> None:
 
 
 def test_inline_commands_name_options_that_exist() -> None:
-    spans = [(page.name, span) for page in PAGES for span in re.findall(r"`(dpscope [a-z]+[^`\n]*)`", page.read_text())]
+    spans = [
+        (page.name, span)
+        for page in PAGES
+        for span in re.findall(r"`(dpscope [a-z]+[^`\n]*)`", page.read_text())
+    ]
     assert len(spans) > 20
     for page, span in spans:
         _, name, *rest = shlex.split(span)
         assert name in COMMANDS, f"{page}: {span}"
-        known = {one for parameter in parameters(name) for one in re.split(r", |/", parameter.written)}
+        known = {
+            one for parameter in parameters(name) for one in re.split(r", |/", parameter.written)
+        }
         options = {word.partition("=")[0] for word in rest if word.startswith("-")}
         assert options <= known | {"--help", "--"}, f"{page}: {span}"
 
@@ -89,7 +104,9 @@ def test_make_targets_and_files_that_are_named_exist() -> None:
     made = {words[1] for _, words in LINES if words[0] == "make"}
     assert made
     assert made <= targets
-    named = {(page, word) for page, words in LINES for word in words if _REPOSITORY_FILE.match(word)}
+    named = {
+        (page, word) for page, words in LINES for word in words if _REPOSITORY_FILE.match(word)
+    }
     assert len(named) > 5
     assert [(page, word) for page, word in sorted(named) if not (ROOT / word).exists()] == []
 
@@ -135,12 +152,21 @@ def test_generated_pages_are_current_and_made_by_make_docs() -> None:
     assert recipe is not None
     by = re.compile(r"(?:Made|Generated) by `python ((?:docs/_tools|examples/published)/\w+\.py)`")
     generated = {page.name: module[1] for page in PAGES if (module := by.search(page.read_text()))}
-    assert set(generated) == {"columns.md", "commands.md", "findings.md", "glossary.md", "links.md", "results.md"}
+    assert set(generated) == {
+        "columns.md",
+        "commands.md",
+        "findings.md",
+        "glossary.md",
+        "links.md",
+        "results.md",
+    }
     assert all(module in recipe[1] for module in generated.values())
 
 
 def test_every_option_has_a_meaning_and_the_list_of_commands_cuts_nothing() -> None:
-    assert [(name, one.written) for name in COMMANDS for one in parameters(name) if not one.meaning] == []
+    assert [
+        (name, one.written) for name in COMMANDS for one in parameters(name) if not one.meaning
+    ] == []
     context = COMMAND.make_context("dpscope", [], resilient_parsing=True)
     assert "..." not in COMMAND.get_help(context).partition("Commands:")[2]
 
@@ -168,12 +194,18 @@ def test_contributing_names_every_folder_and_files_that_exist() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     tops = ("profiling", "launch", "analysis")
     named = re.findall(r"^\| `((?:profiling|launch|analysis)[a-z_/]*)` \|", page, re.MULTILINE)
-    folders = {str(path.parent.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
+    folders = {
+        str(path.parent.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")
+    }
     assert sorted(named) == sorted(folders)
     files = set(re.findall(r"`((?:profiling|launch|analysis|tests)/[a-z_/]+\.py)`", page))
     assert len(files) > 10
     assert [name for name in files if not (ROOT / name).exists()] == []
-    stages = set(re.findall(r"`([a-z_]+/[a-z_/]+)`", "".join(line for line in page.splitlines() if " -> " in line)))
+    stages = set(
+        re.findall(
+            r"`([a-z_]+/[a-z_/]+)`", "".join(line for line in page.splitlines() if " -> " in line)
+        )
+    )
     assert len(stages) > 30
     places = {stage: [ROOT / stage, *(ROOT / top / stage for top in tops)] for stage in stages}
     assert [
@@ -184,12 +216,23 @@ def test_contributing_names_every_folder_and_files_that_exist() -> None:
 
 
 def test_recipes_for_slurm_give_the_task_its_cores() -> None:
-    """srun takes --cpus-per-task from sbatch no longer: what measures would have one core for all its processes."""
+    """srun takes --cpus-per-task from sbatch no longer: what measures would have one core for all
+    its processes.
+    """
     texts = [
         *(page.read_text() for page in PAGES),
         *(path.read_text() for path in ROOT.glob("examples/cluster/*.sbatch")),
     ]
-    joined = [line for text in texts for line in text.replace("\\\n", " ").splitlines() if line.startswith("srun ")]
-    measuring = [line for line in joined if re.search(r"\b(?:dpscope (?:run|train|attach|calibrate)|torchrun)\b", line)]
+    joined = [
+        line
+        for text in texts
+        for line in text.replace("\\\n", " ").splitlines()
+        if line.startswith("srun ")
+    ]
+    measuring = [
+        line
+        for line in joined
+        if re.search(r"\b(?:dpscope (?:run|train|attach|calibrate)|torchrun)\b", line)
+    ]
     assert len(measuring) >= 4
     assert [line for line in measuring if "--cpus-per-task=" not in line] == []

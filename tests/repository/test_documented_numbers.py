@@ -1,6 +1,8 @@
-"""Numbers in the documents that dpscope printed: each is computed again, and the sentence that states it must stand in its page.
+"""Numbers in the documents that dpscope printed: each is computed again, and the sentence that
+states it must stand in its page.
 
-The first screens in the README are compared in `tests/analysis/output/test_summary.py`, generated pages in `test_docs.py`.
+The first screens in the README are compared in `tests/analysis/output/test_summary.py`, generated
+pages in `test_docs.py`.
 """
 
 from collections.abc import Iterator
@@ -84,6 +86,7 @@ def test_errors_of_the_fits_of_nccl_tests_logs() -> None:
     assert list(states("calibration.md", stated)) == []
     reduced = [point for point in calibration.points if point.collective == "all_reduce"]
     reached = max(
-        known(bus_gb_per_s("all_reduce", point.size_bytes, point.devices, point.times_us[0])) for point in reduced
+        known(bus_gb_per_s("all_reduce", point.size_bytes, point.devices, point.times_us[0]))
+        for point in reduced
     )
     assert list(states("links.md", f"reach {reached:.0f} of their 300 GB/s")) == []

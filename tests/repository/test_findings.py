@@ -1,4 +1,6 @@
-"""Every finding has a registered code: raised somewhere, described once, listed in docs/findings.md."""
+"""Every finding has a registered code: raised somewhere, described once, listed in
+docs/findings.md.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ CODES = {f"{codes.__name__}.{code.name}": code for codes in REGISTERED for code 
 
 
 def raised(tree: ast.AST) -> Iterator[str]:
-    """The codes a file names, such as ``RunCode.DRIFT``, but for those it only compares with or keeps in a set."""
+    """The codes a file names, such as ``RunCode.DRIFT``, but for those it only compares with or
+    keeps in a set.
+    """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Compare | ast.Set):
             continue
@@ -33,7 +37,9 @@ def test_every_code_is_raised_somewhere() -> None:
 
 
 def test_every_code_is_registered_once_and_described() -> None:
-    of_dpscope = {codes for codes in FindingCode.__subclasses__() if codes.__module__.startswith("dpscope.")}
+    of_dpscope = {
+        codes for codes in FindingCode.__subclasses__() if codes.__module__.startswith("dpscope.")
+    }
     assert set(REGISTERED) == of_dpscope
     # An enum drops what equals an earlier member.
     assert all(len(codes.__members__) == len(codes) for codes in REGISTERED)
@@ -52,16 +58,24 @@ def test_findings_are_made_by_their_codes_alone() -> None:
         str(path.relative_to(ROOT))
         for path in SOURCES
         for node in syntax_nodes(path)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Finding"
     }
     assert made == {"profiling/records/finding.py"}
 
 
 def test_a_code_knows_its_severity_and_next_step() -> None:
     found = TraceCode.NO_STEPS.finding("t.json marks no ProfilerStep")
-    assert (found.severity, found.code, found.next_step) == ("warning", "no_steps", TraceCode.NO_STEPS.next_step)
+    assert (found.severity, found.code, found.next_step) == (
+        "warning",
+        "no_steps",
+        TraceCode.NO_STEPS.next_step,
+    )
     assert type(found.code) is str  # as it is stored
-    assert RunCode.STRAGGLER.finding("rank 1 is late", "look at rank 1").next_step == "look at rank 1"
+    assert (
+        RunCode.STRAGGLER.finding("rank 1 is late", "look at rank 1").next_step == "look at rank 1"
+    )
     assert TraceCode.FUSED_RANKS.finding("2 ranks", severity="info").severity == "info"
     with pytest.raises(AssertionError, match="severity"):
         TraceCode.FUSED_RANKS.finding("2 ranks")

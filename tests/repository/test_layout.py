@@ -1,4 +1,6 @@
-"""The repository's shape: packaging, which folder may import which, and how much files and functions may hold."""
+"""The repository's shape: packaging, which folder may import which, and how much files and
+functions may hold.
+"""
 
 import ast
 import subprocess
@@ -15,7 +17,8 @@ from tests.helpers.paths import ROOT
 from tests.helpers.sources import SOURCES, TOPS, syntax_nodes
 from tests.repository import weights
 
-# What each folder may import besides itself, lowest first: a folder may name only folders listed above it.
+# What each folder may import besides itself, lowest first: a folder may name only folders listed
+# above it.
 _PERMISSIONS = """
 profiling/records:
 profiling/store: profiling/records
@@ -77,7 +80,9 @@ def expanded(text: str) -> set[str]:
 
 MAY_IMPORT = {
     folder: expanded(others)
-    for folder, _, others in (line.partition(":") for line in _PERMISSIONS.replace("\n  ", " ").strip().splitlines())
+    for folder, _, others in (
+        line.partition(":") for line in _PERMISSIONS.replace("\n  ", " ").strip().splitlines()
+    )
 }
 MOST_FILES = 40
 TORCH_FREE = (
@@ -112,7 +117,11 @@ def file_of(name: str) -> Path:
     """The file that holds a dotted name: a module, or something in it."""
     inside = ROOT.joinpath(*name.split(".")[1:])
     modules = (inside.with_suffix(".py"), inside.parent.with_suffix(".py"))
-    found = [path for path in (*modules, inside / "__init__.py", inside.parent / "__init__.py") if path.exists()]
+    found = [
+        path
+        for path in (*modules, inside / "__init__.py", inside.parent / "__init__.py")
+        if path.exists()
+    ]
     assert found, f"{name} is no module and in none"
     return found[0]
 
@@ -132,7 +141,9 @@ def test_every_folder_with_python_is_packaged() -> None:
 
 def test_no_file_or_folder_is_named_like_a_standard_module() -> None:
     assert len(SOURCES) > 200
-    names = {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES if path.parent.parent != ROOT}
+    names = {path.stem for path in SOURCES} | {
+        path.parent.name for path in SOURCES if path.parent.parent != ROOT
+    }
     assert names & set(sys.stdlib_module_names) == set()
 
 
@@ -142,23 +153,37 @@ def test_folders_import_only_what_they_may_and_use_every_permission() -> None:
         imported = {folder_of(file) for file in imported_files(path)} - {folder_of(path)}
         seen.setdefault(folder_of(path), set()).update(imported)
     assert {folder for folder, others in seen.items() if others} <= set(MAY_IMPORT)
-    others = {folder: (seen[folder] - may, may - seen[folder]) for folder, may in MAY_IMPORT.items()}
-    assert {folder: one for folder, one in others.items() if any(one)} == {}, "not permitted, and permitted for nothing"
+    others = {
+        folder: (seen[folder] - may, may - seen[folder]) for folder, may in MAY_IMPORT.items()
+    }
+    assert {folder: one for folder, one in others.items() if any(one)} == {}, (
+        "not permitted, and permitted for nothing"
+    )
 
 
 def test_permissions_point_one_way() -> None:
     order = list(MAY_IMPORT)
-    below = {folder: others - set(order[: order.index(folder)]) for folder, others in MAY_IMPORT.items()}
-    assert {folder: one for folder, one in below.items() if one} == {}, "may import what stands below it"
-    tops = {folder: {other.partition("/")[0] for other in others} for folder, others in MAY_IMPORT.items()}
-    assert {folder for folder, one in tops.items() if folder[:6] == "launch" and "analysis" in one} == {
-        "launch/commands"
+    below = {
+        folder: others - set(order[: order.index(folder)]) for folder, others in MAY_IMPORT.items()
     }
-    assert not [folder for folder, one in tops.items() if folder[:8] == "analysis" and "launch" in one]
+    assert {folder: one for folder, one in below.items() if one} == {}, (
+        "may import what stands below it"
+    )
+    tops = {
+        folder: {other.partition("/")[0] for other in others}
+        for folder, others in MAY_IMPORT.items()
+    }
+    assert {
+        folder for folder, one in tops.items() if folder[:6] == "launch" and "analysis" in one
+    } == {"launch/commands"}
+    assert not [
+        folder for folder, one in tops.items() if folder[:8] == "analysis" and "launch" in one
+    ]
 
 
 def test_no_file_imports_itself_in_a_circle() -> None:
-    TopologicalSorter({path: imported_files(path) - {path} for path in SOURCES}).prepare()  # raises CycleError
+    # raises CycleError
+    TopologicalSorter({path: imported_files(path) - {path} for path in SOURCES}).prepare()
 
 
 def test_folders_hold_few_files() -> None:
@@ -167,17 +192,30 @@ def test_folders_hold_few_files() -> None:
 
 
 def test_files_are_not_packed_and_functions_decide_little() -> None:
-    """At most 4.5 syntax nodes a line and 12 decisions a function; what exceeds this is in weights.txt and may only fall."""
+    """At most 4.5 syntax nodes a line and 12 decisions a function; what exceeds this is in
+    weights.txt and may only fall.
+    """
     now, before = weights.present(), weights.stored()
-    assert weights.risen(before.files, now.files) == {}, "syntax nodes a line: put one idea on a line, or decide less"
-    assert weights.risen(before.functions, now.functions) == {}, "decisions: split the function, or decide less"
+    assert weights.risen(before.files, now.files) == {}, (
+        "syntax nodes a line: put one idea on a line, or decide less"
+    )
+    assert weights.risen(before.functions, now.functions) == {}, (
+        "decisions: split the function, or decide less"
+    )
     assert now.folders <= before.folders, "a folder more: put the file into one that exists"
 
 
 @pytest.mark.process
 def test_analysis_and_planning_import_no_torch() -> None:
-    free = [path for path in SOURCES if str(path.relative_to(ROOT)).startswith(("analysis", *TORCH_FREE))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in free]
+    free = [
+        path
+        for path in SOURCES
+        if str(path.relative_to(ROOT)).startswith(("analysis", *TORCH_FREE))
+    ]
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in free
+    ]
     code = "\n".join(f"import dpscope.{name}" for name in (*names, "launch.measuring.run"))
     command = [sys.executable, "-c", f"{code}\nimport sys; print('loaded', *sys.modules)"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

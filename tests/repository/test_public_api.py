@@ -34,20 +34,29 @@ def test_the_code_runs(index: int, expected: list[str]) -> None:
     assert len(BLOCKS) == 4
     script = BLOCKS[index] + "\nimport sys\nassert 'torch' not in sys.modules\n"
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert [one for one in expected if one not in done.stdout] == [], done.stdout
 
 
 def test_the_tables_name_every_column() -> None:
     named = set(re.findall(r"`([a-z_]+)`", DOCUMENT)) | {"rank", "device", "step", "phase"}
-    tables = (step_breakdown.COLUMNS, collectives.COLUMNS, rank_matching.MATCHED_COLUMNS, lateness.PAIR_COLUMNS)
+    tables = (
+        step_breakdown.COLUMNS,
+        collectives.COLUMNS,
+        rank_matching.MATCHED_COLUMNS,
+        lateness.PAIR_COLUMNS,
+    )
     for columns in (*tables, dp_phases.COLUMNS):
         assert set(columns) <= named
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    assert [getattr(dpscope.analysis, name).__name__ for name in dpscope.analysis.__all__] == dpscope.analysis.__all__
+    assert [
+        getattr(dpscope.analysis, name).__name__ for name in dpscope.analysis.__all__
+    ] == dpscope.analysis.__all__
     assert set(dpscope.analysis.__all__) <= set(re.findall(r"\w+", DOCUMENT))
     assert set(re.findall(r"dpscope\.[\w.]+", "".join(BLOCKS))) == {"dpscope.analysis"}
     with pytest.raises(AttributeError, match="no attribute 'read_everything'"):
@@ -57,7 +66,12 @@ def test_every_public_name_is_there_and_documented() -> None:
 @pytest.mark.process
 def test_importing_the_package_loads_nothing() -> None:
     code = "import sys; import dpscope.analysis; print(sorted({'numpy', 'pandas', 'msgspec'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.long

@@ -13,9 +13,20 @@ from tests.helpers.paths import ROOT
 
 @pytest.mark.process
 def test_site_has_every_page_and_its_pictures(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(tmp_path),
+    ]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert {path.parent.name for path in tmp_path.glob("*/index.html")} == pages

@@ -1,4 +1,6 @@
-"""A start that costs nothing: each command loads what it runs. The times themselves: benchmarks/whole_process.py."""
+"""A start that costs nothing: each command loads what it runs. The times themselves:
+benchmarks/whole_process.py.
+"""
 
 import shutil
 import subprocess
@@ -16,7 +18,12 @@ TRACE = str(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")
 
 def loaded_after(code: str, *arguments: object) -> set[str]:
     """The packages that a fresh interpreter holds after this code."""
-    command = [sys.executable, "-c", f'{code}\nprint("\\nloaded", *sys.modules)', *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-c",
+        f'{code}\nprint("\\nloaded", *sys.modules)',
+        *map(str, arguments),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return {name.split(".")[0] for name in ended.stdout.splitlines()[-1].split()[1:]}
 

@@ -9,7 +9,9 @@ from tests.repository import weights
 
 def test_the_table_of_weights_is_current() -> None:
     now, before = weights.present(), weights.stored()
-    fallen = weights.stale(before.files, now.files, weights.SLACK) | weights.stale(before.functions, now.functions, 0)
+    fallen = weights.stale(before.files, now.files, weights.SLACK) | weights.stale(
+        before.functions, now.functions, 0
+    )
     assert fallen == {}, f"run {weights.COMMAND}"
     assert now.folders == before.folders, f"run {weights.COMMAND}"
 
@@ -22,7 +24,9 @@ def test_weights_may_fall_and_never_rise() -> None:
     }
     assert weights.stale(before, {"a.py": 5.15}, weights.SLACK) == {"b.py": "4.8 -> 0"}
     assert weights.stale(before, {"a.py": 5.0, "b.py": 4.8}, weights.SLACK) == {"a.py": "5.2 -> 5"}
-    assert weights.rewritten(before, {"a.py": 5.0, "c.py": 4.9}) == {"a.py": 5.0, "c.py": 4.9}, "b.py moved"
+    assert weights.rewritten(before, {"a.py": 5.0, "c.py": 4.9}) == {"a.py": 5.0, "c.py": 4.9}, (
+        "b.py moved"
+    )
     with pytest.raises(ValueError, match=r"risen: \{'a.py': '5.2 -> 5.3'\}"):
         weights.rewritten(before, {"a.py": 5.3})
     with pytest.raises(ValueError, match=r"2 entries would be 3, new: \['c.py'\]"):

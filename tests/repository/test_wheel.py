@@ -21,7 +21,9 @@ SUFFIXES = (".py", ".html", ".css", ".js", ".typed")
 def run(*command: object, cwd: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(one) for one in command]
-    ended = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -31,10 +33,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a `build` folder left in the repository would hide what is missing."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in TOPS:
-        shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
-    pip_wheel = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
+    pip_wheel = (
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        folder,
+    )
     run(*pip_wheel, folder / "source", cwd=folder)
     (built,) = folder.glob("dpscope-*.whl")
     return built
@@ -42,12 +55,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
-    """An environment's folder of programs: the wheel, and what this environment has except dpscope."""
+    """An environment's folder of programs: the wheel, and what this environment has except
+    dpscope.
+    """
     environment = wheel.parent / "environment"
     venv.create(environment, with_pip=False)
     (site,) = environment.glob("lib/python*/site-packages")
     others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    # Folders named in a .pth are searched; their own .pth files, such as dpscope's for editing, are not run.
+    # Folders named in a .pth are searched; their own .pth files, such as dpscope's for editing, are
+    # not run.
     (site / "others.pth").write_text("\n".join(others) + "\n")
     python = environment / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--quiet", "--python", python)
@@ -58,15 +74,28 @@ def installed(wheel: Path) -> Path:
 
 
 def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
-    names = {name for name in ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
+    names = {
+        name
+        for name in ZipFile(wheel).namelist()
+        if not name.partition("/")[0].endswith(".dist-info")
+    }
     files = [path for top in TOPS for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES]
     assert len(files) > 200
     assert names == {f"dpscope/{path.relative_to(ROOT)}" for path in files}
 
 
-def test_the_installed_command_reads_a_trace_and_writes_a_report(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_reads_a_trace_and_writes_a_report(
+    installed: Path, tmp_path: Path
+) -> None:
     dpscope = installed / "dpscope"
-    printed = run(dpscope, "analyze", DATA / "a100x2_ddp_resnet50_rank0.json.gz", "--format", "csv", cwd=tmp_path)
+    printed = run(
+        dpscope,
+        "analyze",
+        DATA / "a100x2_ddp_resnet50_rank0.json.gz",
+        "--format",
+        "csv",
+        cwd=tmp_path,
+    )
     assert printed.startswith("rank,device,step")
     assert len(printed.splitlines()) == 1 + 3  # a heading and three steps, as the trace holds
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run")

@@ -1,7 +1,8 @@
 """How much each file and function decides, and the stored table of those that exceed a cap.
 
-`python -m tests.repository.weights` writes the table again where values fell. It never raises one: an entry is new only where
-another goes, as when code moves. A line is a file and its syntax nodes a line, a function and its decisions, or a total.
+`python -m tests.repository.weights` writes the table again where values fell. It never raises one:
+an entry is new only where another goes, as when code moves. A line is a file and its syntax nodes a
+line, a function and its decisions, or a total.
 """
 
 import ast
@@ -42,7 +43,10 @@ def present() -> Heavy:
     for path in SOURCES:
         name = path.relative_to(ROOT).as_posix()
         files[name] = round(nodes_a_line(path), 2)
-        functions |= {f"{name} {function}": count for function, count in decisions_of(syntax_tree(path)).items()}
+        functions |= {
+            f"{name} {function}": count
+            for function, count in decisions_of(syntax_tree(path)).items()
+        }
     return Heavy(
         files={name: value for name, value in files.items() if value > NODES_A_LINE},
         functions={name: value for name, value in functions.items() if value > DECISIONS},
@@ -57,7 +61,9 @@ def nodes_a_line(path: Path) -> float:
 
 
 def decisions_of(tree: ast.AST, inside: str = "") -> dict[str, int]:
-    """The decisions of each function, those of functions in it included, by its name within the file."""
+    """The decisions of each function, those of functions in it included, by its name within the
+    file.
+    """
     counts: dict[str, int] = {}
     for node in ast.iter_child_nodes(tree):
         name = inside
@@ -105,7 +111,9 @@ def rewritten(before: Weights, now: Weights) -> Weights:
     higher = {name: change for name, change in risen(before, now).items() if name in before}
     if higher or len(now) > len(before):
         added = sorted(now.keys() - before.keys())
-        raise ValueError(f"risen: {higher}; {len(before)} entries would be {len(now)}, new: {added}")
+        raise ValueError(
+            f"risen: {higher}; {len(before)} entries would be {len(now)}, new: {added}"
+        )
     return now
 
 

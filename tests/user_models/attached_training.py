@@ -1,4 +1,6 @@
-"""A training script as people write them, under DDP: accumulation with no_sync, validations, loader workers, uneven inputs."""
+"""A training script as people write them, under DDP: accumulation with no_sync, validations, loader
+workers, uneven inputs.
+"""
 
 import sys
 
@@ -22,10 +24,14 @@ def main() -> None:
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)), bucket_cap_mb=1)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)), bucket_cap_mb=1
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     samples = (STEPS + 2 * rank) * MICRO_BATCHES * BATCH  # rank 1 has two steps more
-    loader = DataLoader(TensorDataset(torch.ones(samples, 16)), batch_size=BATCH, num_workers=int(sys.argv[1]))
+    loader = DataLoader(
+        TensorDataset(torch.ones(samples, 16)), batch_size=BATCH, num_workers=int(sys.argv[1])
+    )
     with Join([model]):
         for index, (inputs,) in enumerate(loader):
             last = index % MICRO_BATCHES == MICRO_BATCHES - 1

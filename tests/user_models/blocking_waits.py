@@ -1,7 +1,8 @@
-"""Trains a few steps whose main thread blocks until collectives are done, and traces each: torchrun blocking_waits.py FOLDER.
+"""Trains a few steps whose main thread blocks until collectives are done, and traces each: torchrun
+blocking_waits.py FOLDER.
 
-Rank 1 sleeps before each of its collectives that rank 0 waits for, so that most of rank 0's communication is waiting. Nothing
-computes during these waits: all of them are exposed.
+Rank 1 sleeps before each of its collectives that rank 0 waits for, so that most of rank 0's
+communication is waiting. Nothing computes during these waits: all of them are exposed.
 """
 
 import sys
@@ -23,7 +24,9 @@ waits = count()
 
 
 def late() -> None:
-    """Rank 1 begins the next collective `LATE_S` after rank 0 is about to, however slowly rank 0 came there."""
+    """Rank 1 begins the next collective `LATE_S` after rank 0 is about to, however slowly rank 0
+    came there.
+    """
     store, name = distributed.distributed_c10d._get_default_store(), f"wait {next(waits)}"
     if distributed.get_rank() == 0:
         store.set(name, "")
@@ -55,9 +58,14 @@ def training(model: nn.Module, clip: bool) -> Step:
 
 
 def tensor_parallel(mesh: DeviceMesh) -> Step:
-    """As PyTorch's example of tensor parallelism: the sum of the last layer's partial outputs is waited for in `aten::sum`."""
+    """As PyTorch's example of tensor parallelism: the sum of the last layer's partial outputs is
+    waited for in `aten::sum`.
+    """
     layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), Late(), nn.Linear(256, 64))
-    return training(parallelize_module(layers, mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()}), clip=False)
+    return training(
+        parallelize_module(layers, mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()}),
+        clip=False,
+    )
 
 
 def tensor_parallel_clipped(mesh: DeviceMesh) -> Step:
@@ -71,7 +79,9 @@ def fully_sharded_clipped(mesh: DeviceMesh) -> Step:
 
 
 def data_parallel_metric(_: DeviceMesh) -> Step:
-    """DDP whose loss is averaged by a blocking all-reduce of torch.distributed, by a work's wait() and by a functional one."""
+    """DDP whose loss is averaged by a blocking all-reduce of torch.distributed, by a work's wait()
+    and by a functional one.
+    """
     step = training(data_parallel(_), clip=False)
 
     def with_metric() -> None:
@@ -92,7 +102,9 @@ def data_parallel_metric(_: DeviceMesh) -> Step:
 
 
 class Averaged(torch.autograd.Function):
-    """Passes its input on and averages the gradient over the ranks, as layers of tensor-parallel libraries do."""
+    """Passes its input on and averages the gradient over the ranks, as layers of tensor-parallel
+    libraries do.
+    """
 
     @staticmethod
     def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
@@ -112,7 +124,9 @@ class AveragedInputs(nn.Module):
 
 
 def reduced_in_hooks(_: DeviceMesh) -> Step:
-    """Gradients averaged by all-reduces that block in an autograd function and in a parameter's hook."""
+    """Gradients averaged by all-reduces that block in an autograd function and in a parameter's
+    hook.
+    """
     first = nn.Linear(64, 256)
     model = nn.Sequential(first, AveragedInputs(), nn.Linear(256, 64))
 

@@ -1,6 +1,8 @@
-"""Run under torchrun on two processes: steps of each strategy compiled and not, weights compared, the compiled ones traced.
+"""Run under torchrun on two processes: steps of each strategy compiled and not, weights compared,
+the compiled ones traced.
 
-Each rank saves a trace for each case in <folder>/<case>, rank 0 what was found as <folder>/found.json.
+Each rank saves a trace for each case in <folder>/<case>, rank 0 what was found as
+<folder>/found.json.
 """
 
 import json
@@ -63,7 +65,11 @@ def main() -> None:
         difference = apart(weights(plain.wrapped), weights(compiled.wrapped))
         warm = compiled_so_far()
         trace_steps(compiled, 2, folder / name, rank)
-        found[name] = {**added(before, warm), "late": compiled_so_far().graphs - warm.graphs, "apart": difference}
+        found[name] = {
+            **added(before, warm),
+            "late": compiled_so_far().graphs - warm.graphs,
+            "apart": difference,
+        }
         found[name]["names"] = list(compiled.wrapped.state_dict())
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))

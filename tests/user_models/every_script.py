@@ -1,7 +1,8 @@
-"""Training scripts one after another in this rank of a job, each as it is and then attached to: torch is loaded once.
+"""Training scripts one after another in this rank of a job, each as it is and then attached to:
+torch is loaded once.
 
-python every_script.py OUT CASES: CASES is JSON, for each name the script with its arguments. The output and dpscope's notes
-go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
+python every_script.py OUT CASES: CASES is JSON, for each name the script with its arguments. The
+output and dpscope's notes go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
 """
 
 import contextlib
@@ -22,7 +23,9 @@ WARMUP, TIMED, TRACED = 5, 8, 6
 
 
 def agreed_port(written: Path) -> str:
-    """A port that is free now, chosen by rank 0: one chosen before the first script may be taken by the time of the last."""
+    """A port that is free now, chosen by rank 0: one chosen before the first script may be taken by
+    the time of the last.
+    """
     if os.environ.get("RANK", "0") == "0":
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -32,8 +35,12 @@ def agreed_port(written: Path) -> str:
     return written.read_text()
 
 
-def printed(command: list[str], written_port: Path, settings: AttachSettings | None) -> tuple[str, list[str]]:
-    """What a script prints, attached to where there are settings, and what dpscope notes meanwhile."""
+def printed(
+    command: list[str], written_port: Path, settings: AttachSettings | None
+) -> tuple[str, list[str]]:
+    """What a script prints, attached to where there are settings, and what dpscope notes
+    meanwhile.
+    """
     os.environ["MASTER_PORT"] = agreed_port(written_port)
     notes: list[str] = []
     session = Session(settings, notes.append) if settings is not None else None
@@ -49,11 +56,20 @@ def main() -> None:
         began_s = perf_counter()
         (out / name).mkdir(parents=True, exist_ok=True)
         settings = AttachSettings(
-            out / name / "run", " ".join(command), warmup_steps=WARMUP, steps=TIMED, traced_steps=TRACED
+            out / name / "run",
+            " ".join(command),
+            warmup_steps=WARMUP,
+            steps=TIMED,
+            traced_steps=TRACED,
         )
         bare, _ = printed(command, out / name / "port_bare", None)
         attached, notes = printed(command, out / name / "port_attached", settings)
-        result = {"bare": bare, "attached": attached, "notes": notes, "seconds": perf_counter() - began_s}
+        result = {
+            "bare": bare,
+            "attached": attached,
+            "notes": notes,
+            "seconds": perf_counter() - began_s,
+        }
         (out / name / f"rank{rank}.json").write_text(json.dumps(result))
 
 

@@ -1,7 +1,8 @@
-"""Run under torchrun on four processes: steps under every strategy, traced; gradients, weights and a checkpoint compared.
+"""Run under torchrun on four processes: steps under every strategy, traced; gradients, weights and
+a checkpoint compared.
 
-Each rank saves a trace for each strategy in <folder>/<strategy>, and those of `parallel_training` in <folder>/ways; rank 0
-saves what was found as <folder>/found.json.
+Each rank saves a trace for each strategy in <folder>/<strategy>, and those of `parallel_training`
+in <folder>/ways; rank 0 saves what was found as <folder>/found.json.
 """
 
 import copy
@@ -32,12 +33,16 @@ STRATEGIES = [one for one in get_args(Strategy) if not traits_of(one).one_proces
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    return nn.Sequential(
+        nn.Linear(FEATURES, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3)
+    ).double()
 
 
 def batch(shares: range) -> Tensor:
     generators = [torch.Generator().manual_seed(share) for share in shares]
-    return torch.cat([torch.randn(BATCH, FEATURES, dtype=torch.float64, generator=one) for one in generators])
+    return torch.cat(
+        [torch.randn(BATCH, FEATURES, dtype=torch.float64, generator=one) for one in generators]
+    )
 
 
 def main() -> None:
@@ -58,7 +63,11 @@ def main() -> None:
             steps()
         after = weights(built)
         sharded = traits_of(strategy).sharded
-        kept: list[Any] = [copy.deepcopy((whole_model_state(built, sharded), whole_optimizer_state(steps.optimizer)))]
+        kept: list[Any] = [
+            copy.deepcopy(
+                (whole_model_state(built, sharded), whole_optimizer_state(steps.optimizer))
+            )
+        ]
         if sharded and rank > 0:  # rank 0 alone holds the whole state
             assert kept[0][0] == {}
             assert {one for held in kept[0][1]["state"].values() for one in held.values()} == {None}

@@ -1,10 +1,13 @@
-"""One rank of a job: gradients of DDP cells, of one step on shares of a batch, and a test in uneven shards.
+"""One rank of a job: gradients of DDP cells, of one step on shares of a batch, and a test in uneven
+shards.
 
-    python gradients.py REQUEST SAVED       (JSON of a Request, a path); rank 0 saves a dictionary of what it found
+    python gradients.py REQUEST SAVED       (JSON of a Request, a path); rank 0 saves a dictionary
+    of what it found
 
-`cells` holds, for each cell, the gradients of every optimizer step, flattened into one tensor a step. `shares` holds the
-gradients of one DDP step by model. `tested`, on two ranks alone, holds what `evaluate` returned, the loss and the number of
-right answers of rank 0's model over all samples at once, and whether each rank kept its own buffers and its training mode.
+`cells` holds, for each cell, the gradients of every optimizer step, flattened into one tensor a
+step. `shares` holds the gradients of one DDP step by model. `tested`, on two ranks alone, holds
+what `evaluate` returned, the loss and the number of right answers of rank 0's model over all
+samples at once, and whether each rank kept its own buffers and its training mode.
 """
 
 import os
@@ -50,8 +53,12 @@ def gradients_of(model: str, cell: Cell, rank: int) -> list[Tensor]:
     found: list[Tensor] = []
 
     def keep(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-        found.append(torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]))
+        gradients = [
+            parameter.grad for group in optimizer.param_groups for parameter in group["params"]
+        ]
+        found.append(
+            torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+        )
 
     handle = register_optimizer_step_pre_hook(keep)
     for _ in range(STEPS):
@@ -111,8 +118,8 @@ def main() -> None:
     if rank == 0:
         torch.save(found, sys.argv[2])
     distributed.barrier()
-    # Everything is saved. Ending gloo's threads one by one aborted a rank once ("terminate called without an active
-    # exception", torch 2.15, four ranks on two busy cores).
+    # Everything is saved. Ending gloo's threads one by one aborted a rank once ("terminate called
+    # without an active exception", torch 2.15, four ranks on two busy cores).
     sys.stdout.flush()
     os._exit(0)
 

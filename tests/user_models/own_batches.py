@@ -1,4 +1,6 @@
-"""Models that bring their own batches, losses and optimizers: tokens, regression, several inputs, dictionaries."""
+"""Models that bring their own batches, losses and optimizers: tokens, regression, several inputs,
+dictionaries.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +31,10 @@ class _Sums(nn.Module):
 def _regression_batch(seed: int, samples: int) -> tuple[dict[str, Any], Tensor]:
     generator = drawn(seed)
     left = torch.randn(samples, 3, generator=generator)
-    right = (torch.randn(samples, 2, generator=generator), torch.randn(samples, 2, generator=generator))
+    right = (
+        torch.randn(samples, 2, generator=generator),
+        torch.randn(samples, 2, generator=generator),
+    )
     return {"left": left, "right": right, "scale": 0.5}, left.sum(dim=1, keepdim=True)
 
 
@@ -67,7 +72,12 @@ def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def tokens() -> dict[str, object]:
-    return {"module": _NextToken(), "make_batch": _token_batch, "loss": _token_loss, "tokens": TOKENS}
+    return {
+        "module": _NextToken(),
+        "make_batch": _token_batch,
+        "loss": _token_loss,
+        "tokens": TOKENS,
+    }
 
 
 def no_module() -> dict[str, object]:
@@ -79,11 +89,17 @@ def misspelt() -> dict[str, object]:
 
 
 def unseeded() -> dict[str, object]:
-    return {**tokens(), "make_batch": lambda seed, samples: (torch.randn(samples, 2), torch.zeros(samples))}
+    return {
+        **tokens(),
+        "make_batch": lambda seed, samples: (torch.randn(samples, 2), torch.zeros(samples)),
+    }
 
 
 def without_rows() -> dict[str, object]:
-    return {**tokens(), "make_batch": lambda seed, samples: (torch.zeros(2, samples), torch.zeros(samples))}
+    return {
+        **tokens(),
+        "make_batch": lambda seed, samples: (torch.zeros(2, samples), torch.zeros(samples)),
+    }
 
 
 def failing_batch() -> dict[str, object]:

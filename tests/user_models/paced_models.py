@@ -1,7 +1,7 @@
 """A model whose layers sleep instead of computing, as a step on a GPU looks to its host.
 
-Gradients come at set times, DDP builds real buckets of real bytes, and nothing competes for the cores: on a few of them a
-data-parallel step is quiet, and the effect of a link can be measured.
+Gradients come at set times, DDP builds real buckets of real bytes, and nothing competes for the
+cores: on a few of them a data-parallel step is quiet, and the effect of a link can be measured.
 """
 
 import time
@@ -15,7 +15,9 @@ class Pace(torch.autograd.Function):
     """Takes so long forward and so long backward, and gives its weight a gradient of zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float
+    ) -> torch.Tensor:
         ctx.backward_s, ctx.shape = backward_s, weight.shape
         time.sleep(forward_s)
         return x.clone()

@@ -1,6 +1,7 @@
 """Trains a few steps in several ways on gloo and traces each; run by `every_strategy`.
 
-Every step also averages its loss over the ranks, as training loops do: an all-reduce that is none of gradients.
+Every step also averages its loss over the ranks, as training loops do: an all-reduce that is none
+of gradients.
 """
 
 import inspect
@@ -30,7 +31,10 @@ def data_parallel(_: DeviceMesh) -> nn.Module:
 
 
 def tensor_parallel(mesh: DeviceMesh) -> nn.Module:
-    blocks = [parallelize_module(block(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}) for _ in range(2)]
+    blocks = [
+        parallelize_module(block(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for _ in range(2)
+    ]
     return nn.Sequential(nn.Linear(64, 64), *blocks)
 
 
@@ -41,8 +45,12 @@ def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
     return model
 
 
-def replicated(make: Callable[..., object], sizes: tuple[int, ...]) -> Callable[[DeviceMesh], nn.Module]:
-    """Composable replicate() of the whole of it, or of each layer; there is no wrapper whose forward has a range."""
+def replicated(
+    make: Callable[..., object], sizes: tuple[int, ...]
+) -> Callable[[DeviceMesh], nn.Module]:
+    """Composable replicate() of the whole of it, or of each layer; there is no wrapper whose
+    forward has a range.
+    """
 
     def model(mesh: DeviceMesh) -> nn.Module:
         layers = [nn.Linear(size, out) for size, out in pairwise(sizes)]
@@ -78,11 +86,14 @@ class ByHand(nn.Module):
 
 
 def hybrid(mesh: DeviceMesh) -> nn.Module:
-    return fully_sharded(init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard")))
+    return fully_sharded(
+        init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard"))
+    )
 
 
 EQUAL, UNEQUAL = (64, 64, 64, 64), (64, 128, 32, 64)
-ALSO_PLAIN = ("layers_equal", "data_parallel", "tensor_parallel", "fully_sharded")  # also traced without sizes
+# also traced without sizes
+ALSO_PLAIN = ("layers_equal", "data_parallel", "tensor_parallel", "fully_sharded")
 WAYS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
     "replicated_unequal": replicated(replicate, UNEQUAL),
     "layers_equal": replicated(replicate_by_layer, EQUAL),
@@ -124,7 +135,9 @@ def traced(step: Step, folder: Path, first: int, active: int, record_shapes: boo
 
 
 def trace_ways(folder: Path) -> None:
-    """Traces of every way in `<folder>/<way>`, with sizes recorded (`shapes`) and, of some, without (`plain`)."""
+    """Traces of every way in `<folder>/<way>`, with sizes recorded (`shapes`) and, of some, without
+    (`plain`).
+    """
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for way, make in WAYS.items():
         for shapes in ("shapes", "plain") if way in ALSO_PLAIN else ("shapes",):

@@ -1,4 +1,5 @@
-"""One tiny model, whose making plants a mistake in this process's strategy: given as ``planted_mistakes:function``.
+"""One tiny model, whose making plants a mistake in this process's strategy: given as
+``planted_mistakes:function``.
 
 Checking the name imports this and calls nothing. torchrun's variables show what a process is.
 """
@@ -26,7 +27,11 @@ Workload = tuple[nn.Module, tuple[int, ...], int]
 
 def none() -> Workload:
     convolved = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
-    return nn.Sequential(*convolved, nn.Flatten(), nn.Dropout(), nn.Linear(512, CLASSES)), SHAPE, CLASSES
+    return (
+        nn.Sequential(*convolved, nn.Flatten(), nn.Dropout(), nn.Linear(512, CLASSES)),
+        SHAPE,
+        CLASSES,
+    )
 
 
 def _is_a_worker() -> bool:
@@ -39,7 +44,9 @@ def _is_ddp() -> bool:
 
 
 def skipped_average() -> Workload:
-    """Rank 1 takes part in the all-reduce of step UNAVERAGED_STEP, and keeps its own gradients all the same."""
+    """Rank 1 takes part in the all-reduce of step UNAVERAGED_STEP, and keeps its own gradients all
+    the same.
+    """
     plain = strategies._distributed
     steps = 0
 
@@ -51,7 +58,9 @@ def skipped_average() -> Workload:
         averaged: Future[Tensor] = allreduce_hook(None, bucket)  # type: ignore[arg-type]
         return averaged.then(lambda reduced: own if skipped else reduced.value())
 
-    def planted(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
+    def planted(
+        model: nn.Module, device: torch.device, options: CellOptions
+    ) -> DistributedDataParallel:
         wrapped = plain(model, device, options)
         wrapped.register_comm_hook(None, hook)
         return wrapped
@@ -86,11 +95,15 @@ def dropped_by_the_sampler() -> Workload:
 
 
 def dropped_by_the_scatter() -> Workload:
-    """dp-host's scatter gives each device pairs of samples and drops the remainder; the loss takes the labels left."""
+    """dp-host's scatter gives each device pairs of samples and drops the remainder; the loss takes
+    the labels left.
+    """
     scatter = host_data_parallel.HostDataParallel.scatter
     loss = nn.functional.cross_entropy
 
-    def planted(self: Any, inputs: Sequence[Tensor], keywords: Any, device_ids: Sequence[int]) -> Any:
+    def planted(
+        self: Any, inputs: Sequence[Tensor], keywords: Any, device_ids: Sequence[int]
+    ) -> Any:
         kept = len(inputs[0]) // (2 * len(device_ids)) * 2 * len(device_ids)
         return scatter(self, tuple(one[:kept] for one in inputs), keywords, device_ids)
 

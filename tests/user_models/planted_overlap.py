@@ -1,6 +1,8 @@
-"""Run under torchrun on two processes: one model whose communication is hidden or not, each time for one planted cause.
+"""Run under torchrun on two processes: one model whose communication is hidden or not, each time
+for one planted cause.
 
-Its layers sleep instead of computing (see `paced_models`). Each rank saves a trace for each cause in <folder>/<cause>.
+Its layers sleep instead of computing (see `paced_models`). Each rank saves a trace for each cause
+in <folder>/<cause>.
 """
 
 import os
@@ -64,13 +66,22 @@ class Transferring(nn.Module):
         return found
 
 
-def paced(elements: int = ELEMENTS, first: int = ELEMENTS, backward_s: float = 0.012) -> list[nn.Module]:
-    return [PacedLayer(first if layer == 0 else elements, backward_s / 4, backward_s) for layer in range(LAYERS)]
+def paced(
+    elements: int = ELEMENTS, first: int = ELEMENTS, backward_s: float = 0.012
+) -> list[nn.Module]:
+    return [
+        PacedLayer(first if layer == 0 else elements, backward_s / 4, backward_s)
+        for layer in range(LAYERS)
+    ]
 
 
-def in_buckets(layers: list[nn.Module], cap_mb: float = 1, static: bool = False, as_views: bool = False) -> nn.Module:
+def in_buckets(
+    layers: list[nn.Module], cap_mb: float = 1, static: bool = False, as_views: bool = False
+) -> nn.Module:
     model = nn.Sequential(*layers)
-    return DistributedDataParallel(model, bucket_cap_mb=cap_mb, static_graph=static, gradient_as_bucket_view=as_views)
+    return DistributedDataParallel(
+        model, bucket_cap_mb=cap_mb, static_graph=static, gradient_as_bucket_view=as_views
+    )
 
 
 class Wide(nn.Module):
@@ -123,7 +134,10 @@ CASES: dict[str, tuple[Made, Callable[[nn.Module], None] | None]] = {
     "last_bucket": (lambda: in_buckets(paced(first=LARGE_ELEMENTS)), None),
     "late_rank": (lambda: in_buckets([*paced(), LateOnLastRank()]), None),
     "buffers": (lambda: in_buckets([Buffered(BUFFER_ELEMENTS), *paced()]), None),
-    "little_computing": (lambda: in_buckets([Transferring(2 * LAYERS, SMALL)], 4 * SMALL / 2**20), None),
+    "little_computing": (
+        lambda: in_buckets([Transferring(2 * LAYERS, SMALL)], 4 * SMALL / 2**20),
+        None,
+    ),
     "by_hand": (lambda: nn.Sequential(*paced()), by_hand),
     "sharded": (sharded, None),
     "compiled_whole": (lambda: compiled(False), None),

@@ -1,4 +1,6 @@
-"""Small models for digits, some of which interrupt their own training, given as ``resumed_models:function``."""
+"""Small models for digits, some of which interrupt their own training, given as
+``resumed_models:function``.
+"""
 
 import os
 import signal
@@ -15,7 +17,11 @@ MARKER_VARIABLE = "DPSCOPE_TEST_MARKER"
 
 def plain() -> nn.Sequential:
     def convolved(channels: int, out: int) -> tuple[nn.Module, ...]:
-        return nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+        return (
+            nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+        )
 
     return nn.Sequential(*convolved(3, 6), *convolved(6, 8), nn.Flatten(), nn.Linear(512, 10))
 
@@ -60,13 +66,19 @@ def stopped() -> nn.Module:
 
 
 def stopped_replicas() -> nn.Module:
-    """The same for replicas on threads, whose dropout would draw from one generator in the order of chance."""
+    """The same for replicas on threads, whose dropout would draw from one generator in the order of
+    chance.
+    """
     return _interrupted(plain(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
 def stopped_and_killed() -> nn.Module:
-    """One rank is stopped; after the next start another is killed, as by the out-of-memory killer."""
-    return _interrupted(with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1))
+    """One rank is stopped; after the next start another is killed, as by the out-of-memory
+    killer.
+    """
+    return _interrupted(
+        with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1)
+    )
 
 
 def slow() -> nn.Module:

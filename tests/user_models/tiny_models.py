@@ -130,8 +130,9 @@ class LateOnLastRank(nn.Module):
 def layered() -> Workload:
     """Gradients that fill several buckets; the tests of variants count their bytes.
 
-    393,216 + 4,096 (norm) + 2 x 1,048,576 + 8,192 = 2,502,656 B of gradients in 625,664 elements; buffers
-    2,048 + 2,048 B fp32 and 8 B int64. No biases: the order in which a layer's two gradients arrive is not fixed.
+    393,216 + 4,096 (norm) + 2 x 1,048,576 + 8,192 = 2,502,656 B of gradients in 625,664 elements;
+    buffers 2,048 + 2,048 B fp32 and 8 B int64. No biases: the order in which a layer's two
+    gradients arrive is not fixed.
     """
     first, last = nn.Linear(192, 512, bias=False), nn.Linear(512, CLASSES, bias=False)
     middle = [layer for _ in range(2) for layer in (nn.Linear(512, 512, bias=False), nn.ReLU())]
@@ -139,7 +140,9 @@ def layered() -> Workload:
 
 
 def double() -> Workload:
-    """fp64 throughout and no batch norm: a batch's gradient is the mean of its samples' gradients."""
+    """fp64 throughout and no batch norm: a batch's gradient is the mean of its samples'
+    gradients.
+    """
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
     model.register_forward_pre_hook(lambda model, inputs: inputs[0].double())
     return model, (12,), CLASSES

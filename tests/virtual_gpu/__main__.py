@@ -1,4 +1,6 @@
-"""Runs a command on a healthy virtual node, as `make gpu VIRTUAL=4` does: python -m tests.virtual_gpu DEVICES COMMAND..."""
+"""Runs a command on a healthy virtual node, as `make gpu VIRTUAL=4` does: python -m
+tests.virtual_gpu DEVICES COMMAND...
+"""
 
 import subprocess
 import sys
@@ -10,7 +12,9 @@ from tests.virtual_gpu.node import LIGHT_TORCHRUN, healthy_node, planted
 
 
 def main(count: int, command: list[str]) -> int:
-    """The command's exit status; without the means for a virtual node the reason is printed instead."""
+    """The command's exit status; without the means for a virtual node the reason is printed
+    instead.
+    """
     wheels = find_wheels()
     reason = why_not(wheels)
     if reason or wheels is None:
@@ -20,7 +24,9 @@ def main(count: int, command: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="dpscope-node-") as folder,
         planted(healthy_node(count), libraries, Path(folder)) as node,
     ):
-        return subprocess.run(command, env={**node.environment, **LIGHT_TORCHRUN}, check=False).returncode
+        return subprocess.run(
+            command, env={**node.environment, **LIGHT_TORCHRUN}, check=False
+        ).returncode
 
 
 if __name__ == "__main__":

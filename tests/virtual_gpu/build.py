@@ -27,8 +27,16 @@ PINNED_TORCH = "2.14"  # whose calls the sources know
 _HERE = Path(__file__).parent
 _SOURCES = _HERE / "sources"
 _CACHE = ROOT / ".pytest_cache" / "virtual_gpu"
-_NVML_SOURCES = ("nvml.cpp", "node.cpp", "json.cpp", "truth.cpp")  # the rest is one library of many names
-_FLAGS = ("-O1", "-fPIC", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Wno-deprecated-declarations")
+# the rest is one library of many names
+_NVML_SOURCES = ("nvml.cpp", "node.cpp", "json.cpp", "truth.cpp")
+_FLAGS = (
+    "-O1",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Wno-missing-field-initializers",
+    "-Wno-deprecated-declarations",
+)
 _MOST_COMPILERS = 2
 
 
@@ -61,7 +69,9 @@ def why_not(wheels: Wheels | None) -> str | None:
     if not (wheels.packages / "nvidia/cu13/include/cuda_runtime_api.h").exists():
         return "the virtual GPU needs the headers of torch's CUDA 13 wheels"
     missing = [tool for tool in ("c++", "cc", "nm") if shutil.which(tool) is None]
-    return f"the virtual GPU needs a compiler: no {' and no '.join(missing)} here" if missing else None
+    return (
+        f"the virtual GPU needs a compiler: no {' and no '.join(missing)} here" if missing else None
+    )
 
 
 def build(wheels: Wheels) -> Path:
@@ -98,7 +108,10 @@ def _fingerprint(wheels: Wheels) -> str:
 def _compile(wheels: Wheels, folder: Path) -> None:
     write_sources(wheels.packages, folder)
     nvidia = wheels.packages / "nvidia"
-    includes = [f"-I{folder}", *(f"-I{nvidia / name / 'include'}" for name in ("cu13", "cudnn", "nccl"))]
+    includes = [
+        f"-I{folder}",
+        *(f"-I{nvidia / name / 'include'}" for name in ("cu13", "cudnn", "nccl")),
+    ]
     # crt/host_defines.h is in a wheel of CUDA's that torch does not install; Triton's has it, too.
     includes += ["-idirafter", str(wheels.packages / "triton/backends/nvidia/include")]
     commands = [
@@ -106,14 +119,34 @@ def _compile(wheels: Wheels, folder: Path) -> None:
         for name in ("stubs", "nvml_stubs")
     ]
     commands += [
-        ["c++", "-std=c++20", *_FLAGS, *includes, "-c", str(path), "-o", str(folder / f"{path.stem}.o")]
+        [
+            "c++",
+            "-std=c++20",
+            *_FLAGS,
+            *includes,
+            "-c",
+            str(path),
+            "-o",
+            str(folder / f"{path.stem}.o"),
+        ]
         for path in sorted(_SOURCES.glob("*.cpp"))
     ]
     with ThreadPoolExecutor(_MOST_COMPILERS) as pool:
         list(pool.map(_run, commands))
     objects = [str(path) for path in folder.glob("*.o") if path.stem not in ("nvml", "nvml_stubs")]
     versions = f"-Wl,--version-script={folder / 'versions.map'}"
-    _run(["c++", "-shared", *objects, "-o", str(folder / "libvgpu.so"), versions, "-lpthread", "-ldl"])
+    _run(
+        [
+            "c++",
+            "-shared",
+            *objects,
+            "-o",
+            str(folder / "libvgpu.so"),
+            versions,
+            "-lpthread",
+            "-ldl",
+        ]
+    )
     for library in LIBRARIES:  # one file without a soname: the loader takes it for each of them
         (folder / library.soname).symlink_to("libvgpu.so")
     _link_nvml(folder, folder, ())

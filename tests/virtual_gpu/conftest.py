@@ -38,7 +38,9 @@ def libraries() -> Path:
 def plant(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     """Plants a node for the tests of a module; its `run` starts programs on it."""
     with ExitStack() as nodes:
-        yield lambda node: nodes.enter_context(planted(node, libraries, tmp_path_factory.mktemp("node")))
+        yield lambda node: nodes.enter_context(
+            planted(node, libraries, tmp_path_factory.mktemp("node"))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,9 @@ def random_values(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and item.path.is_relative_to(_HERE):
         report.sections.append(("planted at random", f"VGPU_SEED={SEED} repeats it"))

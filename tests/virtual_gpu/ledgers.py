@@ -18,7 +18,9 @@ _PART = [*_STEP, "part", "kind"]
 
 
 def assert_ledgers_are_true(truth: Truth, traces: Sequence[Path], whole_steps: int) -> None:
-    """Every part of every whole step of these traces of one job, and every exposed part by its kind."""
+    """Every part of every whole step of these traces of one job, and every exposed part by its
+    kind.
+    """
     analysis = analyze_traces(list(traces))
     true = pd.concat([true_steps(truth, trace) for trace in traces])
     steps = analysis.steps.astype({"device": int, "step": int})
@@ -29,7 +31,9 @@ def assert_ledgers_are_true(truth: Truth, traces: Sequence[Path], whole_steps: i
         _assert_close(both, name)
 
     parts = pd.concat([true_parts(truth, trace) for trace in traces])
-    both = _joined(analysis.exposed_parts.groupby(_PART)[["time_us"]].sum().reset_index(), parts, _PART)
+    both = _joined(
+        analysis.exposed_parts.groupby(_PART)[["time_us"]].sum().reset_index(), parts, _PART
+    )
     _assert_close(both.merge(true[_STEP]), "time_us")
 
 
@@ -41,6 +45,8 @@ def _joined(reported: pd.DataFrame, true: pd.DataFrame, keys: list[str]) -> pd.D
 
 
 def _assert_close(both: pd.DataFrame, name: str) -> None:
-    reported, true = (both[f"{name}_{side}"].astype(float).fillna(0) for side in ("reported", "true"))
+    reported, true = (
+        both[f"{name}_{side}"].astype(float).fillna(0) for side in ("reported", "true")
+    )
     wrong = both[(reported - true).abs() > (0.01 * true).clip(lower=20)]
     assert wrong.empty, f"{name}\n{wrong.to_string()}"

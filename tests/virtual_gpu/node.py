@@ -1,7 +1,9 @@
-"""A virtual node's description as typed records, the environment of programs that run on it, and its truth as tables.
+"""A virtual node's description as typed records, the environment of programs that run on it, and
+its truth as tables.
 
-The README explains the clock, and every field where its meaning is not plain. Times are in microseconds, bandwidths in GB/s
-(1e9 B/s), devices by their physical index, ranks as torchrun has them.
+The README explains the clock, and every field where its meaning is not plain. Times are in
+microseconds, bandwidths in GB/s (1e9 B/s), devices by their physical index, ranks as torchrun has
+them.
 """
 
 import json
@@ -79,23 +81,29 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveTime:
-    """Collectives of up to so many bytes take the latency, and the bytes that each link carries at the bandwidth."""
+    """Collectives of up to so many bytes take the latency, and the bytes that each link carries at
+    the bandwidth.
+    """
 
     up_to_bytes: float = 1e18
     latency_us: float = 15.0
-    gb_per_s: float | None = None  # None: of the slowest link between neighbours in the ring, which goes by rank
+    # None: of the slowest link between neighbours in the ring, which goes by rank
+    gb_per_s: float | None = None
     algorithm: str = "RING_LL"  # in the kernel's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives:
     by_size: tuple[CollectiveTime, ...] = (CollectiveTime(),)
-    largest_moved_bytes: float = 64 * 2**20  # of larger ones the data does not arrive: it takes the host's time
+    # of larger ones the data does not arrive: it takes the host's time
+    largest_moved_bytes: float = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostDelay:
-    """The host of a rank sleeps before it launches a kernel whose mangled name contains `kernel`."""
+    """The host of a rank sleeps before it launches a kernel whose mangled name contains
+    `kernel`.
+    """
 
     rank: int
     kernel: str
@@ -143,7 +151,9 @@ class Node:
 
 
 def healthy_node(count: int) -> Node:
-    """For the checks of real GPUs: the data of doctor's all-reduce (4 MiB) arrives, that of gradients takes no host's time."""
+    """For the checks of real GPUs: the data of doctor's all-reduce (4 MiB) arrives, that of
+    gradients takes no host's time.
+    """
     sleep = KernelTime(name="spin_kernel", us=200_000)  # a calibration's calls are queued meanwhile
     return Node(
         devices=(Device(),) * count,
@@ -154,12 +164,16 @@ def healthy_node(count: int) -> Node:
 
 @dataclass(frozen=True)
 class Truth:
-    """What the node did, in the order of the processes' numbers and, in each, of the work's resolution."""
+    """What the node did, in the order of the processes' numbers and, in each, of the work's
+    resolution.
+    """
 
     processes: pd.DataFrame  # pid, rank, command
-    work: pd.DataFrame  # _WORK_COLUMNS: kernels, copies and memsets; of a copy also its ends (-1: the host)
-    # _COLLECTIVE_COLUMNS: one rank's part of a collective. `rank` is the communicator's, and `arrivals_ns` are in the order of
-    # its ranks (of a message: the other side's); `late_ns` is how much later than the last but one the last rank came.
+    # _WORK_COLUMNS: kernels, copies and memsets; of a copy also its ends (-1: the host)
+    work: pd.DataFrame
+    # _COLLECTIVE_COLUMNS: one rank's part of a collective. `rank` is the communicator's, and
+    # `arrivals_ns` are in the order of its ranks (of a message: the other side's); `late_ns` is how
+    # much later than the last but one the last rank came.
     collectives: pd.DataFrame
     events: pd.DataFrame  # each record of a CUDA event with timing
     memory: pd.DataFrame  # what a process has of a device's memory after each change
@@ -177,7 +191,9 @@ class PlantedNode:
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's, without what selects CUDA's devices here: commands run in it set their order."""
+        """This process's, without what selects CUDA's devices here: commands run in it set their
+        order.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
         return {**kept, **self.changes}
 
@@ -185,18 +201,28 @@ class PlantedNode:
         return read_truth(self.truth_folder)
 
     def run(
-        self, *arguments: str, timeout_s: float = 200, variables: Mapping[str, str] = NOTHING, status: int = 0
+        self,
+        *arguments: str,
+        timeout_s: float = 200,
+        variables: Mapping[str, str] = NOTHING,
+        status: int = 0,
     ) -> str:
-        """What Python prints on this node with these arguments, its errors included; AssertionError: another exit status."""
+        """What Python prints on this node with these arguments, its errors included;
+        AssertionError: another exit status.
+        """
         ran = self.start(*arguments, variables=variables)
         try:
             output, _ = ran.communicate(timeout=timeout_s)
         finally:
             ran.kill()
-        assert ran.returncode == status, f"exit status {ran.returncode}: {' '.join(arguments)}\n{output[-8000:]}"
+        assert ran.returncode == status, (
+            f"exit status {ran.returncode}: {' '.join(arguments)}\n{output[-8000:]}"
+        )
         return output
 
-    def start(self, *arguments: str, variables: Mapping[str, str] = NOTHING) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, variables: Mapping[str, str] = NOTHING
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             (sys.executable, *arguments),
             env={**self.environment, **variables},
@@ -214,15 +240,26 @@ class PlantedNode:
         status: int = 0,
         torchrun: bool = False,
     ) -> str:
-        """A command of dpscope, whose jobs run by torchrun or without (tests/helpers/light_torchrun.py)."""
+        """A command of dpscope, whose jobs run by torchrun or without
+        (tests/helpers/light_torchrun.py).
+        """
         command = ("-m", "dpscope.launch.cli", *arguments)
         server = fork_server.server(*((name, self.changes[name]) for name in _LOADING))
         started_by = {fork_server.VARIABLE: server, **(NOTHING if torchrun else LIGHT_TORCHRUN)}
-        return self.run(*command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status)
+        return self.run(
+            *command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status
+        )
 
     def ranks(self, count: int, module: str, *arguments: str) -> str:
         """torchrun with ranks of a module."""
-        job = ("--nnodes=1", "--max-restarts=0", f"--nproc-per-node={count}", "-m", module, *arguments)
+        job = (
+            "--nnodes=1",
+            "--max-restarts=0",
+            f"--nproc-per-node={count}",
+            "-m",
+            module,
+            *arguments,
+        )
         return self.run("-m", "dpscope.launch.torchrun", *job, variables=LIGHT_TORCHRUN)
 
 
@@ -241,7 +278,8 @@ def planted(node: Node, libraries: Path, folder: Path) -> Iterator[PlantedNode]:
         older.mkdir()
         hide_nvml_functions(libraries, node.nvml.missing, older)
         search.insert(0, str(older))
-    # torch's own paths to these libraries come before LD_LIBRARY_PATH, but not before what is loaded already.
+    # torch's own paths to these libraries come before LD_LIBRARY_PATH, but not before what is
+    # loaded already.
     paths = os.pathsep.join([*search, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     names = " ".join(library.soname for library in (*LIBRARIES, NVML))
     loaded = dict(zip(_LOADING, (paths, names), strict=True))
@@ -277,8 +315,12 @@ def read_truth(folder: Path) -> Truth:
     for line in lines:
         of_kind.setdefault(line["kind"], []).append(line)
     processes = pd.DataFrame(of_kind.get("process", []), columns=["pid", "rank", "command"])
-    work = pd.DataFrame([line for kind in _WORK for line in of_kind.get(kind, [])], columns=_WORK_COLUMNS)
-    collectives = pd.DataFrame(map(_with_lateness, of_kind.get("collective", [])), columns=_COLLECTIVE_COLUMNS)
+    work = pd.DataFrame(
+        [line for kind in _WORK for line in of_kind.get(kind, [])], columns=_WORK_COLUMNS
+    )
+    collectives = pd.DataFrame(
+        map(_with_lateness, of_kind.get("collective", [])), columns=_COLLECTIVE_COLUMNS
+    )
     stubs = frozenset(line["name"] for line in of_kind.get("stub", []))
     events = pd.DataFrame(of_kind.get("event", []), columns=_EVENT_COLUMNS)
     memory = pd.DataFrame(of_kind.get("memory", []), columns=_MEMORY_COLUMNS)

@@ -1,8 +1,9 @@
-"""Generates C sources: a stub for every function that the replaced libraries export and the virtual node does not have.
+"""Generates C sources: a stub for every function that the replaced libraries export and the virtual
+node does not have.
 
-A library is loaded only if every name that another one imports from it exists. A stub is a weak symbol, which a function of
-sources/ of the same name replaces. It notes its first call in the truth, and returns "not supported" of its library, except
-those of `HARMLESS`.
+A library is loaded only if every name that another one imports from it exists. A stub is a weak
+symbol, which a function of sources/ of the same name replaces. It notes its first call in the
+truth, and returns "not supported" of its library, except those of `HARMLESS`.
 """
 
 import re
@@ -21,8 +22,9 @@ class Library:
     not_supported: int
 
 
-# CUDA_ERROR_NOT_SUPPORTED and cudaErrorNotSupported, CUBLAS_STATUS_NOT_SUPPORTED, CUDNN_STATUS_NOT_SUPPORTED, ncclInvalidUsage,
-# CUPTI_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_SUPPORTED: from the libraries' headers.
+# CUDA_ERROR_NOT_SUPPORTED and cudaErrorNotSupported, CUBLAS_STATUS_NOT_SUPPORTED,
+# CUDNN_STATUS_NOT_SUPPORTED, ncclInvalidUsage, CUPTI_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_SUPPORTED:
+# from the libraries' headers.
 LIBRARIES = (
     Library("libcudart.so.13", "cu13/lib", 801),
     Library("libcublas.so.13", "cu13/lib", 15),
@@ -56,15 +58,23 @@ _RUNTIME_DOMAIN, _DRIVER_DOMAIN = 2, 1  # CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_CB_
 
 
 def write_sources(packages: Path, folder: Path) -> None:
-    """Write stubs.c, nvml_stubs.c, versions.map and callbacks.h, for the wheels in site-packages."""
+    """Write stubs.c, nvml_stubs.c, versions.map and callbacks.h, for the wheels in
+    site-packages.
+    """
     stubs: dict[str, int] = {}
     versions = []
     for library in LIBRARIES:
         names = [name for name in _functions(library, packages) if name not in stubs]
         stubs |= dict.fromkeys(names, library.not_supported)
-        if library.folder and library.soname != "libnccl.so.2":  # NCCL and the driver have no symbol versions
-            versions.append(f"{library.soname} {{ global: {' '.join(f'{name};' for name in names)} }};\n")
-    nvml = dict.fromkeys(sorted(set(re.findall(r"""["'](nvml[A-Z]\w*)["']""", _pynvml(packages)))), NVML.not_supported)
+        # NCCL and the driver have no symbol versions
+        if library.folder and library.soname != "libnccl.so.2":
+            versions.append(
+                f"{library.soname} {{ global: {' '.join(f'{name};' for name in names)} }};\n"
+            )
+    nvml = dict.fromkeys(
+        sorted(set(re.findall(r"""["'](nvml[A-Z]\w*)["']""", _pynvml(packages)))),
+        NVML.not_supported,
+    )
     (folder / "stubs.c").write_text(_source(stubs))
     (folder / "nvml_stubs.c").write_text(_source(nvml))
     (folder / "versions.map").write_text("".join(versions))
@@ -97,7 +107,10 @@ def _pynvml(packages: Path) -> str:
 
 def _source(stubs: dict[str, int]) -> str:
     answers = {name: 0 if name in HARMLESS else answer for name, answer in stubs.items()}
-    lines = (f'STUB int {name}(void) {{ return vgpu_stub("{name}", {answer}); }}\n' for name, answer in answers.items())
+    lines = (
+        f'STUB int {name}(void) {{ return vgpu_stub("{name}", {answer}); }}\n'
+        for name, answer in answers.items()
+    )
     return f"int vgpu_stub(const char *name, int answer);\n#define STUB __attribute__((weak))\n{''.join(lines)}"
 
 

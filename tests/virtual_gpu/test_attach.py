@@ -1,4 +1,6 @@
-"""`dpscope attach` of scripts as people write them: half precision, accumulation, pinned batches, a captured step."""
+"""`dpscope attach` of scripts as people write them: half precision, accumulation, pinned batches, a
+captured step.
+"""
 
 import json
 import random
@@ -14,7 +16,8 @@ from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels,
 from tests.virtual_gpu.programs import captured_step, half_precision
 from tests.virtual_gpu.true_steps import traced
 
-WINDOWS = ("--warmup", "11", "--steps", "8", "--traced-steps", "2")  # on GPUs at least 11 steps of warm-up
+# on GPUs at least 11 steps of warm-up
+WINDOWS = ("--warmup", "11", "--steps", "8", "--traced-steps", "2")
 STEPS = "34"  # of the scripts
 
 
@@ -38,7 +41,9 @@ def planted(random_values: random.Random) -> Planted:
 def node(plant: Plant, planted: Planted) -> PlantedNode:
     times = CollectiveTime(latency_us=planted.latency_us, gb_per_s=planted.gb_per_s)
     kernels = Kernels(us=planted.kernel_us, matrix_us=planted.kernel_us)
-    return plant(Node(devices=(Device(),) * 2, kernels=kernels, collectives=Collectives(by_size=(times,))))
+    return plant(
+        Node(devices=(Device(),) * 2, kernels=kernels, collectives=Collectives(by_size=(times,)))
+    )
 
 
 def script(module: Any) -> str:
@@ -55,7 +60,9 @@ def test_half_precision_with_accumulation_and_pinned_batches(
     node: PlantedNode, planted: Planted, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    node.dpscope("attach", "--devices", "2", *WINDOWS, "--out", str(out), "--", script(half_precision), STEPS)
+    node.dpscope(
+        "attach", "--devices", "2", *WINDOWS, "--out", str(out), "--", script(half_precision), STEPS
+    )
     cell = cell_of(node, out)
     assert (cell["strategy"], cell["devices"], cell["batch_size"]) == ("ddp", 2, 8)
     assert cell["cell"] == "ddp-d2-b8-accumulate-2-amp-fp16"
@@ -68,20 +75,43 @@ def test_half_precision_with_accumulation_and_pinned_batches(
     truth = node.truth()
     for rank, trace in enumerate(traces):
         true = traced(truth.collectives.query("name.str.contains('AllReduce')"), trace)
-        reported = analysis.collectives.query(f"kind == 'all_reduce' and rank == {rank}").sort_values("start_us")
+        reported = analysis.collectives.query(
+            f"kind == 'all_reduce' and rank == {rank}"
+        ).sort_values("start_us")
         assert list(reported["bytes"]) == list(true["bytes"]) == [size] * len(true)
         assert len(true) >= 2
         transfer_us = planted.latency_us + size / planted.gb_per_s / 1000
-        assert reported["transfer_us"].to_list() == pytest.approx([transfer_us] * len(true), rel=1e-3)
+        assert reported["transfer_us"].to_list() == pytest.approx(
+            [transfer_us] * len(true), rel=1e-3
+        )
         copies = traced(truth.work.query("name == 'htod'"), trace)
         batches = copies[copies["bytes"] == 4 * half_precision.BATCH * half_precision.WIDTH]
         assert set(batches["step"].value_counts()) == {half_precision.MICRO_BATCHES}
 
 
-def test_a_captured_step_is_measured_by_its_replays(node: PlantedNode, planted: Planted, tmp_path: Path) -> None:
+def test_a_captured_step_is_measured_by_its_replays(
+    node: PlantedNode, planted: Planted, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    counted = ("--devices", "single", "--steps-by", "call", "--batch-size", str(captured_step.BATCH))
-    node.dpscope("attach", *counted, *WINDOWS, "--out", str(out), "--", script(captured_step), STEPS, "watched")
+    counted = (
+        "--devices",
+        "single",
+        "--steps-by",
+        "call",
+        "--batch-size",
+        str(captured_step.BATCH),
+    )
+    node.dpscope(
+        "attach",
+        *counted,
+        *WINDOWS,
+        "--out",
+        str(out),
+        "--",
+        script(captured_step),
+        STEPS,
+        "watched",
+    )
     cell = cell_of(node, out)
     (trace,) = out.glob("cells/*/repeat0/traces/*.gz")
     true = traced(node.truth().work, trace)

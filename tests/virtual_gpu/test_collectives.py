@@ -1,4 +1,6 @@
-"""NCCL on the virtual node: the data is right, and a collective ends at its last arrival plus the planted transfer."""
+"""NCCL on the virtual node: the data is right, and a collective ends at its last arrival plus the
+planted transfer.
+"""
 
 import random
 
@@ -27,11 +29,17 @@ def test_data_and_times_of_every_collective(plant: Plant, random_values: random.
     assert (of_each["end_ns"].nunique() == 1).all()
     assert (of_each["rank"].nunique() == of_each["ranks"].first()).all()
 
-    floats = everyone[(everyone["name"].str.contains("AllReduce_Sum_f32")) & (everyone["bytes"] == 96)]
+    floats = everyone[
+        (everyone["name"].str.contains("AllReduce_Sum_f32")) & (everyone["bytes"] == 96)
+    ]
     four = floats[floats["ranks"] == 4]
     assert len(four) == 4 * 5
     planted_us = latency_us + 1.5 * 96 / slow_gb_per_s / 1000  # the ring goes over the slow link
-    assert (four["transfer_ns"] / 1000).to_list() == pytest.approx([planted_us] * len(four), abs=0.01)
+    assert (four["transfer_ns"] / 1000).to_list() == pytest.approx(
+        [planted_us] * len(four), abs=0.01
+    )
     assert four["name"].str.contains("TREE_LL").all()
     two = floats[floats["ranks"] == 2]  # devices 0 and 1, whose link is not slow
-    assert (two["transfer_ns"] / 1000).to_list() == pytest.approx([latency_us + 96 / 20 / 1000] * 2, abs=0.01)
+    assert (two["transfer_ns"] / 1000).to_list() == pytest.approx(
+        [latency_us + 96 / 20 / 1000] * 2, abs=0.01
+    )

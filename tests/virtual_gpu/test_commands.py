@@ -1,4 +1,6 @@
-"""Commands that measure a planted node or read its runs: calibrate, whatif, compare, merge, bundle and tensorboard."""
+"""Commands that measure a planted node or read its runs: calibrate, whatif, compare, merge, bundle
+and tensorboard.
+"""
 
 import json
 import random
@@ -13,7 +15,15 @@ import pytest
 from dpscope.analysis.output.tensorboard import write_tensorboard
 from tests.helpers.tensorboard_pages import get, hparams, serving
 from tests.virtual_gpu.conftest import Plant
-from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, KernelTime, Node, PlantedNode
+from tests.virtual_gpu.node import (
+    Collectives,
+    CollectiveTime,
+    Device,
+    Kernels,
+    KernelTime,
+    Node,
+    PlantedNode,
+)
 
 CELL = "ddp-d2-b8"
 PLUGIN = "data/plugin/pytorch_profiler"
@@ -42,23 +52,40 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(
+    plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
     planted = Planted(
         kernel_us=random_values.uniform(1800, 2200),
         latency_us=random_values.uniform(100, 300),
         gb_per_s=random_values.uniform(0.3, 0.6),
         slowdown=random_values.uniform(1.2, 1.4),
     )
-    sleep = KernelTime(name="spin_kernel", us=200_000)  # the host enqueues a calibration's calls meanwhile
+    # the host enqueues a calibration's calls meanwhile
+    sleep = KernelTime(name="spin_kernel", us=200_000)
     kernels = Kernels(us=planted.kernel_us, matrix_us=2 * planted.kernel_us, by_name=(sleep,))
     times = CollectiveTime(latency_us=planted.latency_us, gb_per_s=planted.gb_per_s)
     collectives = Collectives(by_size=(times,), largest_moved_bytes=65536)
     healthy, slow = Device(), Device(slowdown=planted.slowdown)
     node = plant(Node(kernels=kernels, collectives=collectives))
-    slower = plant(Node(devices=(healthy, slow, healthy, healthy), kernels=kernels, collectives=collectives))
+    slower = plant(
+        Node(devices=(healthy, slow, healthy, healthy), kernels=kernels, collectives=collectives)
+    )
     out, after = (tmp_path_factory.mktemp(name) / "run" for name in ("before", "after"))
-    node.dpscope("calibrate", "--devices", "2,4", *SIZES, "--iterations", "3", "--warmup", "1", "--out", str(out))
-    calibration = json.loads((out / "calibration.json").read_text())  # before the run adds broadcasts
+    node.dpscope(
+        "calibrate",
+        "--devices",
+        "2,4",
+        *SIZES,
+        "--iterations",
+        "3",
+        "--warmup",
+        "1",
+        "--out",
+        str(out),
+    )
+    # before the run adds broadcasts
+    calibration = json.loads((out / "calibration.json").read_text())
     run = ("run", "--strategy", "ddp", "--devices", "2", "--repeats", "2", *SMALL)
     node.dpscope(*run, "--out", str(out))
     slower.dpscope(*run, "--no-calibrate", "--out", str(after))
@@ -80,7 +107,11 @@ def shown(ran: Ran) -> dict[str, Any]:
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> None:
-    (fit,) = (fit for fit in ran.calibration["fits"] if (fit["devices"], fit["statistic"]) == (devices, "slowest"))
+    (fit,) = (
+        fit
+        for fit in ran.calibration["fits"]
+        if (fit["devices"], fit["statistic"]) == (devices, "slowest")
+    )
     (piece,) = fit["pieces"]
     carried = 2 * (devices - 1) / devices  # of each byte, by each link of the ring
     assert piece["alpha_us"] == pytest.approx(ran.planted.latency_us, rel=0.03)
@@ -88,10 +119,15 @@ def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> Non
 
 
 def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_path: Path) -> None:
-    """A device that sleeps for a microsecond is awake before any host has queued a call behind: its times would be the host's."""
+    """A device that sleeps for a microsecond is awake before any host has queued a call behind: its
+    times would be the host's.
+    """
     kernels = Kernels(us=10.0, by_name=(KernelTime(name="spin_kernel", us=1.0),))
     node = plant(
-        Node(kernels=kernels, collectives=Collectives(by_size=(CollectiveTime(latency_us=20.0, gb_per_s=1.0),)))
+        Node(
+            kernels=kernels,
+            collectives=Collectives(by_size=(CollectiveTime(latency_us=20.0, gb_per_s=1.0),)),
+        )
     )
     command = (
         "calibrate",
@@ -106,8 +142,9 @@ def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_pat
         str(tmp_path / "run"),
     )
     printed = node.dpscope(*command, status=2)
-    assert "nothing could be timed: the host took longer to queue the calls than the GPU slept" in " ".join(
-        printed.split()
+    assert (
+        "nothing could be timed: the host took longer to queue the calls than the GPU slept"
+        in " ".join(printed.split())
     )
     assert not (tmp_path / "run" / "calibration.json").exists()
 
@@ -138,15 +175,28 @@ def test_merge(ran: Ran, tmp_path: Path) -> None:
     merged = tmp_path / "merged.json"
     ran.node.dpscope("merge", str(ran.out), "--output", str(merged))
     events = json.loads(merged.read_text())["traceEvents"]
-    named = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    transfers = [one for one in events if one.get("cat") == "dpscope" and named[one["pid"], one["tid"]] == "transfer"]
+    named = {
+        (one["pid"], one["tid"]): one["args"]["name"]
+        for one in events
+        if one["name"] == "thread_name"
+    }
+    transfers = [
+        one
+        for one in events
+        if one.get("cat") == "dpscope" and named[one["pid"], one["tid"]] == "transfer"
+    ]
     assert len({one["pid"] for one in transfers}) == 2
     assert len(transfers) >= 2 * 2
-    planted_us = [ran.planted.latency_us + one["args"]["bytes"] / ran.planted.gb_per_s / 1000 for one in transfers]
+    planted_us = [
+        ran.planted.latency_us + one["args"]["bytes"] / ran.planted.gb_per_s / 1000
+        for one in transfers
+    ]
     assert [one["dur"] for one in transfers] == pytest.approx(planted_us, rel=1e-3)
 
 
-def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, shown: dict[str, Any], tmp_path: Path) -> None:
+def test_a_bundle_is_read_as_the_run_it_holds(
+    ran: Ran, shown: dict[str, Any], tmp_path: Path
+) -> None:
     bundle = tmp_path / "bundle.zip"
     ran.node.dpscope("bundle", str(ran.out), "--output", str(bundle))
     with zipfile.ZipFile(bundle) as archive:
@@ -154,21 +204,36 @@ def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, shown: dict[str, Any], t
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     (own,) = shown["cells"]
     (bundled,) = answer(ran.node, "analyze", str(unpacked))["cells"]
-    for name in ("step_us", "compute_us", "transfer_us", "hidden_us", "exposed_us", "bytes_per_step"):
+    for name in (
+        "step_us",
+        "compute_us",
+        "transfer_us",
+        "hidden_us",
+        "exposed_us",
+        "bytes_per_step",
+    ):
         assert bundled[name] == pytest.approx(own[name], rel=1e-6), name
 
 
-def test_tensorboard_shows_the_reports_values(ran: Ran, shown: dict[str, Any], tmp_path: Path) -> None:
-    """HParams hold the cell's columns, and the profiler plugin's Distributed view the hidden communication of each whole step."""
+def test_tensorboard_shows_the_reports_values(
+    ran: Ran, shown: dict[str, Any], tmp_path: Path
+) -> None:
+    """HParams hold the cell's columns, and the profiler plugin's Distributed view the hidden
+    communication of each whole step.
+    """
     folder = write_tensorboard([Path(shutil.copytree(ran.out, tmp_path / "run"))], None)
     (cell,) = shown["cells"]
     with serving(folder, tmp_path) as address:
         (session,) = hparams(address, count=1)
         metrics = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
         spans = get(address, f"{PLUGIN}/spans", run=CELL, worker="All", view="Distributed")
-        steps = get(address, f"{PLUGIN}/distributed/overlap", run=CELL, worker="All", span=spans[0])["data"]
+        steps = get(
+            address, f"{PLUGIN}/distributed/overlap", run=CELL, worker="All", span=spans[0]
+        )["data"]
     for name in ("step", "compute", "exposed_transfer", "exposed_wait"):
-        assert metrics[f"{name}_ms"] == pytest.approx(cell[f"{name}_us"] / 1e3, rel=1e-6, abs=1e-6), name
+        assert metrics[f"{name}_ms"] == pytest.approx(
+            cell[f"{name}_us"] / 1e3, rel=1e-6, abs=1e-6
+        ), name
     assert {len(workers) for workers in steps.values()} == {2}, steps
     compared = 0
     for one in shown["steps"]:

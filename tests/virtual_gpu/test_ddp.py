@@ -9,7 +9,16 @@ import pytest
 from dpscope.analysis import analyze_traces
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.ledgers import assert_ledgers_are_true
-from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, KernelTime, Links, Node, Truth
+from tests.virtual_gpu.node import (
+    Collectives,
+    CollectiveTime,
+    Device,
+    Kernels,
+    KernelTime,
+    Links,
+    Node,
+    Truth,
+)
 from tests.virtual_gpu.true_steps import traced
 
 TRACED_STEPS = 6
@@ -31,7 +40,9 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(
+    plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
     planted = Planted(
         latency_us=random_values.uniform(80, 200),
         gb_per_s=random_values.uniform(0.15, 0.3),
@@ -72,7 +83,8 @@ def test_every_transfer_and_wait_is_true(ran: Ran) -> None:
         found = reported[reported["rank"] == rank].sort_values("start_us")
         assert list(found["bytes"]) == list(true["bytes"])
         assert len(found) >= 3 * TRACED_STEPS  # buckets of at most 0.1 MB
-        planted_us = ran.planted.latency_us + true["bytes"] / ran.planted.gb_per_s / 1000  # of two ranks: 2 (n-1)/n = 1
+        # of two ranks: 2 (n-1)/n = 1
+        planted_us = ran.planted.latency_us + true["bytes"] / ran.planted.gb_per_s / 1000
         assert found["transfer_us"].to_list() == pytest.approx(planted_us.to_list(), rel=1e-3)
         waits_us = (true["arrivals_ns"].map(max) - true["start_ns"]) / 1000
         assert found["wait_us"].to_list() == pytest.approx(waits_us.to_list(), abs=2)
@@ -85,4 +97,6 @@ def test_lost_time_is_charged_to_the_late_rank(ran: Ran) -> None:
         true = traced(ran.truth.collectives.query("name.str.contains('AllReduce')"), trace)
         whole = true[true["step"] > true["step"].min()]  # no event marks the start of the first
         waits_us = (whole["arrivals_ns"].map(max) - whole["start_ns"]) / 1000
-        assert caused.get((1 - waiting, waiting), 0) == pytest.approx(waits_us.sum(), rel=0.01, abs=20)
+        assert caused.get((1 - waiting, waiting), 0) == pytest.approx(
+            waits_us.sum(), rel=0.01, abs=20
+        )

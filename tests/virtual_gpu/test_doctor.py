@@ -1,4 +1,6 @@
-"""`dpscope doctor` on nodes whose state is planted: what it finds, and that one failure hides no other."""
+"""`dpscope doctor` on nodes whose state is planted: what it finds, and that one failure hides no
+other.
+"""
 
 from dataclasses import dataclass
 
@@ -44,7 +46,9 @@ def test_a_healthy_node(plant: Plant) -> None:
 def test_a_node_without_peer_access_under_an_older_driver(plant: Plant) -> None:
     """Its NVML does not know which processes use a device."""
     older = Nvml(missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
-    checks = doctor(plant(Node(devices=(Device(),) * 2, links=Links(kind="pcie", peer=False), nvml=older)))
+    checks = doctor(
+        plant(Node(devices=(Device(),) * 2, links=Links(kind="pcie", peer=False), nvml=older))
+    )
     assert checks["device state"].found == "not throttled, unknown whether shared, uniform"
     assert checks["links"].found.startswith("0 NVLinks")
     assert checks["peer access"].status == "warning"
@@ -70,7 +74,9 @@ def test_a_lost_device(plant: Plant) -> None:
 
 
 def test_a_part_of_a_gpu_and_a_wrong_sum(plant: Plant) -> None:
-    """CUDA uses one part (MIG) where NVML counts four GPUs. Of 1.0, which is 3f800000, one bit is flipped: 3e800000."""
+    """CUDA uses one part (MIG) where NVML counts four GPUs. Of 1.0, which is 3f800000, one bit is
+    flipped: 3e800000.
+    """
     node = Node(cuda_devices=1, nvml=Nvml(devices=4), faults=(Fault(kind="corrupts"),))
     checks = doctor(plant(node), status=1)
     assert checks["devices"].found == "1 GPU: dpscope virtual GPU"
@@ -87,5 +93,7 @@ def test_devices_that_torch_lists_and_cannot_use(plant: Plant) -> None:
     checks = doctor(plant(Node(devices=devices, faults=(old, used))), status=1)
     failed = [name for name, check in checks.items() if check.status == "failed"]
     assert failed == ["devices", "all-reduce", "tracer"]
-    assert "has no kernels for GPU 0 (dpscope virtual GPU Tesla V100, 7.0)" in checks["devices"].found
+    assert (
+        "has no kernels for GPU 0 (dpscope virtual GPU Tesla V100, 7.0)" in checks["devices"].found
+    )
     assert "no kernel image is available" in checks["tracer"].found

@@ -1,4 +1,6 @@
-"""DDP and HSDP on eight virtual devices whose ranks share two cores, one of their hosts late: transfers, names, who waited."""
+"""DDP and HSDP on eight virtual devices whose ranks share two cores, one of their hosts late:
+transfers, names, who waited.
+"""
 
 import random
 from dataclasses import dataclass
@@ -10,15 +12,28 @@ import pytest
 from dpscope.analysis import analyze_traces, waits_caused
 from dpscope.analysis.output.analyzed import AnalyzedJob
 from tests.virtual_gpu.conftest import Plant
-from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, HostDelay, Links, Node, Truth
+from tests.virtual_gpu.node import (
+    Collectives,
+    CollectiveTime,
+    Device,
+    HostDelay,
+    Links,
+    Node,
+    Truth,
+)
 from tests.virtual_gpu.true_steps import KINDS, traced
 
 DEVICES, TRACED_STEPS = 8, 2
-PARAMETERS = 2_502_656  # bytes, and 4096 + 8 of buffers: tests/user_models/tiny_models.py, `layered`
+# bytes, and 4096 + 8 of buffers: tests/user_models/tiny_models.py, `layered`
+PARAMETERS = 2_502_656
 # HSDP shards over four devices and reduces between two; every unit is gathered twice.
 TRAFFIC = {
     "ddp": {("all_reduce", DEVICES): PARAMETERS, ("broadcast", DEVICES): 4096 + 8},
-    "hsdp": {("all_gather", 4): 2 * PARAMETERS, ("reduce_scatter", 4): PARAMETERS, ("all_reduce", 2): PARAMETERS // 4},
+    "hsdp": {
+        ("all_gather", 4): 2 * PARAMETERS,
+        ("reduce_scatter", 4): PARAMETERS,
+        ("all_reduce", 2): PARAMETERS // 4,
+    },
 }
 CARRIED = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times (n-1)/n: a ring's links
 LATE_US = 300_000
@@ -45,19 +60,34 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(
+    plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
     planted = Planted(
         late_rank=random_values.randrange(DEVICES),
         latency_us=random_values.uniform(80, 200),
         gb_per_s=random_values.uniform(0.6, 1.0),
     )
     late = HostDelay(rank=planted.late_rank, kernel="nll_loss_forward", us=LATE_US)  # once a step
-    times = Collectives(by_size=(CollectiveTime(latency_us=planted.latency_us),), largest_moved_bytes=65536)
+    times = Collectives(
+        by_size=(CollectiveTime(latency_us=planted.latency_us),), largest_moved_bytes=65536
+    )
     links = Links(gb_per_s=planted.gb_per_s)
-    node = plant(Node(devices=(Device(),) * DEVICES, links=links, collectives=times, host_delays=(late,)))
+    node = plant(
+        Node(devices=(Device(),) * DEVICES, links=links, collectives=times, host_delays=(late,))
+    )
     folder = tmp_path_factory.mktemp("run")
     node.dpscope(
-        *("run", "--strategy", ",".join(TRAFFIC), "--devices", str(DEVICES), "--no-calibrate", "--repeats", "1"),
+        *(
+            "run",
+            "--strategy",
+            ",".join(TRAFFIC),
+            "--devices",
+            str(DEVICES),
+            "--no-calibrate",
+            "--repeats",
+            "1",
+        ),
         *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8", "--steps", "2"),
         *("--traced-steps", str(TRACED_STEPS), "--out", str(folder)),
     )
@@ -95,7 +125,8 @@ def test_the_late_rank_is_named(ran: Ran) -> None:
     after_first = table["step"] > table["step"].min()
     caused = waits_caused(table[after_first]).groupby("late_rank")["wait_us"].sum()
     tables = [
-        traced(ran.truth.collectives.query("name.str.contains('AllReduce')"), trace) for trace in ran.traces("ddp")
+        traced(ran.truth.collectives.query("name.str.contains('AllReduce')"), trace)
+        for trace in ran.traces("ddp")
     ]
     reduced = pd.concat(tables)
     whole = reduced[reduced["step"] > reduced["step"].min()]

@@ -1,4 +1,6 @@
-"""Devices, kernels and collectives that fail in one rank of a run: a clear end in one line, and nothing left running."""
+"""Devices, kernels and collectives that fail in one rank of a run: a clear end in one line, and
+nothing left running.
+"""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +19,19 @@ LAUNCH_FAILURE, UNAVAILABLE, REMOTE_ERROR = 719, 46, 6
 FAILED = "crashed in .*: rank 1: .*(CUDA error: "
 OF_CALLS = "CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED"
 RUN = (
-    *("run", "--strategy", "ddp", "--devices", "2", "--model", "resnet8_cifar", "--batch-size", "4", "--steps", "4"),
+    *(
+        "run",
+        "--strategy",
+        "ddp",
+        "--devices",
+        "2",
+        "--model",
+        "resnet8_cifar",
+        "--batch-size",
+        "4",
+        "--steps",
+        "4",
+    ),
     *("--traced-steps", "1", "--repeats", "1", "--no-calibrate"),
 )
 
@@ -62,11 +76,15 @@ class Run:
 
     def printed(self, limit_s: int) -> str:
         """What the failed run printed. Waits for its end."""
-        return self.node.dpscope(*RUN, "--timeout", str(limit_s), "--out", str(self.out), status=1, torchrun=True)
+        return self.node.dpscope(
+            *RUN, "--timeout", str(limit_s), "--out", str(self.out), status=1, torchrun=True
+        )
 
 
 @pytest.fixture(scope="module")
-def runs(plant: Plant, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Run, Future[str]]]]:
+def runs(
+    plant: Plant, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[Run, Future[str]]]]:
     with ThreadPoolExecutor(3) as pool:
         started = {}
         for name, case in CASES.items():
@@ -77,7 +95,9 @@ def runs(plant: Plant, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_in_one_rank_ends_the_run(runs: dict[str, tuple[Run, Future[str]]], name: str) -> None:
+def test_a_fault_in_one_rank_ends_the_run(
+    runs: dict[str, tuple[Run, Future[str]]], name: str
+) -> None:
     run, ended = runs[name]
     printed = ended.result()
     assert re.search(CASES[name].end, printed), printed

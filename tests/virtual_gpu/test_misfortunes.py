@@ -1,4 +1,6 @@
-"""What holds a node up, planted, is named by the printed report with its cost: a late host, a slow device, a slow link."""
+"""What holds a node up, planted, is named by the printed report with its cost: a late host, a slow
+device, a slow link.
+"""
 
 import json
 import random
@@ -25,7 +27,18 @@ from tests.virtual_gpu.node import (
 from tests.virtual_gpu.true_steps import traced, true_steps
 
 RUN = (
-    *("run", "--strategy", "ddp", "--repeats", "1", "--steps", "5", "--traced-steps", "7", "--no-calibrate"),
+    *(
+        "run",
+        "--strategy",
+        "ddp",
+        "--repeats",
+        "1",
+        "--steps",
+        "5",
+        "--traced-steps",
+        "7",
+        "--no-calibrate",
+    ),
     *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
 )
 GRADIENT_BYTES = 2_502_656  # of that model
@@ -57,12 +70,16 @@ def assert_late(shown: Shown, node: PlantedNode, out: Path, late_rank: int) -> N
     assert cost, shown.text
     assert int(named[1]) == late_rank
     truth = node.truth()
-    caused = truth.collectives[truth.collectives["last_rank"] == late_rank]  # on a busy host others are late, too
+    # on a busy host others are late, too
+    caused = truth.collectives[truth.collectives["last_rank"] == late_rank]
     truth = replace(truth, collectives=caused)
     traces = sorted(out.glob("cells/*/repeat0/traces/*.gz"))
-    others = pd.concat([true_steps(truth, trace) for rank, trace in enumerate(traces) if rank != late_rank])
+    others = pd.concat(
+        [true_steps(truth, trace) for rank, trace in enumerate(traces) if rank != late_rank]
+    )
     true_us = others["exposed_wait_us"].mean()
-    assert float(cost[1]) * UNIT_US[cost[2]] == pytest.approx(true_us, rel=0.03)  # waits in broadcasts count, too
+    # waits in broadcasts count, too
+    assert float(cost[1]) * UNIT_US[cost[2]] == pytest.approx(true_us, rel=0.03)
 
 
 def test_a_late_host_is_named(plant: Plant, random_values: random.Random, tmp_path: Path) -> None:
@@ -78,16 +95,21 @@ def test_a_late_host_is_named(plant: Plant, random_values: random.Random, tmp_pa
 def test_a_slow_unlike_device_behind_a_slow_link_is_named(
     plant: Plant, random_values: random.Random, tmp_path: Path
 ) -> None:
-    """The third of four devices is another model; its link to the second is slow and without peer access."""
+    """The third of four devices is another model; its link to the second is slow and without peer
+    access.
+    """
     latency_us, slow_gb_per_s = random_values.uniform(100, 200), random_values.uniform(0.15, 0.3)
-    slow = Device(name="older", slowdown=random_values.uniform(3, 4))  # more than a busy host delays the others
+    # more than a busy host delays the others
+    slow = Device(name="older", slowdown=random_values.uniform(3, 4))
     link = UnlikeLink(devices=(1, 2), kind="pcie", gb_per_s=slow_gb_per_s, peer=False)
     node = plant(
         Node(
             devices=(Device(), Device(), slow, Device()),
             links=Links(gb_per_s=5.0, unlike=(link,)),
             kernels=Kernels(us=1500, matrix_us=3000),
-            collectives=Collectives(by_size=(CollectiveTime(latency_us=latency_us),), largest_moved_bytes=65536),
+            collectives=Collectives(
+                by_size=(CollectiveTime(latency_us=latency_us),), largest_moved_bytes=65536
+            ),
         )
     )
     out = tmp_path / "run"
@@ -99,5 +121,8 @@ def test_a_slow_unlike_device_behind_a_slow_link_is_named(
     assert shown.findings["mixed_nvlinks"].startswith("No NVLink between GPUs 1 and 2,")
     first = next(out.glob("cells/*/repeat0/traces/*.gz"))
     reduced = traced(node.truth().collectives.query("name.str.contains('AllReduce')"), first)
-    planted_us = latency_us * reduced.groupby("step").size().max() + 1.5 * GRADIENT_BYTES / slow_gb_per_s / 1000
+    planted_us = (
+        latency_us * reduced.groupby("step").size().max()
+        + 1.5 * GRADIENT_BYTES / slow_gb_per_s / 1000
+    )
     assert shown.cell["transfer_us"] == pytest.approx(planted_us, rel=0.01)

@@ -1,4 +1,6 @@
-"""`dpscope run` on one virtual device of little memory: CUDA graphs, half precision, and a batch that does not fit."""
+"""`dpscope run` on one virtual device of little memory: CUDA graphs, half precision, and a batch
+that does not fit.
+"""
 
 import json
 import random
@@ -17,7 +19,8 @@ from tests.virtual_gpu.true_steps import process_of, traced
 TRACED_STEPS, SMALL, LARGE = 3, 64, 16384
 CONTEXT_MIB = 300
 MIB = 2**20
-STATE_BYTES = 3 * 2_502_656  # parameters, gradients and momentum of tests/user_models/tiny_models.py, `layered`
+# parameters, gradients and momentum of tests/user_models/tiny_models.py, `layered`
+STATE_BYTES = 3 * 2_502_656
 ACTIVATION_BYTES = 4 * 4 * 512  # of a sample at least: the outputs of four layers, in fp32
 
 
@@ -38,14 +41,26 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(
+    plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
     memory_mib = CONTEXT_MIB + random_values.randrange(100, 128)
     half_us = random_values.uniform(500, 900)
     times = Kernels(us=300, by_name=(KernelTime(name="fp16_s16816gemm", us=half_us),))
     node = plant(Node(devices=(Device(memory_mib=memory_mib),), kernels=times))
     folder = tmp_path_factory.mktemp("run")
     printed = node.dpscope(
-        *("run", "--strategy", "single", "--devices", "1", "--amp", "off,fp16", "--batch-size", f"{SMALL},{LARGE}"),
+        *(
+            "run",
+            "--strategy",
+            "single",
+            "--devices",
+            "1",
+            "--amp",
+            "off,fp16",
+            "--batch-size",
+            f"{SMALL},{LARGE}",
+        ),
         *("--model", "tests.virtual_gpu.programs.models:graphed", "--steps", "4", "--repeats", "1"),
         *("--traced-steps", str(TRACED_STEPS), "--out", str(folder)),
         status=1,  # the large batch fails
@@ -84,7 +99,11 @@ def test_memory_is_what_the_device_gave(ran: Ran, amp: str) -> None:
     (memory,) = json.loads((ran.repeat(amp, SMALL) / "rank_0_0.json").read_text())["memory"]
     process = ran.truth.memory.query(f"pid == {process_of(ran.trace(amp))}")
     assert memory["reserved_bytes"] == process["used_bytes"].max()
-    assert STATE_BYTES + SMALL * ACTIVATION_BYTES <= memory["allocated_bytes"] <= memory["reserved_bytes"]
+    assert (
+        STATE_BYTES + SMALL * ACTIVATION_BYTES
+        <= memory["allocated_bytes"]
+        <= memory["reserved_bytes"]
+    )
 
 
 @pytest.mark.parametrize("amp", ["off", "fp16"])

@@ -1,4 +1,6 @@
-"""What once failed on nodes with GPUs: the real command on such a virtual node. The README lists what cannot be shown."""
+"""What once failed on nodes with GPUs: the real command on such a virtual node. The README lists
+what cannot be shown.
+"""
 
 import json
 from dataclasses import dataclass
@@ -45,10 +47,25 @@ def ran(plant: Plant, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Every second GPU is faster, and CUDA's own order begins with those."""
     node = plant(Node(devices=(Device(name=SLOW), Device(name=FAST, teraflops=30)) * 2))
     out, noted = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("limits")
-    options = ("--strategy", "single,hsdp", "--devices", "1,4", "--batch-size", "4", "--steps", "3", "--repeats", "1")
+    options = (
+        "--strategy",
+        "single,hsdp",
+        "--devices",
+        "1,4",
+        "--batch-size",
+        "4",
+        "--steps",
+        "3",
+        "--repeats",
+        "1",
+    )
     model = ("--model", f"{noted_limits.__name__}:small", "--traced-steps", "1", "--timeout", "100")
-    node.dpscope("run", *options, *model, "--out", str(out), variables={noted_limits.FOLDER: str(noted)})
-    return Ran(out, [json.loads(path.read_text()) for path in sorted(noted.iterdir())], node.truth())
+    node.dpscope(
+        "run", *options, *model, "--out", str(out), variables={noted_limits.FOLDER: str(noted)}
+    )
+    return Ran(
+        out, [json.loads(path.read_text()) for path in sorted(noted.iterdir())], node.truth()
+    )
 
 
 def test_the_gpu_that_is_measured_is_the_one_recorded(ran: Ran) -> None:
@@ -63,7 +80,9 @@ def test_the_gpu_that_is_measured_is_the_one_recorded(ran: Ran) -> None:
 
 def test_the_engine_that_torch_registers_is_recorded(ran: Ran) -> None:
     """torch 2.14 has a second one, which it uses only when TORCH_DIST_USE_NCCL2 says so."""
-    assert read_json(ran.out / "manifest.json", Manifest).environment.nccl_engine == "ProcessGroupNCCL"
+    assert (
+        read_json(ran.out / "manifest.json", Manifest).environment.nccl_engine == "ProcessGroupNCCL"
+    )
     used = {rank.nccl_engine for rank in RunFolder(ran.out).repeat(Cell("hsdp", 4, 4), 0).ranks()}
     assert used == {"ProcessGroupNCCL"}
 
@@ -75,7 +94,9 @@ def test_every_group_of_a_mesh_has_the_jobs_limit(ran: Ran) -> None:
 
 
 def test_what_groups_do_at_once_is_not_predicted_by_one_group_alone(ran: Ran) -> None:
-    """HSDP's two groups of replicas reduce at the same time, so no calibration of a pair of GPUs is made for it."""
+    """HSDP's two groups of replicas reduce at the same time, so no calibration of a pair of GPUs is
+    made for it.
+    """
     reduced = ran.truth.collectives.query("name.str.contains('AllReduce') and ranks == 2")
     devices = {frozenset(group) for _, group in reduced.groupby("communicator")["device"]}
     assert devices == {frozenset({0, 2}), frozenset({1, 3})}
@@ -85,6 +106,8 @@ def test_what_groups_do_at_once_is_not_predicted_by_one_group_alone(ran: Ran) ->
 def test_a_training_ends_whatever_its_kernels_compute(plant: Plant, tmp_path: Path) -> None:
     """How many samples an epoch had is known without the device: here no kernel adds anything."""
     out, options = tmp_path / "trained", ("--strategy", "single", "--devices", "1", "--epochs", "1")
-    plant(Node(devices=(Device(),))).dpscope("train", *options, "--batch-size", "240", "--out", str(out))
+    plant(Node(devices=(Device(),))).dpscope(
+        "train", *options, "--batch-size", "240", "--out", str(out)
+    )
     (epoch,) = read_json(out / "train.json", TrainLog).epochs
     assert (epoch.train_samples, epoch.test_samples) == (1440, 357)

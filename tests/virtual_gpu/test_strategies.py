@@ -1,4 +1,6 @@
-"""Every strategy on four virtual devices, one of them slow: `dpscope run`, its ledgers, transfers, timing and counters."""
+"""Every strategy on four virtual devices, one of them slow: `dpscope run`, its ledgers, transfers,
+timing and counters.
+"""
 
 import json
 import random
@@ -15,7 +17,16 @@ from dpscope.analysis import analyze_traces, compare, load_run
 from dpscope.analysis.runs.run_data import RunData
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.ledgers import assert_ledgers_are_true
-from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, KernelTime, Links, Node, Truth
+from tests.virtual_gpu.node import (
+    Collectives,
+    CollectiveTime,
+    Device,
+    Kernels,
+    KernelTime,
+    Links,
+    Node,
+    Truth,
+)
 from tests.virtual_gpu.true_steps import length_us, process_of, traced, united, without
 
 DEVICES, TRACED_STEPS, TIMED_STEPS = 4, 3, 6
@@ -29,7 +40,8 @@ CELLS = MappingProxyType(
         "hsdp": "hsdp-d4-b8",
     }
 )
-# tests/user_models/tiny_models.py, `layered`: parameters in fp32, buffers in fp32 and one in int64; batches of 8.
+# tests/user_models/tiny_models.py, `layered`: parameters in fp32, buffers in fp32 and one in int64;
+# batches of 8.
 PARAMETERS, FLOAT_BUFFERS, INTEGER_BUFFER = 2_502_656, 4096, 8
 INPUTS, OUTPUTS = 8 * 192 * 4, 8 * 4 * 4
 # FSDP gathers every unit twice; HSDP shards over two devices, and reduces its shards between two.
@@ -38,10 +50,15 @@ TRAFFIC: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "ddp": {"all_reduce": PARAMETERS, "broadcast": FLOAT_BUFFERS + INTEGER_BUFFER},
         "replicate": {"all_reduce": PARAMETERS},
         "fsdp": {"all_gather": 2 * PARAMETERS, "reduce_scatter": PARAMETERS},
-        "hsdp": {"all_gather": 2 * PARAMETERS, "reduce_scatter": PARAMETERS, "all_reduce": PARAMETERS // 2},
+        "hsdp": {
+            "all_gather": 2 * PARAMETERS,
+            "reduce_scatter": PARAMETERS,
+            "all_reduce": PARAMETERS // 2,
+        },
     }
 )
-CARRIED = MappingProxyType({"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1})  # times (n-1)/n: a ring's links
+# times (n-1)/n: a ring's links
+CARRIED = MappingProxyType({"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1})
 ONCE_A_STEP = "nll_loss_forward"  # a kernel
 LEAST_WARM_UP_STEPS, LEAST_WARM_UP_S = 11, 1.5
 
@@ -67,7 +84,9 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(
+    plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
     planted = Planted(
         slow_device=random_values.randrange(DEVICES),
         slowdown=random_values.uniform(2.5, 3.0),
@@ -75,11 +94,15 @@ def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.Tem
         gb_per_s=random_values.uniform(0.6, 1.0),
         copy_us=random_values.uniform(100, 300),
     )
-    slowdowns = (planted.slowdown if index == planted.slow_device else 1.0 for index in range(DEVICES))
+    slowdowns = (
+        planted.slowdown if index == planted.slow_device else 1.0 for index in range(DEVICES)
+    )
     node = plant(
         Node(
             devices=tuple(Device(slowdown=slowdown) for slowdown in slowdowns),
-            kernels=Kernels(us=300, by_name=(KernelTime(name="sgemm", us=random_values.uniform(500, 900)),)),
+            kernels=Kernels(
+                us=300, by_name=(KernelTime(name="sgemm", us=random_values.uniform(500, 900)),)
+            ),
             links=Links(gb_per_s=planted.gb_per_s, latency_us=planted.copy_us),
             collectives=Collectives(
                 by_size=(CollectiveTime(latency_us=planted.latency_us),),
@@ -89,9 +112,33 @@ def ran(plant: Plant, random_values: random.Random, tmp_path_factory: pytest.Tem
     )
     folder = tmp_path_factory.mktemp("run")
     node.dpscope(
-        *("run", "--strategy", ",".join(CELLS), "--devices", f"1,{DEVICES}", "--no-ddp-alone", "--bucket-mb", "0.5"),
-        *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8", "--steps", str(TIMED_STEPS)),
-        *("--traced-steps", str(TRACED_STEPS), "--repeats", "1", "--no-calibrate", "--out", str(folder)),
+        *(
+            "run",
+            "--strategy",
+            ",".join(CELLS),
+            "--devices",
+            f"1,{DEVICES}",
+            "--no-ddp-alone",
+            "--bucket-mb",
+            "0.5",
+        ),
+        *(
+            "--model",
+            "tests.user_models.tiny_models:layered",
+            "--batch-size",
+            "8",
+            "--steps",
+            str(TIMED_STEPS),
+        ),
+        *(
+            "--traced-steps",
+            str(TRACED_STEPS),
+            "--repeats",
+            "1",
+            "--no-calibrate",
+            "--out",
+            str(folder),
+        ),
     )
     return Ran(planted, node.truth(), folder, load_run(folder))
 
@@ -117,7 +164,9 @@ def test_transfers_take_what_was_planted_for_computed_bytes(ran: Ran, strategy: 
 
 @pytest.mark.parametrize("strategy", CELLS)
 def test_steps_by_events_equal_the_virtual_clock(ran: Ran, strategy: str) -> None:
-    """The timer records an event between steps, and one when the batch is there, on the process's first device."""
+    """The timer records an event between steps, and one when the batch is there, on the process's
+    first device.
+    """
     samples = ran.data.cells[CELLS[strategy]].samples
     timed = samples[samples["measuring_pass"] == "timed"]
     for rank, trace in enumerate(ran.traces(strategy)):
@@ -125,7 +174,10 @@ def test_steps_by_events_equal_the_virtual_clock(ran: Ran, strategy: str) -> Non
         steps_us = timed[timed["rank"] == rank]["step_us"].to_numpy()
         assert len(steps_us) == TIMED_STEPS
         starts = len(times_ns) - 2 * TIMED_STEPS
-        clock_us = [np.diff(times_ns[start : start + 2 * TIMED_STEPS + 1 : 2]) / 1000 for start in range(starts)]
+        clock_us = [
+            np.diff(times_ns[start : start + 2 * TIMED_STEPS + 1 : 2]) / 1000
+            for start in range(starts)
+        ]
         assert any(np.allclose(found, steps_us, rtol=1e-5, atol=0.1) for found in clock_us)
 
 
@@ -142,7 +194,9 @@ def test_warm_up_is_as_long_on_every_rank(ran: Ran, strategy: str) -> None:
 
 
 def test_phases_of_data_parallel(ran: Ran) -> None:
-    """By the names and sizes of what moves: broadcasts replicate, inputs are scattered, outputs gathered."""
+    """By the names and sizes of what moves: broadcasts replicate, inputs are scattered, outputs
+    gathered.
+    """
     (trace,) = ran.traces("dp")
     work = traced(ran.truth.work, trace)
     table = analyze_traces([trace]).dp_phases
@@ -151,9 +205,12 @@ def test_phases_of_data_parallel(ran: Ran) -> None:
         for device in range(DEVICES):
             phases = table[(table["step"] == step) & (table["device"] == device)].set_index("phase")
             own = of_step[of_step["device"] == device]
-            copies = of_step[(of_step["name"] == "ptop") & of_step[["source", "target"]].eq(device).any(axis=1)]
+            copies = of_step[
+                (of_step["name"] == "ptop") & of_step[["source", "target"]].eq(device).any(axis=1)
+            ]
             compute = _spans(own[(own["kind"] == "kernel") & ~own["name"].str.startswith("nccl")])
-            back = (copies["source"] == 0) & (copies["bytes"] == OUTPUTS)  # the gradient of the outputs
+            # the gradient of the outputs
+            back = (copies["source"] == 0) & (copies["bytes"] == OUTPUTS)
             moved = {
                 "scatter": copies[copies["bytes"] == INPUTS],
                 "replicate": own[own["name"].str.contains("Broadcast")],
@@ -164,11 +221,15 @@ def test_phases_of_data_parallel(ran: Ran) -> None:
             for phase, rows in moved.items():
                 exposed_us = length_us(without(_spans(rows), compute))
                 assert phases.loc[phase, "exposed_us"] == pytest.approx(exposed_us, abs=1)
-            assert len(moved["scatter"]) == len(moved["gather"]) == (DEVICES - 1 if device == 0 else 1)
+            assert (
+                len(moved["scatter"]) == len(moved["gather"]) == (DEVICES - 1 if device == 0 else 1)
+            )
             assert len(moved["replicate"]) == phases.loc["replicate", "collective_count"] == 3
             assert phases.loc["gradient_reduce", "collective_bytes"] == PARAMETERS
             assert phases.loc["scatter", "time_us"] == pytest.approx(
-                len(moved["scatter"]) * (ran.planted.copy_us + INPUTS / ran.planted.gb_per_s / 1000), abs=1
+                len(moved["scatter"])
+                * (ran.planted.copy_us + INPUTS / ran.planted.gb_per_s / 1000),
+                abs=1,
             )
 
 
@@ -185,7 +246,9 @@ def test_data_parallel_copies_nothing_by_the_host(ran: Ran) -> None:
 
 
 def test_counters_of_ddp_are_those_of_their_step(ran: Ran) -> None:
-    """DDP records events around its forward pass, its backward pass and its communication, and counts between them."""
+    """DDP records events around its forward pass, its backward pass and its communication, and
+    counts between them.
+    """
     for rank, trace in enumerate(ran.traces("ddp", "counters")):
         counters = json.loads(trace.with_name(f"0_{rank}.json").read_text())
         reduced = traced(ran.truth.collectives.query("name.str.contains('AllReduce')"), trace)
@@ -216,9 +279,15 @@ def _first_timed_ns(ran: Ran, trace: Path, strategy: str) -> int:
     times_ns = _events_ns(ran, trace)
     samples = ran.data.cells[CELLS[strategy]].samples
     rank = ran.traces(strategy).index(trace)
-    first_us = samples[(samples["measuring_pass"] == "timed") & (samples["rank"] == rank)]["step_us"].iloc[0]
+    first_us = samples[(samples["measuring_pass"] == "timed") & (samples["rank"] == rank)][
+        "step_us"
+    ].iloc[0]
     pairs = zip(times_ns, times_ns[2:], strict=False)
-    return next(start for start, end in pairs if abs((end - start) / 1000 - first_us) < 0.1 + 1e-5 * first_us)
+    return next(
+        start
+        for start, end in pairs
+        if abs((end - start) / 1000 - first_us) < 0.1 + 1e-5 * first_us
+    )
 
 
 def _spans(work: pd.DataFrame) -> list[tuple[int, int]]:

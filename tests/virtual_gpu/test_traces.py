@@ -10,7 +10,8 @@ import pytest
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Device, Kernels, KernelTime, Node
 
-_DEVICE_WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "memset"}  # the trace's name: the truth's
+# the trace's name: the truth's
+_DEVICE_WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "memset"}
 _ARGUMENTS = ("device", "stream", "correlation", "bytes")
 _SAME = ["kind", "device", "stream", "correlation"]
 _ORDER = ["start_ns", "stream"]
@@ -33,7 +34,9 @@ def device_events(trace: Path) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(_ORDER, ignore_index=True)
 
 
-@pytest.mark.parametrize(("variant", "least"), [("plain", 40), ("amp", 40), ("graph", 30), ("compiled", 15)])
+@pytest.mark.parametrize(
+    ("variant", "least"), [("plain", 40), ("amp", 40), ("graph", 30), ("compiled", 15)]
+)
 def test_trace_equals_truth(
     plant: Plant, random_values: random.Random, tmp_path: Path, variant: str, least: int
 ) -> None:
@@ -41,11 +44,16 @@ def test_trace_equals_truth(
     times = (KernelTime(name="fprop", us=convolution_us),)
     node = plant(Node(devices=(Device(),) * 2, kernels=Kernels(us=kernel_us, by_name=times)))
     trace = tmp_path / "trace.json"
-    caches = {name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    node.run("-m", "tests.virtual_gpu.programs.profiled_steps", variant, str(trace), variables=caches)
+    caches = {
+        name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    }
+    node.run(
+        "-m", "tests.virtual_gpu.programs.profiled_steps", variant, str(trace), variables=caches
+    )
 
     events, work = device_events(trace), node.truth().work.sort_values(_ORDER, ignore_index=True)
-    profiled = work.tail(len(events)).reset_index(drop=True)  # nothing runs after the profiler stops
+    # nothing runs after the profiler stops
+    profiled = work.tail(len(events)).reset_index(drop=True)
     assert len(events) >= least
     pd.testing.assert_frame_equal(events[_SAME], profiled[_SAME])
     is_copy = events["kind"] == "copy"

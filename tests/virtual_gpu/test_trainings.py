@@ -1,4 +1,6 @@
-"""`dpscope train` and `equal` run to their end; kernels compute nothing, so nothing is asserted of losses and weights."""
+"""`dpscope train` and `equal` run to their end; kernels compute nothing, so nothing is asserted of
+losses and weights.
+"""
 
 import json
 from pathlib import Path
@@ -20,7 +22,16 @@ def node(plant: Plant) -> PlantedNode:
 def test_train(node: PlantedNode, tmp_path: Path) -> None:
     out = tmp_path / "run"
     cells = ("--strategy", "dp,ddp", "--devices", "2")
-    amount = ("--epochs", str(EPOCHS), "--milestones", "1", "--data", "fake", "--samples", str(SAMPLES))
+    amount = (
+        "--epochs",
+        str(EPOCHS),
+        "--milestones",
+        "1",
+        "--data",
+        "fake",
+        "--samples",
+        str(SAMPLES),
+    )
     node.dpscope("train", *cells, *MODEL, *amount, "--workers", "0", "--out", str(out))
     records = json.loads((out / "train.json").read_text())["epochs"]
     assert sorted((record["cell"], record["epoch"]) for record in records) == [
@@ -30,9 +41,13 @@ def test_train(node: PlantedNode, tmp_path: Path) -> None:
 
 
 def test_equal(node: PlantedNode, tmp_path: Path) -> None:
-    """All three train; what they lost and gained cannot be judged without results, which is an error."""
+    """All three train; what they lost and gained cannot be judged without results, which is an
+    error.
+    """
     out = tmp_path / "run"
-    printed = node.dpscope("equal", "--devices", "2", *MODEL, "--steps", "2", "--out", str(out), status=1)
+    printed = node.dpscope(
+        "equal", "--devices", "2", *MODEL, "--steps", "2", "--out", str(out), status=1
+    )
     for cell in ("single-d1-b8", "dp-d2-b4", "ddp-d2-b4"):
         assert f"{cell}: done" in printed
     assert "Traceback" not in printed

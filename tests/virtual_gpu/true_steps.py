@@ -1,7 +1,8 @@
-"""What each part of a traced step should be, from the node's truth: independent of dpscope's own way from a trace to its steps.
+"""What each part of a traced step should be, from the node's truth: independent of dpscope's own
+way from a trace to its steps.
 
-Only which step launched an operation comes from the trace (by the correlation of its launch): the node knows no steps.
-Definitions: docs/measures.md.
+Only which step launched an operation comes from the trace (by the correlation of its launch): the
+node knows no steps. Definitions: docs/measures.md.
 """
 
 import gzip
@@ -42,13 +43,17 @@ def without(spans: Spans, others: Spans) -> Spans:
     """The parts of disjoint spans that lie in none of the others."""
     left = spans
     for start, end in others:
-        parts = [(max(a, low), min(b, high)) for a, b in left for low, high in ((a, start), (end, b))]
+        parts = [
+            (max(a, low), min(b, high)) for a, b in left for low, high in ((a, start), (end, b))
+        ]
         left = [(a, b) for a, b in parts if a < b]
     return left
 
 
 def within(spans: Spans, window: Span) -> Spans:
-    return [(max(a, window[0]), min(b, window[1])) for a, b in spans if a < window[1] and b > window[0]]
+    return [
+        (max(a, window[0]), min(b, window[1])) for a, b in spans if a < window[1] and b > window[0]
+    ]
 
 
 def length_us(spans: Spans) -> float:
@@ -56,12 +61,18 @@ def length_us(spans: Spans) -> float:
 
 
 def true_steps(truth: Truth, trace: Path) -> pd.DataFrame:
-    """A row per device and step of one process's trace, but for the first step, whose start no event marks; microseconds."""
-    return pd.DataFrame([{**place, **_parts_us(on_device)} for place, on_device in _devices_and_steps(truth, trace)])
+    """A row per device and step of one process's trace, but for the first step, whose start no
+    event marks; microseconds.
+    """
+    return pd.DataFrame(
+        [{**place, **_parts_us(on_device)} for place, on_device in _devices_and_steps(truth, trace)]
+    )
 
 
 def true_parts(truth: Truth, trace: Path) -> pd.DataFrame:
-    """What the exposed communication of these steps is: `time_us` per device, step, part and kind."""
+    """What the exposed communication of these steps is: `time_us` per device, step, part and
+    kind.
+    """
     rows = []
     for place, on_device in _devices_and_steps(truth, trace):
         for part, by_kind in _exposed_us(on_device).items():
@@ -88,7 +99,11 @@ def _devices_and_steps(truth: Truth, trace: Path) -> Iterator[tuple[dict[str, in
         window = (int(ends[before]), int(ends[step]))
         for device in sorted(work["device"].unique()):
             is_end = (work["name"] == "ptop") & work[["source", "target"]].eq(device).any(axis=1)
-            here = _on_device(work[(work["device"] == device) | is_end], matched[matched["device"] == device], window)
+            here = _on_device(
+                work[(work["device"] == device) | is_end],
+                matched[matched["device"] == device],
+                window,
+            )
             yield {"device": int(device), "step": int(step)}, here
 
 
@@ -114,7 +129,9 @@ def _kind(name: str) -> str | None:
 
 
 def traced(table: pd.DataFrame, trace: Path) -> pd.DataFrame:
-    """The rows of a table of the truth that a step of this trace launched, in the order of their starts, with that `step`."""
+    """The rows of a table of the truth that a step of this trace launched, in the order of their
+    starts, with that `step`.
+    """
     events = _events(trace)
     of_process = table[table["pid"] == _process(events)]
     steps = of_process["correlation"].map(_steps_by_correlation(events))
@@ -168,11 +185,17 @@ def _parts_us(device: OnDevice) -> dict[str, float]:
 
 
 def _exposed_us(device: OnDevice) -> dict[str, dict[str, float]]:
-    """By part and kind: what transfers is no waiting, and what several do at once counts for the one that began it first."""
+    """By part and kind: what transfers is no waiting, and what several do at once counts for the
+    one that began it first.
+    """
     communication = within(united(span for span, _ in device.communication), device.window)
     left = without(communication, device.compute)
     parts: dict[str, dict[str, float]] = {}
-    for part, spans in (("transfer", device.transfers), ("wait", device.waits), ("other", device.communication)):
+    for part, spans in (
+        ("transfer", device.transfers),
+        ("wait", device.waits),
+        ("other", device.communication),
+    ):
         by_kind: dict[str, float] = {}
         for span, kind in sorted(spans):
             by_kind[kind] = by_kind.get(kind, 0) + length_us(within(left, span))

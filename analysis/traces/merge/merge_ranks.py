@@ -1,7 +1,9 @@
-"""The traces of a job's ranks as one trace for Perfetto and Chrome's viewer: one time axis, every rank named.
+"""The traces of a job's ranks as one trace for Perfetto and Chrome's viewer: one time axis, every
+rank named.
 
-The files are read twice: first for their tables, from which come the clocks and the earliest time, then to write them. Large ones
-are read over the machine's cores, and memory holds the table of one rank and a chunk of text per process, however many ranks.
+The files are read twice: first for their tables, from which come the clocks and the earliest time,
+then to write them. Large ones are read over the machine's cores, and memory holds the table of one
+rank and a chunk of text per process, however many ranks.
 """
 
 from collections import Counter
@@ -16,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from dpscope.analysis.traces.merge import tracks
-from dpscope.analysis.traces.merge.rewrite import MergedPart, RankJob, write_merged, write_rank, writing
+from dpscope.analysis.traces.merge.rewrite import (
+    MergedPart,
+    RankJob,
+    write_merged,
+    write_rank,
+    writing,
+)
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kineto import named_collectives, trace_identity
@@ -96,11 +104,14 @@ class MergedTrace:
     cut_short: tuple[str, ...]  # the files that end too early, or cannot be read to their end
 
 
-def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> MergedTrace:
-    """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written whole or not at all.
+def merge_traces(
+    paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_LIMITS
+) -> MergedTrace:
+    """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written
+    whole or not at all.
 
-    The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
-    the output is one of the files or cannot be written.
+    The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds
+    several ranks, or when the output is one of the files or cannot be written.
     """
     files, output = find_traces(paths), Path(output)
     _check_output(output, files)
@@ -108,11 +119,19 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     found = find_jobs([rank.identity for rank in read], files)
     require_one_job(found.jobs, paths, "a merged trace")
     own = [read[index] for index in found.jobs[""]]
-    ranks = [own[index] for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])]
-    origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
+    ranks = [
+        own[index]
+        for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])
+    ]
+    origins = [
+        RankOrigin(position, rank.trace.zero_ns, rank.trace.host)
+        for position, rank in enumerate(ranks)
+    ]
     matched = _matched(ranks, origins)
     clocks = rank_clocks(matched.table, origins)
-    first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
+    first_us = round(
+        min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3
+    )
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
         jobs = [
             RankJob(
@@ -123,7 +142,12 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
                 place_us=round(clock.place_us - first_us, 3),
                 moved=rank.moved,
                 title=title,
-                spans=[*tracks.collective_spans(matched.table.take(matched.table["rank"] == clock.rank)), *rank.others],
+                spans=[
+                    *tracks.collective_spans(
+                        matched.table.take(matched.table["rank"] == clock.rank)
+                    ),
+                    *rank.others,
+                ],
                 part=Path(folder) / str(clock.rank),
             )
             for rank, clock, title in zip(ranks, clocks, _titles(ranks), strict=True)
@@ -133,10 +157,18 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
             MergedRank(job.title, job.path, clock, part.events, part.left_out, len(job.moved))
             for job, clock, part in zip(jobs, clocks, written, strict=True)
         ]
-        write_merged(output, written, _fields(ranks[0].trace, first_us, merged), output.suffix == ".gz")
-    findings = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
+        write_merged(
+            output, written, _fields(ranks[0].trace, first_us, merged), output.suffix == ".gz"
+        )
+    findings = [
+        *found.of(""),
+        *(finding for rank in ranks for finding in rank.trace.findings),
+        *matched.findings,
+    ]
     cut_short = tuple(rank.trace.source for rank in ranks if rank.trace.cut_short)
-    return MergedTrace(output, tuple(merged), (*_without_counts(findings), *_findings(merged)), cut_short)
+    return MergedTrace(
+        output, tuple(merged), (*_without_counts(findings), *_findings(merged)), cut_short
+    )
 
 
 def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> MatchedCollectives:
@@ -154,7 +186,9 @@ def _without_counts(findings: Sequence[Finding]) -> list[Finding]:
 
 def _check_output(output: Path, files: Sequence[Path]) -> None:
     if not output.name.endswith((".json", ".json.gz")):
-        raise DpscopeError(f"{output}: a merged trace is named *.json or *.json.gz; name it so with -o")
+        raise DpscopeError(
+            f"{output}: a merged trace is named *.json or *.json.gz; name it so with -o"
+        )
     if not output.parent.is_dir():
         raise DpscopeError(
             f"{output.parent} does not exist or is not a folder; create it, or choose another place with -o"
@@ -168,7 +202,9 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
 
 def _titles(ranks: Sequence[RankFile]) -> list[str]:
     """`rank 3`; with the file's name where that is no rank's alone."""
-    alone = {number for number, count in Counter(rank.trace.rank for rank in ranks).items() if count == 1} - {None}
+    alone = {
+        number for number, count in Counter(rank.trace.rank for rank in ranks).items() if count == 1
+    } - {None}
     return [
         f"rank {rank.trace.rank}" if rank.trace.rank in alone else f"{rank.path.name} ({position})"
         for position, rank in enumerate(ranks)
@@ -176,14 +212,22 @@ def _titles(ranks: Sequence[RankFile]) -> list[str]:
 
 
 def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> dict[str, Any]:
-    """The merged trace's fields other than its events: Kineto's fields where it has them, the rest under `dpscope`."""
+    """The merged trace's fields other than its events: Kineto's fields where it has them, the rest
+    under `dpscope`.
+    """
     fields: dict[str, Any] = {
         "baseTimeNanoseconds": reference.zero_ns + round(first_us * 1e3),
-        "deviceProperties": [{"id": index, "name": name} for index, name in enumerate(reference.device_names)],
+        "deviceProperties": [
+            {"id": index, "name": name} for index, name in enumerate(reference.device_names)
+        ],
     }
     if reference.world_size is not None:
         of_one = {"rank": reference.rank} if len(ranks) == 1 else {}
-        fields["distributedInfo"] = {"backend": reference.backend, "world_size": reference.world_size, **of_one}
+        fields["distributedInfo"] = {
+            "backend": reference.backend,
+            "world_size": reference.world_size,
+            **of_one,
+        }
     described = [
         {
             "title": rank.title,
@@ -197,7 +241,9 @@ def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> d
         }
         for rank in ranks
     ]
-    return fields | {"dpscope": {"version": version("dpscope"), "clock_of": ranks[0].title, "ranks": described}}
+    return fields | {
+        "dpscope": {"version": version("dpscope"), "clock_of": ranks[0].title, "ranks": described}
+    }
 
 
 def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:

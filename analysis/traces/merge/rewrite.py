@@ -1,7 +1,9 @@
-"""One rank's events as written to a merged trace, and the trace's text: JSON in Kineto's layout, plain or gzipped.
+"""One rank's events as written to a merged trace, and the trace's text: JSON in Kineto's layout,
+plain or gzipped.
 
-Events are on the common time axis, with ids distinct from other ranks' ids. Many processes write the ranks' events, each to a
-file of its own; joined they are one gzip member: Perfetto reads no further than the first.
+Events are on the common time axis, with ids distinct from other ranks' ids. Many processes write
+the ranks' events, each to a file of its own; joined they are one gzip member: Perfetto reads no
+further than the first.
 """
 
 import json
@@ -17,7 +19,13 @@ from typing import IO, Any
 import msgspec
 from isal import igzip
 
-from dpscope.analysis.traces.merge.tracks import EventPlace, RankTracks, Span, hashable, track_events
+from dpscope.analysis.traces.merge.tracks import (
+    EventPlace,
+    RankTracks,
+    Span,
+    hashable,
+    track_events,
+)
 from dpscope.analysis.traces.reading.chunks import DecodedChunk, ReadLimits
 from dpscope.analysis.traces.reading.json_events import RAW_EVENTS, RawEvent, sound_us
 from dpscope.analysis.traces.reading.reader import read_events
@@ -26,7 +34,9 @@ from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import DPSCOPE_TRACE_HEAD
 
 ID_STRIDE = 10_000_000_000
-"""Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""
+"""Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position
+3.
+"""
 
 _PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
 _FLOW = ("s", "t", "f")  # its start, step and end
@@ -39,7 +49,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class RankJob:
-    """What is to be written of a rank, and where it goes: a time t of its file becomes t - `zero_us` + `place_us`."""
+    """What is to be written of a rank, and where it goes: a time t of its file becomes t -
+    `zero_us` + `place_us`.
+    """
 
     path: Path
     limits: ReadLimits
@@ -100,7 +112,11 @@ class _RankRewriter:
 
     def _rewrite(self, event: RawEvent) -> bool:
         """False for an event without a phase or without sound times, or a flow without an id."""
-        phase, start, duration = event.get("ph"), sound_us(event.get("ts")), sound_us(event.get("dur"))
+        phase, start, duration = (
+            event.get("ph"),
+            sound_us(event.get("ts")),
+            sound_us(event.get("dur")),
+        )
         if start is None or not isinstance(phase, str) or not phase:
             return False
         if phase == "X" and (duration is None or duration < 0):
@@ -141,10 +157,16 @@ class _RankRewriter:
             holder[key] = self._id(holder[key])
 
     def _id(self, value: object) -> object:
-        """An id of this rank alone. Perfetto pairs numbers only; one with no room behind the position is folded."""
+        """An id of this rank alone. Perfetto pairs numbers only; one with no room behind the
+        position is folded.
+        """
         if type(value) is int:
             return self._id_base + value % ID_STRIDE
-        return self._id_base + zlib.crc32(value.encode("utf-8", "replace")) if isinstance(value, str) else value
+        return (
+            self._id_base + zlib.crc32(value.encode("utf-8", "replace"))
+            if isinstance(value, str)
+            else value
+        )
 
 
 class _EventWriter:
@@ -163,14 +185,18 @@ class _EventWriter:
 
 
 def encoded(event: RawEvent) -> bytes:
-    """An event as strict JSON; halves of characters, which damaged traces hold and UTF-8 does not, become question marks."""
+    """An event as strict JSON; halves of characters, which damaged traces hold and UTF-8 does not,
+    become question marks.
+    """
     try:
         return _encode(event)
     except (OverflowError, UnicodeEncodeError):  # also integers beyond 64 bits
         return json.dumps(event, ensure_ascii=False).encode("utf-8", errors="replace")
 
 
-def write_merged(path: Path, parts: Iterable[MergedPart], fields: dict[str, Any], compressed: bool) -> None:
+def write_merged(
+    path: Path, parts: Iterable[MergedPart], fields: dict[str, Any], compressed: bool
+) -> None:
     """A trace at `path` of these ranks' events and fields, whole or not at all."""
     with writing(path), atomic_path(path) as temporary, open(temporary, "wb") as plain:
         file = igzip.IGzipFile("", "wb", _LEVEL, plain, mtime=0) if compressed else plain  # type: ignore[no-untyped-call]
@@ -195,4 +221,6 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DpscopeError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
+        raise DpscopeError(
+            f"cannot write {path}: {error.strerror or error}; choose another place with -o"
+        ) from error

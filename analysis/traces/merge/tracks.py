@@ -1,10 +1,13 @@
-"""The processes and threads of a merged trace, and the tracks that it adds: what communicates, waits, transfers.
+"""The processes and threads of a merged trace, and the tracks that it adds: what communicates,
+waits, transfers.
 
-All processes and threads get fresh numbers. Kineto takes a device's index as its process id, so that all ranks' devices would
-be one process; and Perfetto names threads by their number alone, so that stream 7 of every device would bear the last one's name.
+All processes and threads get fresh numbers. Kineto takes a device's index as its process id, so
+that all ranks' devices would be one process; and Perfetto names threads by their number alone, so
+that stream 7 of every device would bear the last one's name.
 
-A collective stands on the communication track for its whole duration. If the traces of all its ranks were read, its beginning
-is on the wait track, until the latest rank came, and its end on the transfer track (see docs/measures.md).
+A collective stands on the communication track for its whole duration. If the traces of all its
+ranks were read, its beginning is on the wait track, until the latest rank came, and its end on the
+transfer track (see docs/measures.md).
 """
 
 import re
@@ -17,23 +20,34 @@ from typing import Any
 import numpy as np
 
 from dpscope.analysis.text.units import show_bytes
-from dpscope.analysis.traces.reading.event_table import Category, FloatColumn, IntColumn, category_of, is_on_device
+from dpscope.analysis.traces.reading.event_table import (
+    Category,
+    FloatColumn,
+    IntColumn,
+    category_of,
+    is_on_device,
+)
 from dpscope.analysis.traces.reading.json_events import MOST_US, Event, RawEvent
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.profiling.records.range_names import PREFIX
 
-NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
-_FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first
+# numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
+NUMBER_STRIDE = 100_000
+# Perfetto orders a process's threads by number: added tracks come first
+_FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000
 PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
-_PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for its own records: shown as one
+# Kineto's processes for its own records: shown as one
+_PROFILER = frozenset({"Spans", "Traces", ""})
 _DEVICE_LABEL = re.compile(r"GPU (\d+)")
 
 
 @dataclass
 class Process:
-    """One process of one rank: its number, what it was numbered in the rank's file, what is known of it."""
+    """One process of one rank: its number, what it was numbered in the rank's file, what is known
+    of it.
+    """
 
     number: int
     original: int | str
@@ -54,7 +68,9 @@ class Process:
             return label
         if self.on_device:
             return f"GPU {self.original}"
-        return "CPU" if self.has_operators else self.labels.get("process_name") or str(self.original)
+        return (
+            "CPU" if self.has_operators else self.labels.get("process_name") or str(self.original)
+        )
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -65,17 +81,22 @@ class Process:
 
 
 class RankTracks:
-    """The processes and threads of one rank, as its events name them; `position` is the rank's among all."""
+    """The processes and threads of one rank, as its events name them; `position` is the rank's
+    among all.
+    """
 
     def __init__(self, position: int) -> None:
         self._position = position
         first = position * NUMBER_STRIDE
         self._process_numbers = count(first + 1)
-        self.new_tracks = count(first + _FIRST_TRACK)  # numbers of added tracks, before all threads of the file
+        # numbers of added tracks, before all threads of the file
+        self.new_tracks = count(first + _FIRST_TRACK)
         self._thread_numbers = count(first + _FIRST_THREAD)
         self._processes: dict[int | str, Process] = {}
         self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
-        self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = defaultdict(dict)
+        self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = (
+            defaultdict(dict)
+        )
         self._process_labels: dict[int | str, dict[str, str]] = defaultdict(dict)
 
     def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
@@ -87,7 +108,9 @@ class RankTracks:
     def _process(self, pid: int | str) -> Process:
         pid = "profiler" if pid in _PROFILER else pid
         if pid not in self._processes:
-            self._processes[pid] = Process(next(self._process_numbers), pid, labels=self._process_labels[pid])
+            self._processes[pid] = Process(
+                next(self._process_numbers), pid, labels=self._process_labels[pid]
+            )
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:
@@ -108,7 +131,9 @@ class RankTracks:
 
     def metadata(self, title: str) -> Iterator[RawEvent]:
         """Names and order of the processes and threads that hold events."""
-        for index, process in enumerate(sorted(self._processes.values(), key=lambda process: process.order)):
+        for index, process in enumerate(
+            sorted(self._processes.values(), key=lambda process: process.order)
+        ):
             yield metadata_event("process_name", process.number, 0, name=f"{title} {process.label}")
             if process.labels:
                 labels = ", ".join(dict.fromkeys(process.labels.values()))
@@ -122,7 +147,9 @@ class RankTracks:
             shown = f"{name} (lane {lane + 1})" if lane else name
             yield metadata_event("thread_name", process.number, number, name=shown)
             if "thread_sort_index" in own:
-                yield metadata_event("thread_sort_index", process.number, number, **own["thread_sort_index"])
+                yield metadata_event(
+                    "thread_sort_index", process.number, number, **own["thread_sort_index"]
+                )
 
 
 def metadata_event(kind: str, process: int, thread: int, /, **args: object) -> RawEvent:
@@ -139,21 +166,26 @@ EventPlace = tuple[int | str, int | str, float, float]  # pid, tid, ts, dur: as 
 
 
 class TrackScan:
-    """Collects all events of one trace; finds those that partly overlap another on their track, and the time of the first one.
+    """Collects all events of one trace; finds those that partly overlap another on their track, and
+    the time of the first one.
 
-    Viewers of Chrome's trace format nest the complete events of a thread. Perfetto drops one that begins inside another and
-    ends after it (its statistic `slice_drop_overlapping_complete_event`); gloo's ranges on one worker thread do that, as they
-    begin when their work is created. Such events go to a further lane of their thread, so that all are seen.
+    Viewers of Chrome's trace format nest the complete events of a thread. Perfetto drops one that
+    begins inside another and ends after it (its statistic `slice_drop_overlapping_complete_event`);
+    gloo's ranges on one worker thread do that, as they begin when their work is created. Such
+    events go to a further lane of their thread, so that all are seen.
     """
 
     def __init__(self) -> None:
         self.first_us = float("inf")  # of all events with a time
         self._tracks: dict[tuple[int | str, int | str], int] = {}  # pid, tid -> code
-        self._complete: list[FloatColumn] = [np.empty((0, 3))]  # of each event its track's code, start, duration
+        # of each event its track's code, start, duration
+        self._complete: list[FloatColumn] = [np.empty((0, 3))]
 
     def add(self, events: Sequence[Event]) -> None:
         """Note the next events, in file order."""
-        starts, durations = np.array([(one.ts, one.dur) for one in events], dtype=np.float64).reshape(-1, 2).T
+        starts, durations = (
+            np.array([(one.ts, one.dur) for one in events], dtype=np.float64).reshape(-1, 2).T
+        )
         phases = np.array([one.ph for one in events], dtype=np.str_)
         timed = np.abs(starts) < MOST_US
         self.first_us = float(starts[timed & (phases != "M")].min(initial=self.first_us))
@@ -162,7 +194,9 @@ class TrackScan:
         own = [events[row] for row in np.flatnonzero(complete).tolist()]
         track = [codes.setdefault((one.pid, one.tid), len(codes)) for one in own]
         self._complete.append(
-            np.stack((np.array(track, dtype=np.float64), starts[complete], durations[complete]), axis=1)
+            np.stack(
+                (np.array(track, dtype=np.float64), starts[complete], durations[complete]), axis=1
+            )
         )
 
     def moved(self) -> dict[EventPlace, int]:
@@ -176,9 +210,11 @@ class TrackScan:
 
 
 def lanes(track: IntColumn, start_us: FloatColumn, duration_us: FloatColumn) -> IntColumn:
-    """For each event the lane of its track, from 0, on which it nests with the others there; all arrays (events,).
+    """For each event the lane of its track, from 0, on which it nests with the others there; all
+    arrays (events,).
 
-    In order of start, and of the file where starts are equal, as a viewer goes; times as the nanoseconds they are read as.
+    In order of start, and of the file where starts are equal, as a viewer goes; times as the
+    nanoseconds they are read as.
     """
     lane = np.zeros(len(start_us), dtype=np.int64)
     if not len(start_us):
@@ -194,14 +230,19 @@ def lanes(track: IntColumn, start_us: FloatColumn, duration_us: FloatColumn) -> 
     for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
         if not (start[rows[1:]] < np.maximum.accumulate(end[rows])[:-1]).any():
             continue  # they follow one another without overlap
-        open_ends: list[list[int]] = []  # per lane the ends of the events that are open, the innermost last
-        for row, begin, stop in zip(rows.tolist(), start[rows].tolist(), end[rows].tolist(), strict=True):
+        # per lane the ends of the events that are open, the innermost last
+        open_ends: list[list[int]] = []
+        for row, begin, stop in zip(
+            rows.tolist(), start[rows].tolist(), end[rows].tolist(), strict=True
+        ):
             lane[row] = _place(open_ends, begin, stop)
     return lane
 
 
 def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
-    """The first lane whose innermost open event holds [begin, stop), or that has none open; opens it there."""
+    """The first lane whose innermost open event holds [begin, stop), or that has none open; opens
+    it there.
+    """
     for index, stack in enumerate(open_ends):
         while stack and stack[-1] <= begin:
             stack.pop()
@@ -236,7 +277,9 @@ class Span:
 
 
 def other_transfers(attribution: Attribution) -> list[Span]:
-    """What moves data between devices and is no collective: peer copies, and the ranges of dp-host's stand-ins."""
+    """What moves data between devices and is no collective: peer copies, and the ranges of
+    dp-host's stand-ins.
+    """
     events, names = attribution.events, attribution.events.names
     spans = list(zip(events.start_us.tolist(), events.duration_us.tolist(), strict=True))
     found = []
@@ -270,8 +313,12 @@ def collective_spans(matched: Table) -> Iterator[Span]:
 
 
 def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iterator[RawEvent]:
-    """The added tracks' events, `place_us` after the table's times, and their threads' names and order."""
-    places = sorted({(TRACKS.index(span.track), span.device is not None, span.device or 0) for span in spans})
+    """The added tracks' events, `place_us` after the table's times, and their threads' names and
+    order.
+    """
+    places = sorted(
+        {(TRACKS.index(span.track), span.device is not None, span.device or 0) for span in spans}
+    )
     for order, on_device, index in places:
         device = index if on_device else None
         own = [span for span in spans if span.track == TRACKS[order] and span.device == device]
@@ -282,7 +329,9 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iter
         for lane, thread in enumerate(threads):
             name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
             yield metadata_event("thread_name", process, thread, name=name)
-            yield metadata_event("thread_sort_index", process, thread, sort_index=_FIRST_PLACE + 100 * order + lane)
+            yield metadata_event(
+                "thread_sort_index", process, thread, sort_index=_FIRST_PLACE + 100 * order + lane
+            )
         for span, lane in zip(own, lane_of.tolist(), strict=True):
             yield {
                 "ph": "X",

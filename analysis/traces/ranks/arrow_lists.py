@@ -1,6 +1,7 @@
 """Tables of ranks as Arrow's lists, one for each rank, and back.
 
-Arrow's arrays are made of buffers and read as such, since `pa.array` and `to_numpy` would import pandas.
+Arrow's arrays are made of buffers and read as such, since `pa.array` and `to_numpy` would import
+pandas.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,15 @@ import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.rank_rows import RankRows
 from dpscope.analysis.traces.reading.event_table import BoolColumn
-from dpscope.analysis.traces.reading.table import COLUMN_KINDS, UNKNOWN, Column, Kind, Table, Words, is_known
+from dpscope.analysis.traces.reading.table import (
+    COLUMN_KINDS,
+    UNKNOWN,
+    Column,
+    Kind,
+    Table,
+    Words,
+    is_known,
+)
 
 _ARROW: dict[Kind, pa.DataType] = {
     "word": pa.string(),
@@ -23,7 +32,9 @@ _ARROW: dict[Kind, pa.DataType] = {
 
 
 def list_type(columns: Sequence[str]) -> pa.DataType:
-    """The type of a table's rows, whose elements are named as Parquet names them: a file needs only its own schema."""
+    """The type of a table's rows, whose elements are named as Parquet names them: a file needs only
+    its own schema.
+    """
     fields = []
     for name in columns:
         fields.append((name, _ARROW[COLUMN_KINDS[name]]))

@@ -1,9 +1,11 @@
-"""Where the traces of a job's ranks lie on one time axis: their clocks, set by the ends of collectives they share.
+"""Where the traces of a job's ranks lie on one time axis: their clocks, set by the ends of
+collectives they share.
 
-A collective that synchronises ends on all its ranks at nearly the same moment, however late some of them came. So the
-median difference of the ends of matched collectives is the difference of two ranks' clocks, and what single ends depart
-from it is the residual. Ranks of one host share its clock: they are moved only where the ends disagree by more than they
-scatter, since ranks may also end in a steady order, and by more than so few of them do by chance.
+A collective that synchronises ends on all its ranks at nearly the same moment, however late some of
+them came. So the median difference of the ends of matched collectives is the difference of two
+ranks' clocks, and what single ends depart from it is the residual. Ranks of one host share its
+clock: they are moved only where the ends disagree by more than they scatter, since ranks may also
+end in a steady order, and by more than so few of them do by chance.
 """
 
 import math
@@ -24,9 +26,10 @@ _FloatColumn = npt.NDArray[np.float64]
 class RankClock:
     """Where one rank lies: its time t is t + `place_us` on the reference rank's axis.
 
-    `moved_us` is the part of it by which its clock was corrected, 0 where it stands as recorded. `collectives` counts the
-    ends it shares with ranks placed before it; `residual_us` is the median, `worst_us` the largest distance of those ends
-    from theirs, after the correction; None without any.
+    `moved_us` is the part of it by which its clock was corrected, 0 where it stands as recorded.
+    `collectives` counts the ends it shares with ranks placed before it; `residual_us` is the
+    median, `worst_us` the largest distance of those ends from theirs, after the correction; None
+    without any.
     """
 
     rank: int
@@ -40,15 +43,20 @@ class RankClock:
 def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
     """A clock for each rank, in the order of `origins`, the first of which is the reference.
 
-    `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share none keep their clocks.
+    `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share
+    none keep their clocks.
     """
     place_us = np.array([(origin.zero_ns - origins[0].zero_ns) / 1e3 for origin in origins])
     ends = _ends(collectives, {origin.rank: row for row, origin in enumerate(origins)}, place_us)
-    anchor = np.full(ends.shape[1], np.nan)  # when each collective ended, by the first rank placed that shares it
+    # when each collective ended, by the first rank placed that shares it
+    anchor = np.full(ends.shape[1], np.nan)
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):
         shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)  # of equals the first
-        index = max((index for index in range(len(ends)) if index not in clocks), key=lambda index: shared[index])
+        index = max(
+            (index for index in range(len(ends)) if index not in clocks),
+            key=lambda index: shared[index],
+        )
         origin = origins[index]
         one_host = origins[0].host is not None and origin.host == origins[0].host
         differences = anchor - ends[index]
@@ -71,7 +79,9 @@ def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[Rank
 
 
 def _clocks_differ(differences: _FloatColumn, moved_us: float) -> bool:
-    """Whether the ends of two ranks of one host are apart by more than they scatter, and than so few show by chance (5%)."""
+    """Whether the ends of two ranks of one host are apart by more than they scatter, and than so
+    few show by chance (5%).
+    """
     count = len(differences)
     if count < 2:
         return False
@@ -80,7 +90,9 @@ def _clocks_differ(differences: _FloatColumn, moved_us: float) -> bool:
 
 
 def _ends(collectives: Table, row_of: Mapping[int, int], place_us: _FloatColumn) -> _FloatColumn:
-    """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where a rank has no part."""
+    """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where
+    a rank has no part.
+    """
     known = collectives.take(collectives.known("transfer_us"))
     matches = known.group("match")
     columns = matches.code

@@ -1,4 +1,6 @@
-"""Contention: how much longer kernels run while communication runs next to them, from kernels of the same class that ran free."""
+"""Contention: how much longer kernels run while communication runs next to them, from kernels of
+the same class that ran free.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,17 +27,20 @@ TOO_UNCERTAIN = (
 )
 _FEWEST_KERNELS = 3
 _FEWEST_STEPS = 2
-_LEAST_COMPARED = 0.1  # of the overlapped compute time: below it the ratio does not represent the step
+# of the overlapped compute time: below it the ratio does not represent the step
+_LEAST_COMPARED = 0.1
 _CLASS = ("repeat", "rank", "device", "kernel_class")
 _STEP = ("source", "repeat", "step")
 
 
 @dataclass(frozen=True)
 class Contention:
-    """Of compute that overlaps communication: `ratio` is its time next to communication over its time alone.
+    """Of compute that overlaps communication: `ratio` is its time next to communication over its
+    time alone.
 
-    `share` of the overlapped time, 1 - 1/ratio, is lost. Intervals are 95%, None with too few steps.
-    `compared` is the share of the overlapped compute time for which comparable kernels ran free.
+    `share` of the overlapped time, 1 - 1/ratio, is lost. Intervals are 95%, None with too few
+    steps. `compared` is the share of the overlapped compute time for which comparable kernels ran
+    free.
     """
 
     operator: str | None  # None: all operators
@@ -54,11 +59,16 @@ class Contention:
     @property
     def is_significant(self) -> bool:
         """Whether the interval of the ratio excludes 1."""
-        return self.ratio_interval is not None and not self.ratio_interval.low <= 1.0 <= self.ratio_interval.high
+        return (
+            self.ratio_interval is not None
+            and not self.ratio_interval.low <= 1.0 <= self.ratio_interval.high
+        )
 
     @property
     def is_impossible(self) -> bool:
-        """Whether the kernels were significantly faster next to communication, which shows that they are not comparable."""
+        """Whether the kernels were significantly faster next to communication, which shows that
+        they are not comparable.
+        """
         return self.ratio_interval is not None and self.ratio_interval.high < 1.0
 
 
@@ -74,7 +84,8 @@ class Contentions:
 def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     """From `kernel_times` of one or several ranks, with a column `repeat` where there are several.
 
-    Each rank's kernels are compared with its own free ones, or with those of `alone`, the same step without communication.
+    Each rank's kernels are compared with its own free ones, or with those of `alone`, the same step
+    without communication.
     """
     if not kernels.truths("overlapped").any():
         return Contentions(None, reason=NO_OVERLAP)
@@ -83,11 +94,18 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
     totals_us = dict(_overlap_by_operator(kernels))
     compared = float(both["overlap_us"].sum()) / sum(totals_us.values())
     if int(overlapped.sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
-        share = f"; comparable ones did for {compared:.0%} of the overlapped compute time" if compared else ""
+        share = (
+            f"; comparable ones did for {compared:.0%} of the overlapped compute time"
+            if compared
+            else ""
+        )
         return Contentions(None, reason=NOTHING_FREE + share)
     every = _estimate(None, both, compared)
     if every is None:
-        return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
+        return Contentions(
+            None,
+            reason="the kernels took longer next to communication than that communication lasted",
+        )
     if every.ratio_interval is None:
         return Contentions(None, reason=TOO_UNCERTAIN)
     if every.is_impossible:
@@ -98,11 +116,15 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
         one = _estimate(operator, of_operator, own_us / totals_us[operator])
         if one is not None and not one.is_impossible:
             by_operator.append(one)
-    return Contentions(every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us))))
+    return Contentions(
+        every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us)))
+    )
 
 
 def _comparable(kernels: Table, alone: Table | None) -> Table:
-    """Overlapped and free kernels of the classes that have both, with their `class` and the `source` of the free ones."""
+    """Overlapped and free kernels of the classes that have both, with their `class` and the
+    `source` of the free ones.
+    """
     keys: tuple[str, ...] = _CLASS
     overlapped = kernels.truths("overlapped")
     both = kernels.assign(source=np.zeros(len(kernels), dtype=np.int64))
@@ -141,9 +163,11 @@ def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
 
 
 def _estimate(operator: str | None, both: Table, compared: float) -> Contention | None:
-    """A kernel that takes `alone_us` alone and overlaps communication for `overlap_us` takes alone_us + share * overlap_us.
+    """A kernel that takes `alone_us` alone and overlaps communication for `overlap_us` takes
+    alone_us + share * overlap_us.
 
-    `alone_us` is the mean of its class's free kernels, at the pace of its own step. None if the share is 1 or above.
+    `alone_us` is the mean of its class's free kernels, at the pace of its own step. None if the
+    share is 1 or above.
     """
     overlapped, time_us, overlap_us = both.truths("overlapped"), both["time_us"], both["overlap_us"]
     classes, pace = both.group("class"), both["pace"]
@@ -153,17 +177,24 @@ def _estimate(operator: str | None, both: Table, compared: float) -> Contention 
     share = float(added_us[overlapped].sum()) / overlapped_us
     if share >= 1.0:
         return None
-    # How much each kernel moves the sum of `added_us`: a free one by its part in the mean of its class.
+    # How much each kernel moves the sum of `added_us`: a free one by its part in the mean of its
+    # class.
     weight = classes.sums(pace * overlapped) / classes.sums(both.real("overlapped") == 0)
-    moved_us = np.where(overlapped, added_us - share * overlap_us, -weight[classes.code] * added_us / pace)
+    moved_us = np.where(
+        overlapped, added_us - share * overlap_us, -weight[classes.code] * added_us / pace
+    )
     bounds, steps = None, both.group(*_STEP)
     if min(len(np.unique(steps.code[side])) for side in (overlapped, ~overlapped)) >= _FEWEST_STEPS:
-        half = student_t(len(steps) - 1) * math.sqrt(_variance(moved_us, steps, both)) / overlapped_us
+        half = (
+            student_t(len(steps) - 1) * math.sqrt(_variance(moved_us, steps, both)) / overlapped_us
+        )
         bounds = Interval(share - half, share + half)
     return Contention(
         operator=operator,
         ratio=_ratio(share),
-        ratio_interval=Interval(_ratio(bounds.low), _ratio(bounds.high)) if bounds and bounds.high < 1.0 else None,
+        ratio_interval=Interval(_ratio(bounds.low), _ratio(bounds.high))
+        if bounds and bounds.high < 1.0
+        else None,
         share=share,
         share_interval=bounds,
         overlapped_us=overlapped_us,
@@ -173,9 +204,11 @@ def _estimate(operator: str | None, both: Table, compared: float) -> Contention 
 
 
 def _variance(moved_us: FloatColumn, steps: Groups, kernels: Table) -> float:
-    """Of the sum. Kernels are not independent: those of one step share what disturbs it, those of one place what precedes them.
+    """Of the sum. Kernels are not independent: those of one step share what disturbs it, those of
+    one place what precedes them.
 
-    By clusters in two ways: Cameron, Gelbach and Miller, Journal of Business & Economic Statistics 29 (2011), 238-249.
+    By clusters in two ways: Cameron, Gelbach and Miller, Journal of Business & Economic Statistics
+    29 (2011), 238-249.
     """
     by_step = _clustered(moved_us, steps)
     by_place = _clustered(moved_us, kernels.group("kernel_class", "place"))
@@ -184,7 +217,9 @@ def _variance(moved_us: FloatColumn, steps: Groups, kernels: Table) -> float:
 
 def _clustered(moved_us: FloatColumn, clusters: Groups) -> float:
     count = len(clusters)
-    return count / (count - 1) * float(np.square(clusters.sums(moved_us)).sum()) if count > 1 else 0.0
+    return (
+        count / (count - 1) * float(np.square(clusters.sums(moved_us)).sum()) if count > 1 else 0.0
+    )
 
 
 def _ratio(share: float) -> float:

@@ -1,9 +1,10 @@
-"""Who made whom wait, and what each exposed microsecond of a step is: transfer, waiting for a late rank, or other communication.
+"""Who made whom wait, and what each exposed microsecond of a step is: transfer, waiting for a late
+rank, or other communication.
 
-The three parts are disjoint and add up to `step_table`'s exposed_us. They come from intersecting intervals: the stretches
-in which a device communicates and does not compute are cut at every edge of a collective, and each piece is counted once. No
-clock is shared between ranks and none is needed: a matched collective waits in its first `wait_us` and transfers in its last
-`transfer_us`.
+The three parts are disjoint and add up to `step_table`'s exposed_us. They come from intersecting
+intervals: the stretches in which a device communicates and does not compute are cut at every edge
+of a collective, and each piece is counted once. No clock is shared between ranks and none is
+needed: a matched collective waits in its first `wait_us` and transfers in its last `transfer_us`.
 """
 
 from collections.abc import Sequence
@@ -43,27 +44,44 @@ class NotSplit:
 
 
 def why_not_split(
-    ranks: Sequence[int | None], world_size: int | None, collectives: Table, findings: Sequence[Finding] = ()
+    ranks: Sequence[int | None],
+    world_size: int | None,
+    collectives: Table,
+    findings: Sequence[Finding] = (),
 ) -> NotSplit:
-    """The actual reason, for traces of which no step has a transfer; `findings` are those of matching the ranks."""
+    """The actual reason, for traces of which no step has a transfer; `findings` are those of
+    matching the ranks.
+    """
     missing = missing_ranks(ranks, world_size)
     if len(ranks) == 1 and world_size != 1:
-        return NotSplit("only one process was read", "read the traces of all ranks to separate waiting from transfer")
+        return NotSplit(
+            "only one process was read",
+            "read the traces of all ranks to separate waiting from transfer",
+        )
     if missing:
         which = f"{'rank' if len(missing) == 1 else 'ranks'} {as_ranges(missing)}"
         have = "has" if len(missing) == 1 else "have"
-        left_out = (one.message for one in findings if one.code == TraceCode.TRACE_OF_ANOTHER_JOB.code)
+        left_out = (
+            one.message for one in findings if one.code == TraceCode.TRACE_OF_ANOTHER_JOB.code
+        )
         why = next((f"of this job: {message}" for message in left_out), "here")
         reason = f"{which} of {world_size} {have} no trace {why}"
         return NotSplit(reason, f"read the traces of all ranks, {which} among them")
     if not len(collectives):
         return NotSplit(
-            "copies between devices are no collectives", "look at the copies on the timeline (dpscope merge)"
+            "copies between devices are no collectives",
+            "look at the copies on the timeline (dpscope merge)",
         )
     if collectives.words("kind").isin(*ROOTED).all():
-        return NotSplit("broadcasts and reduces do not make all ranks wait for each other", "no action needed")
-    unknown = NotSplit("its collectives could not be matched across ranks", "see the findings on the collectives")
-    found = (NotSplit(_REASONS[one.code], one.next_step) for one in findings if one.code in _REASONS)
+        return NotSplit(
+            "broadcasts and reduces do not make all ranks wait for each other", "no action needed"
+        )
+    unknown = NotSplit(
+        "its collectives could not be matched across ranks", "see the findings on the collectives"
+    )
+    found = (
+        NotSplit(_REASONS[one.code], one.next_step) for one in findings if one.code in _REASONS
+    )
     return next(found, unknown)
 
 
@@ -73,11 +91,13 @@ EXPOSED = tuple(f"exposed_{part}_us" for part in PARTS)
 
 
 def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
-    """From `match_tables`' table, per (rank, device, step): `transfer_us`, `wait_us` and the columns EXPOSED, microseconds.
+    """From `match_tables`' table, per (rank, device, step): `transfer_us`, `wait_us` and the
+    columns EXPOSED, microseconds.
 
-    `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting parts (a collective's first
-    wait_j microseconds): gloo's collectives queue side by side, and a wait shared by several of them is lost once. Both are NA
-    without matched collectives, EXPOSED, the sums of `exposed_parts`, without `exposed`, the exposed stretches of all ranks.
+    `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting
+    parts (a collective's first wait_j microseconds): gloo's collectives queue side by side, and a
+    wait shared by several of them is lost once. Both are NA without matched collectives, EXPOSED,
+    the sums of `exposed_parts`, without `exposed`, the exposed stretches of all ranks.
     """
     waits = _waits(table)
     if exposed is None:
@@ -89,7 +109,9 @@ def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
 
 
 def _sums_of_parts(parts: Table) -> Table:
-    """`exposed_parts` as a row per (rank, device, step) with the columns EXPOSED; a part without time is 0."""
+    """`exposed_parts` as a row per (rank, device, step) with the columns EXPOSED; a part without
+    time is 0.
+    """
     steps = parts.group(*_KEYS)
     sums = {
         column: steps.sums(np.where(parts.words("part").isin(part), parts["time_us"], 0.0))
@@ -99,23 +121,29 @@ def _sums_of_parts(parts: Table) -> Table:
 
 
 def with_waits(steps: Table, table: Table, parts: Table) -> Table:
-    """`steps` with the columns of `waits_by_step`; a step's parts add up to its exposed_us, and are NA where that is unknown.
+    """`steps` with the columns of `waits_by_step`; a step's parts add up to its exposed_us, and are
+    NA where that is unknown.
 
-    If no collective of the job was matched, wait and transfer are NA and all exposed communication is `other`: not split.
+    If no collective of the job was matched, wait and transfer are NA and all exposed communication
+    is `other`: not split.
     """
     found = _with_columns(steps, _waits(table), ("transfer_us", "wait_us"))
     found = _with_columns(found, _sums_of_parts(parts), EXPOSED)
     known = found.known("exposed_us")
     split = bool(table.known("wait_us").any()) or not (found["exposed_us"] > 0).any()
     values = {name: np.where(known, np.nan_to_num(found[name]), np.nan) for name in EXPOSED}
-    return found.assign(**(values if split else {**dict.fromkeys(EXPOSED), EXPOSED[-1]: values[EXPOSED[-1]]}))
+    return found.assign(
+        **(values if split else {**dict.fromkeys(EXPOSED), EXPOSED[-1]: values[EXPOSED[-1]]})
+    )
 
 
 def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
-    """Rows of `waits_by_pair` with what is exposed of their waits, the longest first; `windows` are rows of `with_waits`.
+    """Rows of `waits_by_pair` with what is exposed of their waits, the longest first; `windows` are
+    rows of `with_waits`.
 
-    `exposed_wait_us` is a mean over the waiting rank's windows, so that what a rank waits for all others is the mean of the
-    column of that name; NA where it is unknown. `exposed_share` is its part of the sum over all pairs.
+    `exposed_wait_us` is a mean over the waiting rank's windows, so that what a rank waits for all
+    others is the mean of the column of that name; NA where it is unknown. `exposed_share` is its
+    part of the sum over all pairs.
     """
     known = windows.take(windows.known("exposed_wait_us"))
     own = parts.having("part", "wait").within(known, STEP_KEYS)
@@ -123,7 +151,9 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     found = Table.of(late_rank=own["late_rank"][sums.first], waiting_rank=own["rank"][sums.first])
     steps = Table.of(waiting_rank=known["rank"][ranks.first])
     count = np.append(ranks.sizes, np.nan)[pairs.places_in(steps, ("waiting_rank",))]
-    total_us = np.append(sums.sums(own["time_us"]), 0.0)[pairs.places_in(found, ("late_rank", "waiting_rank"))]
+    total_us = np.append(sums.sums(own["time_us"]), 0.0)[
+        pairs.places_in(found, ("late_rank", "waiting_rank"))
+    ]
     mean_us = total_us / count
     every_us = float(np.nansum(mean_us))
     shares = mean_us / every_us if every_us > 0 else np.full(len(pairs), np.nan)
@@ -140,31 +170,42 @@ def _with_columns(steps: Table, others: Table, columns: tuple[str, ...]) -> Tabl
 def _waits(table: Table) -> Table:
     known = table.take(table.known("wait_us"))
     steps = known.group(*_KEYS, in_order=True)
-    sums = {"transfer_us": steps.sums(known["transfer_us"]), "wait_us": steps.sums(lost_once(known, _KEYS))}
+    sums = {
+        "transfer_us": steps.sums(known["transfer_us"]),
+        "wait_us": steps.sums(lost_once(known, _KEYS)),
+    }
     return known.take(steps.first).select(_KEYS).assign(**sums)
 
 
 COLUMNS = ("rank", "device", "step", "part", "kind", "bytes", "late_rank", "time_us")
-COPIES = "copy"  # the kind of exposed communication that is no collective: peer copies, dp-host's copies
-_ROUNDING_US = 1e-4  # traces have whole nanoseconds: a shorter piece comes from the rounding of sums
-_MOST_ROWS = 500_000  # of collectives and stretches that are cut at once: bounds the memory for thousands of ranks
+# the kind of exposed communication that is no collective: peer copies, dp-host's copies
+COPIES = "copy"
+# traces have whole nanoseconds: a shorter piece comes from the rounding of sums
+_ROUNDING_US = 1e-4
+# of collectives and stretches that are cut at once: bounds the memory for thousands of ranks
+_MOST_ROWS = 500_000
 
 
 def exposed_parts(table: Table, exposed: Table) -> Table:
-    """Rows of COLUMNS from `match_tables`' table and the exposed stretches of all ranks; `time_us` in microseconds.
+    """Rows of COLUMNS from `match_tables`' table and the exposed stretches of all ranks; `time_us`
+    in microseconds.
 
-    `transfer`: at least one matched collective transfers. `wait`: none transfers, at least one waits for a late rank. `other`:
-    only communication in flight whose wait and transfer cannot be separated (broadcasts, reduces, send and receive, unmatched
-    collectives, copies). Of several collectives in the same part at once, the time counts for the one that entered it first, so
-    that the rows of a step add up. `kind` and `bytes`, of one collective, are NA where unknown, `late_rank` unless the part is
-    `wait`.
+    `transfer`: at least one matched collective transfers. `wait`: none transfers, at least one
+    waits for a late rank. `other`: only communication in flight whose wait and transfer cannot be
+    separated (broadcasts, reduces, send and receive, unmatched collectives, copies). Of several
+    collectives in the same part at once, the time counts for the one that entered it first, so that
+    the rows of a step add up. `kind` and `bytes`, of one collective, are NA where unknown,
+    `late_rank` unless the part is `wait`.
     """
     if not len(exposed):
         return Table.of(**{name: [] for name in COLUMNS})
-    # A collective that no traced step launched is in no step's sums, unless the rank's trace marks no steps.
+    # A collective that no traced step launched is in no step's sums, unless the rank's trace marks
+    # no steps.
     marked = np.unique(exposed["rank"][exposed.known("step")])
     collectives = table.take(table.known("step") | ~np.isin(table["rank"], marked))
-    collectives = collectives.assign(late_rank=late_ranks(collectives) if "match" in collectives else None)
+    collectives = collectives.assign(
+        late_rank=late_ranks(collectives) if "match" in collectives else None
+    )
     ranks = np.unique(exposed["rank"])
     shares = max(1, min(-(-(len(collectives) + len(exposed)) // _MOST_ROWS), len(ranks)))
     pieces = joined(
@@ -180,13 +221,18 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
 
 
 def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatColumn]:
-    """How far each row is moved, so that on one time axis every (rank, device), on the CPU every (rank, step), is apart."""
+    """How far each row is moved, so that on one time axis every (rank, device), on the CPU every
+    (rank, step), is apart.
+    """
     places = joined([collectives.select(_KEYS), stretches.select(_KEYS)])
-    # A device runs in a window what any step launched; on the CPU, a step communicates through its own collectives alone.
+    # A device runs in a window what any step launched; on the CPU, a step communicates through its
+    # own collectives alone.
     places = places.assign(step=np.where(places.known("device"), UNKNOWN, places["step"]))
     code = places.group(*_KEYS).code
     starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
-    ends = np.concatenate([collectives["start_us"] + collectives["duration_us"], stretches["end_us"]])
+    ends = np.concatenate(
+        [collectives["start_us"] + collectives["duration_us"], stretches["end_us"]]
+    )
     origin = np.full(int(code.max()) + 1, np.inf)
     np.minimum.at(origin, code, starts)
     span = float((ends - origin[code]).max()) + 1.0
@@ -195,7 +241,9 @@ def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatC
 
 
 class _Pieces:
-    """Disjoint intervals in order, each with its row: where intervals overlap, the time belongs to the one that began first."""
+    """Disjoint intervals in order, each with its row: where intervals overlap, the time belongs to
+    the one that began first.
+    """
 
     def __init__(self, starts: FloatColumn, ends: FloatColumn, rows: IntColumn) -> None:
         order = np.argsort(starts, kind="stable")
@@ -216,9 +264,16 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     starts, ends = (stretches[name] + stretch_moves for name in ("start_us", "end_us"))
     within = _Pieces(starts, ends, np.arange(len(stretches)))
     rows, begin = np.arange(len(collectives)), collectives["start_us"] + moves
-    end, split = collectives["start_us"] + collectives["duration_us"] + moves, collectives.known("wait_us")
-    by_part = {  # where collectives transfer, where they wait, and where those are in flight that cannot be split
-        "transfer": _Pieces(end[split] - collectives["transfer_us"][split], end[split], rows[split]),
+    end, split = (
+        collectives["start_us"] + collectives["duration_us"] + moves,
+        collectives.known("wait_us"),
+    )
+    # where collectives transfer, where they wait, and where those are in flight that cannot be
+    # split
+    by_part = {
+        "transfer": _Pieces(
+            end[split] - collectives["transfer_us"][split], end[split], rows[split]
+        ),
         "wait": _Pieces(begin[split], begin[split] + collectives["wait_us"][split], rows[split]),
         "other": _Pieces(begin[~split], end[~split], rows[~split]),
     }
@@ -257,10 +312,12 @@ def is_small(collectives: Table) -> BoolColumn:
 
 @dataclass(frozen=True)
 class Messages:
-    """Exposed communication without waiting, by the size of its collectives: means over windows, microseconds per step.
+    """Exposed communication without waiting, by the size of its collectives: means over windows,
+    microseconds per step.
 
-    Broadcasts are in neither. `small_us` is of collectives of at most SMALL bytes, of which a step has `small_count`;
-    `small_transfer_us` is the part of it that could be separated from waiting. `large_us` is of the reductions above it.
+    Broadcasts are in neither. `small_us` is of collectives of at most SMALL bytes, of which a step
+    has `small_count`; `small_transfer_us` is the part of it that could be separated from waiting.
+    `large_us` is of the reductions above it.
     """
 
     small_us: float
@@ -274,13 +331,20 @@ class Messages:
         return self.small_count >= MANY
 
 
-def messages_of(windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]) -> Messages:
+def messages_of(
+    windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]
+) -> Messages:
     """From whole windows, `exposed_parts` and the collectives of these windows."""
     own = parts.within(windows, STEP_KEYS)
-    own = own.take(own.known("bytes") & ~own.words("part").isin("wait") & ~own.words("kind").isin("broadcast"))
+    own = own.take(
+        own.known("bytes") & ~own.words("part").isin("wait") & ~own.words("kind").isin("broadcast")
+    )
     small, count = is_small(own), max(len(windows), 1)
     transfer, reduces = own.words("part").isin("transfer"), own.words("kind").isin(*reducing)
     small_us, small_transfer_us, large_us = (
-        float(own["time_us"][rows].sum()) / count for rows in (small, small & transfer, ~small & reduces)
+        float(own["time_us"][rows].sum()) / count
+        for rows in (small, small & transfer, ~small & reduces)
     )
-    return Messages(small_us, small_transfer_us, float(is_small(collectives).sum()) / count, large_us)
+    return Messages(
+        small_us, small_transfer_us, float(is_small(collectives).sum()) / count, large_us
+    )

@@ -21,7 +21,9 @@ from dpscope.profiling.records.short_repr import short_repr
 
 @dataclass(frozen=True)
 class MatchedRanks:
-    """`table`: the ranks' rows with their transfers and waits; `unmatched`: rows whose partners were not found."""
+    """`table`: the ranks' rows with their transfers and waits; `unmatched`: rows whose partners
+    were not found.
+    """
 
     __repr__ = short_repr
 
@@ -35,7 +37,9 @@ def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     return step_table(attribution).frame
 
 
-def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> pd.DataFrame:
+def collectives(
+    attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})
+) -> pd.DataFrame:
     """`collective_table` as a DataFrame: a row per collective of one rank."""
     return collective_table(attribution, kind_of_row).frame
 
@@ -45,7 +49,9 @@ def dp_phases(attribution: Attribution) -> pd.DataFrame:
     return dp_phase_table(attribution).frame
 
 
-def match_ranks(rank_tables: Sequence[pd.DataFrame], origins: Sequence[RankOrigin] = ()) -> MatchedRanks:
+def match_ranks(
+    rank_tables: Sequence[pd.DataFrame], origins: Sequence[RankOrigin] = ()
+) -> MatchedRanks:
     """`match_tables` of the `collectives` of the ranks of one job."""
     matched = match_tables([Table.from_frame(one) for one in rank_tables], origins)
     return MatchedRanks(matched.table.frame, matched.unmatched, matched.findings)
@@ -57,7 +63,9 @@ def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tu
 
 
 def step_waits(table: pd.DataFrame, exposed: pd.DataFrame | None = None) -> pd.DataFrame:
-    """`waits_by_step` of `match_ranks`' table: transfers and waits per (rank, device, step), microseconds."""
+    """`waits_by_step` of `match_ranks`' table: transfers and waits per (rank, device, step),
+    microseconds.
+    """
     stretches = Table.from_frame(exposed) if exposed is not None else None
     return waits_by_step(Table.from_frame(table), stretches).frame
 

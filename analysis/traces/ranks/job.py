@@ -1,7 +1,8 @@
-"""One job: what is known of it, and the tables of its ranks in all repeats, each derived table computed once.
+"""One job: what is known of it, and the tables of its ranks in all repeats, each derived table
+computed once.
 
-A cell of a run, a script that was attached to and the traces of a job that no run made are the same thing with more or fewer
-facts. One that is not known raises Missing with the reason.
+A cell of a run, a script that was attached to and the traces of a job that no run made are the same
+thing with more or fewer facts. One that is not known raises Missing with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,17 @@ if TYPE_CHECKING:
 
 TRACES_ALONE = "traces alone: nothing else is known of their job"
 PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
-"""Parts of a job's step: those that add up to the traced step, all exposed communication, the traced step, the tracer."""
+"""Parts of a job's step: those that add up to the traced step, all exposed communication, the
+traced step, the tracer.
+"""
 JobStrategy = CellStrategy | Literal["other"]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of all ranks and repeats of a job, each with a column `repeat`; without rows where nothing was measured."""
+    """The tables of all ranks and repeats of a job, each with a column `repeat`; without rows where
+    nothing was measured.
+    """
 
     steps: Table  # with_waits
     collectives: Table  # match_tables
@@ -79,10 +84,12 @@ def join_tables(repeats: Sequence[Tables]) -> Tables:
 
 @dataclass(frozen=True)
 class CounterCheck:
-    """One rank's comparison over `steps` steps: `span_ratio` is trace span / DDP's span, their median.
+    """One rank's comparison over `steps` steps: `span_ratio` is trace span / DDP's span, their
+    median.
 
-    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within SPAN_TOLERANCE and the time
-    that the rank's threads waited for a core. `not_comparable`: why the spans cannot be compared.
+    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within
+    SPAN_TOLERANCE and the time that the rank's threads waited for a core. `not_comparable`: why the
+    spans cannot be compared.
     """
 
     rank: int
@@ -113,12 +120,15 @@ class Job:
     ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, result of one process)
     tables: Tables = NO_TABLES
     summaries: tuple[TraceSummary, ...] = ()  # of each trace
-    timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
+    # (repeat, a rank's step), of the first repeat with traces
+    timelines: tuple[tuple[int, StepTimeline], ...] = ()
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
-    cores: int | None = None  # usable on each host where they are the devices; None for GPUs, and of traces alone
+    # usable on each host where they are the devices; None for GPUs, and of traces alone
+    cores: int | None = None
     communication_known: bool = True  # False if a trace lacks what the strategy must have moved
-    places: tuple[int, ...] | None = None  # as which of the run's cells it was measured in each repeat
+    # as which of the run's cells it was measured in each repeat
+    places: tuple[int, ...] | None = None
 
     samples = FrameOf()  # a row per timed or traced step
     steps = FrameOf()  # a row per (repeat, rank, device, step), with what it waits and transfers
@@ -127,7 +137,8 @@ class Job:
     copies = FrameOf()  # between devices, a row per (repeat, rank, device, step)
     kernels = FrameOf()  # how long kernels run next to communication and alone
     exposed = FrameOf()  # where communication is exposed, a row per stretch of time
-    exposed_parts = FrameOf()  # what exposed communication is: transfer, wait or other, by kind and late rank
+    # what exposed communication is: transfer, wait or other, by kind and late rank
+    exposed_parts = FrameOf()
 
     def with_findings(self, *findings: Finding) -> "Job":
         """The same job with these findings after its own."""
@@ -189,7 +200,9 @@ class Job:
 
     @property
     def not_split(self) -> NotSplit | None:
-        """Why communication is not split into transfer and waiting; None where it is, at least in part."""
+        """Why communication is not split into transfer and waiting; None where it is, at least in
+        part.
+        """
         matched = self.tables.collectives
         if matched.known("transfer_us").any():
             return None
@@ -218,19 +231,27 @@ class Job:
 
     @property
     def knows_options(self) -> bool:
-        """Whether dpscope ran its steps and chose their options, rather than a script or the author of the traces."""
+        """Whether dpscope ran its steps and chose their options, rather than a script or the author
+        of the traces.
+        """
         return bool(self.ranks) and all(rank.attached is None for _, rank in self.ranks)
 
     @property
     def knows_samples(self) -> bool:
-        """Whether the samples of its steps are known; if a script shows no batch, one per device is counted instead."""
+        """Whether the samples of its steps are known; if a script shows no batch, one per device is
+        counted instead.
+        """
         return all(rank.attached is None or rank.attached.batch_known for _, rank in self.ranks)
 
     @cached_property
     def samples_by_rank(self) -> Mapping[int, float]:
-        """Samples of a timed step of each rank of a script, in its first repeat; empty for others, whose batches are equal."""
+        """Samples of a timed step of each rank of a script, in its first repeat; empty for others,
+        whose batches are equal.
+        """
         differ = self.ranks and not self.knows_options and self.knows_samples
-        first = [rank for repeat, rank in self.ranks if repeat == self.ranks[0][0]] if differ else []
+        first = (
+            [rank for repeat, rank in self.ranks if repeat == self.ranks[0][0]] if differ else []
+        )
         timed = [(rank.rank, block) for rank in first for block in rank.blocks[:1] if block.steps]
         return {rank: block.samples / block.steps for rank, block in timed}
 
@@ -245,12 +266,17 @@ class Job:
     @property
     def batch_text(self) -> str:
         """The batch per device, or its range over the ranks of a script."""
-        counts = {round(count / (self.devices // self.processes)) for count in self.samples_by_rank.values()}
+        counts = {
+            round(count / (self.devices // self.processes))
+            for count in self.samples_by_rank.values()
+        }
         return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{self.cell.batch_size}"
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a step over all devices: of a script the sum over its ranks, which may differ."""
+        """Samples of a step over all devices: of a script the sum over its ranks, which may
+        differ.
+        """
         whole = len(self.samples_by_rank) == self.processes
         return round(sum(self.samples_by_rank.values())) if whole else self.cell.global_batch_size
 
@@ -270,10 +296,12 @@ class Job:
         return traced or bool(self.tables.steps.known("device").any())
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> TurnSamples:
-        """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
+        """One array per repeat: a column's mean over ranks for every whole step of a pass,
+        microseconds.
 
-        The wait for the loader is the maximum over ranks, because the others wait for that rank in their all-reduces. Steps
-        with fewer samples than the rank's others, the last of an epoch, are left out.
+        The wait for the loader is the maximum over ranks, because the others wait for that rank in
+        their all-reduces. Steps with fewer samples than the rank's others, the last of an epoch,
+        are left out.
         """
         computed = self._computed_samples
         if (column, measuring_pass) not in computed:
@@ -281,11 +309,19 @@ class Job:
             ranks = chosen.group("repeat", "rank")
             whole = chosen.take(chosen["samples"] >= ranks.most(chosen.real("samples"))[ranks.code])
             steps = whole.group("repeat", "epoch", "step", in_order=True)
-            per_step = steps.most(whole[column]) if column == "data_wait_us" else steps.means(whole[column])
+            per_step = (
+                steps.most(whole[column])
+                if column == "data_wait_us"
+                else steps.means(whole[column])
+            )
             repeats = whole["repeat"][steps.first]
             numbers = np.unique(repeats).tolist()
             listed = self.places or ()
-            places = [listed[repeat] for repeat in numbers] if max(numbers, default=0) < len(listed) else None
+            places = (
+                [listed[repeat] for repeat in numbers]
+                if max(numbers, default=0) < len(listed)
+                else None
+            )
             by_repeat = [per_step[repeats == repeat] for repeat in numbers]
             computed[column, measuring_pass] = TurnSamples(by_repeat, places)
         return TurnSamples(
@@ -299,13 +335,21 @@ class Job:
 
     @cached_property
     def whole_windows(self) -> Table:
-        """Traced steps that averages are of; of traces alone without a complete window, from their first event."""
+        """Traced steps that averages are of; of traces alone without a complete window, from their
+        first event.
+        """
         whole = whole_steps(self.tables.steps, alike=self.cycle == 1)
-        return whole if self.plan is None else whole.take(~whole.truths("partial_window", missing=True))
+        return (
+            whole
+            if self.plan is None
+            else whole.take(~whole.truths("partial_window", missing=True))
+        )
 
     @cached_property
     def critical_windows(self) -> Table:
-        """The `whole_windows` that a cell's values come from: of a process with several devices, its critical device's."""
+        """The `whole_windows` that a cell's values come from: of a process with several devices,
+        its critical device's.
+        """
         return self.whole_windows.take(critical_rows(self.whole_windows))
 
     @cached_property
@@ -338,18 +382,24 @@ class Job:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """`traced_ledger` with the contention among the job's own kernels; None if communication is unknown."""
+        """`traced_ledger` with the contention among the job's own kernels; None if communication is
+        unknown.
+        """
         found = self.traced_ledger if self.communication_known else None
         return with_contention(found, self.contentions) if found is not None else None
 
     @cached_property
     def waits_caused(self) -> Table:
-        """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if waits are unknown."""
+        """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if
+        waits are unknown.
+        """
         own = self.step_collectives
         repeats = np.unique(own["repeat"]).tolist() if self.communication_known else []
         alone = len(repeats) == 1  # without a copy of all collectives
         pairs = (
-            lateness.waits_by_pair(own if alone else own.take(own["repeat"] == one)).assign(repeat=one)
+            lateness.waits_by_pair(own if alone else own.take(own["repeat"] == one)).assign(
+                repeat=one
+            )
             for one in repeats
         )
         return joined([without_rows(lateness.PAIR_COLUMNS), *pairs])
@@ -361,7 +411,9 @@ class Job:
 
     @cached_property
     def mean_waits(self) -> Table:
-        """Mean waits per (late rank, waiting rank), the longest exposed one first; a repeat without such a wait counts as 0."""
+        """Mean waits per (late rank, waiting rank), the longest exposed one first; a repeat without
+        such a wait counts as 0.
+        """
         waits, repeats = self.waits_caused, len(self.tables.steps.group("repeat"))
         pairs = waits.group("late_rank", "waiting_rank", in_order=True)
         wait_us = pairs.sums(waits["wait_per_step_us"])
@@ -371,11 +423,15 @@ class Job:
             share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
         )
         longest = means.take(np.argsort(-wait_us, kind="stable"))
-        return exposed_parts.with_exposed_waits(longest, self.tables.exposed_parts, self.whole_windows)
+        return exposed_parts.with_exposed_waits(
+            longest, self.tables.exposed_parts, self.whole_windows
+        )
 
     @cached_property
     def last_rank(self) -> LastRank | None:
-        """The rank that arrives last in most steps; None if waits are unknown, or in one process."""
+        """The rank that arrives last in most steps; None if waits are unknown, or in one
+        process.
+        """
         judged = self.communication_known and not self.traits.one_process
         return lateness.last_rank(self.step_collectives) if judged else None
 
@@ -399,18 +455,28 @@ class Job:
 
     @cached_property
     def parts_by_repeat(self) -> Mapping[str, stats.Floats]:
-        """For each of PARTS its known values by repeat, of repeats with traced and timed steps; microseconds.
+        """For each of PARTS its known values by repeat, of repeats with traced and timed steps;
+        microseconds.
 
-        Means over ranks and whole traced steps, as in `Ledger`; `tracer` is the repeat's untraced median minus its mean traced
-        step.
+        Means over ranks and whole traced steps, as in `Ledger`; `tracer` is the repeat's untraced
+        median minus its mean traced step.
         """
-        numbers = np.unique(self.tables.samples.having("measuring_pass", "timed")["repeat"]).tolist()
-        untraced = {number: float(np.median(steps)) for number, steps in zip(numbers, self.step_samples(), strict=True)}
+        numbers = np.unique(
+            self.tables.samples.having("measuring_pass", "timed")["repeat"]
+        ).tolist()
+        untraced = {
+            number: float(np.median(steps))
+            for number, steps in zip(numbers, self.step_samples(), strict=True)
+        }
         windows = self.critical_windows.take(np.isin(self.critical_windows["repeat"], numbers))
         repeats = windows.group("repeat", in_order=True)
-        columns = {part: f"{part}_us" for part in (*STEP_PARTS, "exposed")} | {"traced_step": "step_us"}
+        columns = {part: f"{part}_us" for part in (*STEP_PARTS, "exposed")} | {
+            "traced_step": "step_us"
+        }
         means = {part: repeats.means(windows[column]) for part, column in columns.items()}
-        untraced_us = np.array([untraced[number] for number in windows["repeat"][repeats.first].tolist()])
+        untraced_us = np.array(
+            [untraced[number] for number in windows["repeat"][repeats.first].tolist()]
+        )
         means["tracer"] = untraced_us - means["traced_step"]
         return {part: values[~np.isnan(values)] for part, values in means.items()}
 
@@ -439,7 +505,9 @@ def as_repeats(jobs: Sequence[Job]) -> Job:
         jobs[0],
         tables=join_tables(tables),
         summaries=tuple(summary for job in jobs for summary in job.summaries),
-        timelines=tuple((repeat, one) for repeat, job in enumerate(jobs) for _, one in job.timelines),
+        timelines=tuple(
+            (repeat, one) for repeat, job in enumerate(jobs) for _, one in job.timelines
+        ),
         findings=tuple(finding for job in jobs for finding in job.findings),
         communication_known=all(job.communication_known for job in jobs),
     )

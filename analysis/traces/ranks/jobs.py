@@ -1,8 +1,10 @@
-"""Which traces belong to one job: the one place that decides it, from what the traces record and where they lie.
+"""Which traces belong to one job: the one place that decides it, from what the traces record and
+where they lie.
 
-Traces are of one job where recorded world size, process groups and times agree. Times are compared on one host's clock; hosts'
-clocks may differ. Traces that agree and claim the same rank are separated by folder and host. Successive windows of
-one process are one job. Whatever cannot be separated stands alone, since nothing may be averaged over jobs.
+Traces are of one job where recorded world size, process groups and times agree. Times are compared
+on one host's clock; hosts' clocks may differ. Traces that agree and claim the same rank are
+separated by folder and host. Successive windows of one process are one job. Whatever cannot be
+separated stands alone, since nothing may be averaged over jobs.
 """
 
 import os
@@ -19,7 +21,8 @@ from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order
 
-_ONE_CLOCK_NS = 2 * 10**9  # traces of one job overlap in time on one clock; so much is allowed for the profiler's start
+# traces of one job overlap in time on one clock; so much is allowed for the profiler's start
+_ONE_CLOCK_NS = 2 * 10**9
 _TWO_CLOCKS_NS = 3600 * 10**9  # by which clocks of two hosts may differ
 _NAMED_FILES = 4
 
@@ -28,7 +31,9 @@ Indices = list[int]
 
 @dataclass(frozen=True)
 class FoundJobs:
-    """Indices of the traces of each job, by its name; a single job is called ``""``. `findings` by the same names."""
+    """Indices of the traces of each job, by its name; a single job is called ``""``. `findings` by
+    the same names.
+    """
 
     jobs: dict[str, Indices]
     findings: dict[str, list[Finding]] = field(default_factory=dict)
@@ -57,12 +62,15 @@ def _indexed(trace: TraceSummary, index: int, folder: str) -> _Trace:
 _Part = list[_Trace]
 
 
-def find_jobs(traces: Sequence[TraceSummary], places: Sequence[Path], findings: Sequence[Finding] = ()) -> FoundJobs:
+def find_jobs(
+    traces: Sequence[TraceSummary], places: Sequence[Path], findings: Sequence[Finding] = ()
+) -> FoundJobs:
     """The jobs among traces; `places` are the files that hold them, whose folders name the jobs.
 
-    A job is named by the folder that contains its files, ``.`` if these lie next to the others' folders. A single trace in a
-    folder with a job of several, but not of that job, is left out with a finding. `findings` are on files of no job: the first
-    job has them, so that they are reported once.
+    A job is named by the folder that contains its files, ``.`` if these lie next to the others'
+    folders. A single trace in a folder with a job of several, but not of that job, is left out with
+    a finding. `findings` are on files of no job: the first job has them, so that they are reported
+    once.
     """
     every = [
         _indexed(trace, index, os.path.dirname(os.path.abspath(place)))
@@ -84,15 +92,21 @@ def find_jobs(traces: Sequence[TraceSummary], places: Sequence[Path], findings: 
 
 
 def _parts(part: _Part) -> tuple[list[_Part], list[_Part]]:
-    """The traces divided into jobs, in order of time, and parts that could only be divided into single traces."""
+    """The traces divided into jobs, in order of time, and parts that could only be divided into
+    single traces.
+    """
     parts = [part]
     for split in (_by_world_size, _by_time, _by_groups):
         parts = [piece for part in parts for piece in split(part)]
     parts, apart = _with_unique_ranks(parts)
-    return sorted(parts, key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index)), apart
+    return sorted(
+        parts, key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index)
+    ), apart
 
 
-def _copies(every: _Part, originals: dict[tuple[int | None, str], _Trace]) -> Iterator[tuple[_Trace, Finding]]:
+def _copies(
+    every: _Part, originals: dict[tuple[int | None, str], _Trace]
+) -> Iterator[tuple[_Trace, Finding]]:
     """A finding on each file that holds what another one does, with that one."""
     for copy in every:
         original = originals[_identity(copy)]
@@ -128,7 +142,11 @@ def _is_of_another_job(stray: _Trace, job: _Part) -> Finding:
 
 def _are_not_unique(part: _Part) -> Finding:
     ranks = Counter("no rank" if one.rank is None else f"rank {one.rank}" for one in part)
-    twice = ", ".join(sorted(f"{count} of {rank}" for rank, count in ranks.items() if count > 1 or rank == "no rank"))
+    twice = ", ".join(
+        sorted(
+            f"{count} of {rank}" for rank, count in ranks.items() if count > 1 or rank == "no rank"
+        )
+    )
     message = f"of {counted(len(part), 'file')} ({_files(part)}) {twice} cannot be told apart"
     reason = "nothing recorded shows which are of one job, so that each is analysed by itself"
     return TraceCode.RANKS_NOT_UNIQUE.finding(f"{message}: {reason}")
@@ -146,18 +164,26 @@ def _recorded(part: _Part) -> str:
 
 
 def _moment(since_1970_ns: int) -> str | None:
-    return f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}" if since_1970_ns else None
+    return (
+        f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+        if since_1970_ns
+        else None
+    )
 
 
 def windows_of(traces: Sequence[TraceSummary]) -> list[Indices]:
-    """One job's traces by profiled window, in order of time: each process once in each; one window unless one is there twice."""
+    """One job's traces by profiled window, in order of time: each process once in each; one window
+    unless one is there twice.
+    """
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]
     every = [_indexed(trace, index, "") for index, trace in enumerate(traces)]
     if all(one.start_ns is not None for one in every):
         windows = _stretches_joined([[one] for one in every], 0)
     else:
-        windows = [own for _, own in sorted(grouped((one.first_step or 0, one) for one in every).items())]
+        windows = [
+            own for _, own in sorted(grouped((one.first_step or 0, one) for one in every).items())
+        ]
     return [[one.index for one in window] for window in windows]
 
 
@@ -170,18 +196,24 @@ def _by_host(part: _Part) -> list[_Part]:
 
 
 def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
-    """By a recorded value; traces that record none go with the others where there is one value, else by themselves."""
+    """By a recorded value; traces that record none go with the others where there is one value,
+    else by themselves.
+    """
     found = grouped((key(one), one) for one in part)
     return [part] if len(found.keys() - {None}) <= 1 else list(found.values())
 
 
 def _by_groups(part: _Part) -> list[_Part]:
-    """Traces that list a group of one name and a common rank with different ranks are of different jobs."""
+    """Traces that list a group of one name and a common rank with different ranks are of different
+    jobs.
+    """
     pieces: list[tuple[_Part, set[Group], dict[tuple[str, int], tuple[int, ...]]]] = []
     for one in part:
         for piece in pieces:
             new = [group for group in one.groups if group not in piece[1]]
-            if all(piece[2].get((name, rank), ranks) == ranks for name, ranks in new for rank in ranks):
+            if all(
+                piece[2].get((name, rank), ranks) == ranks for name, ranks in new for rank in ranks
+            ):
                 break
         else:
             pieces.append(piece := ([], set(), {}))
@@ -194,7 +226,9 @@ def _by_groups(part: _Part) -> list[_Part]:
 
 
 def _by_time(part: _Part) -> list[_Part]:
-    """By times that overlap, host by host; hosts that each have one stretch of time are one job's, however far their clocks."""
+    """By times that overlap, host by host; hosts that each have one stretch of time are one job's,
+    however far their clocks.
+    """
     if any(one.start_ns is None for one in part):
         return [part]
     stretches: list[_Part] = []
@@ -238,27 +272,43 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
 
 def _are_later_windows(earlier: _Part, later: _Part) -> bool:
     """Whether all are of processes that were traced before, with later steps."""
-    known = [(one.process, one.last_step) for one in earlier if one.process is not None and one.last_step is not None]
+    known = [
+        (one.process, one.last_step)
+        for one in earlier
+        if one.process is not None and one.last_step is not None
+    ]
     last_step = dict(sorted(known, key=lambda pair: pair[1]))
     return all(
-        one.process in last_step and one.first_step is not None and one.first_step > last_step[one.process]
+        one.process in last_step
+        and one.first_step is not None
+        and one.first_step > last_step[one.process]
         for one in later
     )
 
 
 def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
-    """Parts whose processes are all different, and those of them that could only be divided into single traces."""
+    """Parts whose processes are all different, and those of them that could only be divided into
+    single traces.
+    """
     for split in (_by_folder, _by_host):
-        parts = [piece for part in parts for piece in ([part] if _is_one_job(part) else split(part))]
+        parts = [
+            piece for part in parts for piece in ([part] if _is_one_job(part) else split(part))
+        ]
     apart = [part for part in parts if not _is_one_job(part)]
-    return [part for part in parts if part not in apart] + [[one] for part in apart for one in part], apart
+    return [part for part in parts if part not in apart] + [
+        [one] for part in apart for one in part
+    ], apart
 
 
 def _is_one_job(part: _Part) -> bool:
-    """Whether each rank is there once, or several times as windows of one process with steps of different numbers."""
+    """Whether each rank is there once, or several times as windows of one process with steps of
+    different numbers.
+    """
     by_time = sorted(part, key=lambda one: (one.start_ns or 0, one.first_step or 0))
     by_rank = grouped((one.rank, one) for one in by_time).values()
-    return all(_are_later_windows([one], [other]) for own in by_rank for one, other in pairwise(own))
+    return all(
+        _are_later_windows([one], [other]) for own in by_rank for one, other in pairwise(own)
+    )
 
 
 def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
@@ -274,11 +324,15 @@ def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
 
 
 def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace, _Part]]]:
-    """The jobs, and single traces that lie among the files of a job of several, each with that job."""
+    """The jobs, and single traces that lie among the files of a job of several, each with that
+    job.
+    """
     several = sorted((part for part in parts if len(part) > 1), key=len, reverse=True)
     jobs, strays = [], []
     for part in parts:
-        around = next((job for job in several if any(one.folder == part[0].folder for one in job)), None)
+        around = next(
+            (job for job in several if any(one.folder == part[0].folder for one in job)), None
+        )
         if len(part) == 1 and around is not None:
             strays.append((part[0], around))
         else:
@@ -287,7 +341,9 @@ def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace,
 
 
 def _named(jobs: list[_Part]) -> dict[str, _Part]:
-    """Each job by its folder; jobs of one folder by their number in order of time, single traces by file."""
+    """Each job by its folder; jobs of one folder by their number in order of time, single traces by
+    file.
+    """
     if len(jobs) == 1:
         return {"": jobs[0]}
     folders = [os.path.commonpath([one.folder for one in job]) for job in jobs]
@@ -314,7 +370,9 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         if name in found:
-            name = next(one for number in count(2) if (one := f"{name} ({number})") not in {*names, *found})
+            name = next(
+                one for number in count(2) if (one := f"{name} ({number})") not in {*names, *found}
+            )
         found.append(name)
     return found
 

@@ -1,8 +1,10 @@
-"""The tables of a run's traces, kept as partials in the user's cache folder, so that a trace is read once.
+"""The tables of a run's traces, kept as partials in the user's cache folder, so that a trace is
+read once.
 
-A partial of one trace is found by the trace's name, size, time of change and last bytes, and the version of the code and of
-NumPy; a run that is moved or copied with its times keeps its tables. Files that do not match or cannot be read are ignored. The
-files used least recently are removed when all together exceed MOST_BYTES.
+A partial of one trace is found by the trace's name, size, time of change and last bytes, and the
+version of the code and of NumPy; a run that is moved or copied with its times keeps its tables.
+Files that do not match or cannot be read are ignored. The files used least recently are removed
+when all together exceed MOST_BYTES.
 """
 
 import contextlib
@@ -31,11 +33,19 @@ CONTENT_SUFFIX = ".content"  # of what `made_once` keeps
 
 def tables_folder() -> Path:
     """Where the tables are kept: below $DPSCOPE_CACHE, or else in the user's cache folder."""
-    return Path(os.environ.get("DPSCOPE_CACHE") or platformdirs.user_cache_dir("dpscope", appauthor=False)) / "tables"
+    return (
+        Path(
+            os.environ.get("DPSCOPE_CACHE")
+            or platformdirs.user_cache_dir("dpscope", appauthor=False)
+        )
+        / "tables"
+    )
 
 
 def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
-    """As `read_files`; a file whose tables are kept is not read, and those of the others are kept."""
+    """As `read_files`; a file whose tables are kept is not read, and those of the others are
+    kept.
+    """
     origins = {file: origin_of(file) for file in files}
     found: dict[Path, FileOutcome] = {}
     for file, origin in origins.items():
@@ -55,7 +65,9 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
 
 
 def made_once(files: Sequence[Path], what: str, make: Callable[[], bytes]) -> bytes:
-    """What `make` returns, kept with these traces' tables under `what` until a trace or the code changes."""
+    """What `make` returns, kept with these traces' tables under `what` until a trace or the code
+    changes.
+    """
     keys = _keys(files)
     if not keys:
         return make()
@@ -81,7 +93,9 @@ def _keys(files: Sequence[Path]) -> list[str]:
 
 
 def _read_kept(trace: Path, origin: Origin | None) -> RankTables | None:
-    """One rank's tables; None unless they are whole and were made from this trace as it is, by this code."""
+    """One rank's tables; None unless they are whole and were made from this trace as it is, by this
+    code.
+    """
     if origin is None:
         return None
     place = _place(origin.key, TABLES_SUFFIX)
@@ -97,7 +111,10 @@ def _moved(kept: RankTables, now: str) -> RankTables:
     """With another path of the trace, in its source and in what was found."""
     (record,) = kept.ranks
     then = record.summary.source
-    findings = [msgspec.structs.replace(one, message=one.message.replace(then, now)) for one in record.findings]
+    findings = [
+        msgspec.structs.replace(one, message=one.message.replace(then, now))
+        for one in record.findings
+    ]
     moved = msgspec.structs.replace(
         record,
         summary=replace(record.summary, source=now),
@@ -119,9 +136,15 @@ def _keep(write: Callable[..., object], *arguments: object) -> None:
 
 
 def _remove_least_recently_used(most_bytes: int) -> None:
-    """Remove the oldest files until the rest is within `most_bytes`; a file's time is that of its last use."""
+    """Remove the oldest files until the rest is within `most_bytes`; a file's time is that of its
+    last use.
+    """
     with contextlib.suppress(OSError):
-        kept = (path for suffix in (TABLES_SUFFIX, CONTENT_SUFFIX) for path in tables_folder().glob(f"*{suffix}"))
+        kept = (
+            path
+            for suffix in (TABLES_SUFFIX, CONTENT_SUFFIX)
+            for path in tables_folder().glob(f"*{suffix}")
+        )
         files = [(path.stat(), path) for path in kept]
         total = sum(status.st_size for status, _ in files)
         for status, path in sorted(files, key=lambda one: one[0].st_mtime_ns):

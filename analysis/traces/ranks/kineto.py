@@ -8,7 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phase_table, peer_copies
+from dpscope.analysis.traces.data_parallel.phases import (
+    collective_kinds,
+    dp_phase_table,
+    peer_copies,
+)
 from dpscope.analysis.traces.ranks.parallelism import parallelism_evidence
 from dpscope.analysis.traces.ranks.rank_tables import (
     RankRecord,
@@ -29,7 +33,8 @@ from dpscope.analysis.traces.steps.findings import attribution_findings, communi
 from dpscope.analysis.traces.steps.kernel_times import kernel_times
 
 _KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
-_SINCE_1970_NS = 10**18  # smaller times count from another moment, such as the host's start, and are not compared
+# smaller times count from another moment, such as the host's start, and are not compared
+_SINCE_1970_NS = 10**18
 
 
 def trace_identity(attribution: Attribution) -> TraceSummary:
@@ -41,7 +46,13 @@ def trace_identity(attribution: Attribution) -> TraceSummary:
         if start_ns >= _SINCE_1970_NS:
             end_ns = trace.zero_ns + round(float(events.end_us.max()) * 1e3)
         digest = hashlib.blake2b(str(trace.zero_ns).encode(), digest_size=16)
-        for column in (events.start_us, events.duration_us, events.category, events.name, events.thread):
+        for column in (
+            events.start_us,
+            events.duration_us,
+            events.category,
+            events.name,
+            events.thread,
+        ):
             digest.update(np.ascontiguousarray(column).data)
         digest.update("\0".join(events.names).encode(errors="surrogatepass"))
         content = digest.hexdigest()
@@ -62,9 +73,11 @@ def trace_identity(attribution: Attribution) -> TraceSummary:
 
 
 def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
-    """The traces of every rank in a file with their events attributed; raises DpscopeError as `read_traces` does.
+    """The traces of every rank in a file with their events attributed; raises DpscopeError as
+    `read_traces` does.
 
-    Those of small files are kept in this process: a replay needs the same traces after their tables have been made.
+    Those of small files are kept in this process: a replay needs the same traces after their tables
+    have been made.
     """
     try:
         status = path.stat()
@@ -76,7 +89,9 @@ def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
 
 
 @lru_cache(maxsize=_KEPT_FILES)
-def _attributed(path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)) -> Sequence[Attribution]:
+def _attributed(
+    path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)
+) -> Sequence[Attribution]:
     return [attribute(trace) for trace in read_traces(path, limits)]
 
 
@@ -89,7 +104,9 @@ def rank_tables(attribution: Attribution) -> RankTables:
     """The tables of one rank."""
     trace = attribution.trace
     steps, exposed = step_tables(attribution)
-    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    idle_device = (
+        attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    )
     summary = replace(
         trace_identity(attribution),
         on_device=attribution.on_device,

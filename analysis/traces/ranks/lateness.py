@@ -1,7 +1,8 @@
-"""Who arrives last at the collectives: who waits for whom, which rank is late, by how much, and whether that may be chance.
+"""Who arrives last at the collectives: who waits for whom, which rank is late, by how much, and
+whether that may be chance.
 
-Every output asks `last_rank`. It compares no clocks: of a matched collective the rank with the shortest duration arrived last,
-and what the others take longer is their wait for it.
+Every output asks `last_rank`. It compares no clocks: of a matched collective the rank with the
+shortest duration arrived last, and what the others take longer is their wait for it.
 """
 
 import math
@@ -15,8 +16,10 @@ from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table
 from dpscope.profiling.records.finding import counted
 
-MOST_CHANCE = 0.05  # the probability, were all ranks alike, from which on a late rank is not significant
-SMALL_BROADCAST = 1 << 20  # bytes: buffers of a model, whose transfer time is negligible next to a wait
+# the probability, were all ranks alike, from which on a late rank is not significant
+MOST_CHANCE = 0.05
+# bytes: buffers of a model, whose transfer time is negligible next to a wait
+SMALL_BROADCAST = 1 << 20
 _NAMED = 3  # ranks that take turns, in a message
 
 
@@ -25,16 +28,26 @@ def _by_repeat(table: Table, *keys: str) -> Groups:
     return table.group(*table.present("repeat"), *keys)
 
 
-PAIR_COLUMNS = ("late_rank", "waiting_rank", "collectives", "steps", "wait_us", "wait_per_step_us", "share")
+PAIR_COLUMNS = (
+    "late_rank",
+    "waiting_rank",
+    "collectives",
+    "steps",
+    "wait_us",
+    "wait_per_step_us",
+    "share",
+)
 
 
 def waits_by_pair(table: Table) -> Table:
-    """From `match_tables`' table: a row per (late rank, waiting rank), PAIR_COLUMNS, the longest wait first; empty without waits.
+    """From `match_tables`' table: a row per (late rank, waiting rank), PAIR_COLUMNS, the longest
+    wait first; empty without waits.
 
-    The last rank to arrive at a collective is the one whose duration is the transfer itself; the others wait for it. `wait_us`
-    adds up, over steps, the length of the union of such waits (collectives that wait at the same time lose the time once),
-    `wait_per_step_us` divides it by the steps in which all ranks were matched, `share` by the sum of the table. Microseconds of
-    the waiting rank's clock.
+    The last rank to arrive at a collective is the one whose duration is the transfer itself; the
+    others wait for it. `wait_us` adds up, over steps, the length of the union of such waits
+    (collectives that wait at the same time lose the time once), `wait_per_step_us` divides it by
+    the steps in which all ranks were matched, `share` by the sum of the table. Microseconds of the
+    waiting rank's clock.
     """
     matched = _matched(table)
     waiting, steps = _waiting(matched), len(matched.group("job_step"))
@@ -54,7 +67,9 @@ def waits_by_pair(table: Table) -> Table:
 
 
 def late_ranks(table: Table) -> IntColumn:
-    """For each row the rank that arrived last at its collective: the one whose duration is the transfer itself."""
+    """For each row the rank that arrived last at its collective: the one whose duration is the
+    transfer itself.
+    """
     late = np.full(len(table), UNKNOWN)
     known = np.flatnonzero(table.known("wait_us") & table.known("match"))
     own = table.take(known)
@@ -73,7 +88,8 @@ def late_ranks(table: Table) -> IntColumn:
 def _matched(table: Table) -> Table:
     """The rows whose wait is known, each with its `late_rank` and `job_step`.
 
-    Ranks may count their steps from different values: `job_step` is the lowest label that a collective's ranks give its step.
+    Ranks may count their steps from different values: `job_step` is the lowest label that a
+    collective's ranks give its step.
     """
     known = table.take(table.known("wait_us") & table.known("match"))
     matches, none = _by_repeat(known, "match"), np.iinfo(np.int64).max
@@ -89,13 +105,16 @@ def _waiting(matched: Table) -> Table:
 
 
 def lost_once(waiting: Table, keys: Sequence[str]) -> FloatColumn:
-    """The part of each wait that no earlier wait with the same keys covers; their sum is the length of the union."""
+    """The part of each wait that no earlier wait with the same keys covers; their sum is the length
+    of the union.
+    """
     starts, ends = waiting["start_us"], waiting["start_us"] + waiting["wait_us"]
     lost = np.zeros(len(starts))
     if not len(starts):
         return lost
     groups = waiting.group(*keys)
-    origin = groups.least(starts)[groups.code]  # each group has a stretch of one axis to itself, so that none overlap
+    # each group has a stretch of one axis to itself, so that none overlap
+    origin = groups.least(starts)[groups.code]
     moved = groups.code * (float((ends - origin).max()) + 1.0) - origin
     order = np.argsort(starts + moved, kind="stable")
     begins, ends = (starts + moved)[order], (ends + moved)[order]
@@ -107,9 +126,10 @@ def lost_once(waiting: Table, keys: Sequence[str]) -> FloatColumn:
 def with_broadcast_waits(collectives: Table) -> Table:
     """The collectives of whole steps, with waits for small broadcasts.
 
-    Broadcasts have no wait by definition, since a root need not wait for others. But where one rank is late to a broadcast of
-    a few bytes, the durations of the others beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
-    the lateness of a rank whose loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
+    Broadcasts have no wait by definition, since a root need not wait for others. But where one rank
+    is late to a broadcast of a few bytes, the durations of the others beyond the shortest are
+    waiting: there is nothing to transfer in that time. Under DDP the lateness of a rank whose
+    loader is slow shows in the broadcasts of buffers, and not in the all-reduces.
     """
     small = collectives.words("kind").isin("broadcast") & collectives.known("match")
     small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
@@ -118,7 +138,9 @@ def with_broadcast_waits(collectives: Table) -> Table:
     broadcasts = collectives.take(small)
     groups = _by_repeat(broadcasts, "match")
     wait_us = collectives["wait_us"].copy()
-    wait_us[small] = broadcasts["duration_us"] - groups.least(broadcasts["duration_us"])[groups.code]
+    wait_us[small] = (
+        broadcasts["duration_us"] - groups.least(broadcasts["duration_us"])[groups.code]
+    )
     return collectives.assign(wait_us=wait_us)
 
 
@@ -132,23 +154,27 @@ def broadcast_waits_us(collectives: Table) -> float:
 
 @dataclass(frozen=True)
 class LastRank:
-    """The rank that arrives last in most steps. In each step that is one rank: the one for which the others lose most time.
+    """The rank that arrives last in most steps. In each step that is one rank: the one for which
+    the others lose most time.
 
-    `others` are the other ranks that were last in a step, each with its number of steps, most first.
+    `others` are the other ranks that were last in a step, each with its number of steps, most
+    first.
     """
 
     rank: int
     ranks: int
     steps: int  # in which it arrives last, out of...
     of_steps: int
-    lateness_us: float  # what another rank waits for it in a step: mean over the other ranks and over steps
+    # what another rank waits for it in a step: mean over the other ranks and over steps
+    lateness_us: float
     share: float = 1.0  # of all waiting, 0..1
     in_every_repeat: bool = True  # whether no other rank is last more often in any of them
     others: tuple[tuple[int, int], ...] = ()
 
     @property
     def stands_out(self) -> bool:
-        """Whether the ranks do not take turns: its part of the steps is nearer to all of them than to an even one.
+        """Whether the ranks do not take turns: its part of the steps is nearer to all of them than
+        to an even one.
 
         In no repeat may another rank be last more often.
         """
@@ -174,17 +200,20 @@ class LastRank:
 
     @property
     def turns(self) -> str:
-        """In how many steps it and the next ranks arrive last, in brackets after a sentence about being late."""
+        """In how many steps it and the next ranks arrive last, in brackets after a sentence about
+        being late.
+        """
         named = [f"rank {self.rank} in {self.steps} of {counted(self.of_steps, 'step')}"]
         named += [f"rank {rank} in {steps}" for rank, steps in self.others[: _NAMED - 1]]
         return ", ".join(named)
 
 
 def chance_of_some_rank(ranks: int, steps: int, of_steps: int) -> float:
-    """Probability that some rank of `ranks` is last in at least `steps` of `of_steps` steps, if all are equally often last.
+    """Probability that some rank of `ranks` is last in at least `steps` of `of_steps` steps, if all
+    are equally often last.
 
-    At most ranks x P(Binomial(of_steps, 1/ranks) >= steps), the bound of Boole's inequality; exact if no two ranks can both
-    be last so often. Assumption: steps are independent.
+    At most ranks x P(Binomial(of_steps, 1/ranks) >= steps), the bound of Boole's inequality; exact
+    if no two ranks can both be last so often. Assumption: steps are independent.
     """
     share = 1 / ranks
     tail = sum(
@@ -197,15 +226,18 @@ def chance_of_some_rank(ranks: int, steps: int, of_steps: int) -> float:
 def last_rank(collectives: Table) -> LastRank | None:
     """From the matched collectives of whole steps; None if no rank waited for another.
 
-    The sign test behind it counts steps, not collectives, since what delays a rank may delay it at all collectives of a step. Its
-    chance falls with each further step in which the same rank is last.
+    The sign test behind it counts steps, not collectives, since what delays a rank may delay it at
+    all collectives of a step. Its chance falls with each further step in which the same rank is
+    last.
     """
     matched, lost = _lost_in_steps(collectives)
     return _most_often_last(matched, lost, len(matched.group("rank"))) if len(lost) else None
 
 
 def last_place(collectives: Table, place_of: Mapping[int, int]) -> LastRank | None:
-    """The same of places, such as hosts, by the number of each rank's place: its `rank` and `others` are places."""
+    """The same of places, such as hosts, by the number of each rank's place: its `rank` and
+    `others` are places.
+    """
     matched, lost = _lost_in_steps(collectives)
     if not len(lost):
         return None
@@ -214,22 +246,30 @@ def last_place(collectives: Table, place_of: Mapping[int, int]) -> LastRank | No
 
 
 def _lost_in_steps(collectives: Table) -> tuple[Table, Table]:
-    """The matched collectives, and a row per step and late rank: `wait_us` is what all other ranks lost to it."""
+    """The matched collectives, and a row per step and late rank: `wait_us` is what all other ranks
+    lost to it.
+    """
     in_steps = collectives.take(collectives.known("step"))
     matched = _matched(with_broadcast_waits(in_steps))
     waiting = _waiting(matched)
-    waiting = waiting.assign(wait_us=lost_once(waiting, (*waiting.present("repeat"), "late_rank", "rank", "step")))
+    waiting = waiting.assign(
+        wait_us=lost_once(waiting, (*waiting.present("repeat"), "late_rank", "rank", "step"))
+    )
     caused = _by_repeat(waiting, "job_step", "late_rank")
     return matched, waiting.take(caused.first).assign(wait_us=caused.sums(waiting["wait_us"]))
 
 
 def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
-    """From the rows of `_lost_in_steps`: of each step the late rank to which most was lost is the last one."""
+    """From the rows of `_lost_in_steps`: of each step the late rank to which most was lost is the
+    last one.
+    """
     in_steps = _by_repeat(lost, "job_step", "late_rank")
     lost = lost.take(in_steps.first).assign(wait_us=in_steps.sums(lost["wait_us"]))
     steps = _by_repeat(lost, "job_step")
     order = np.lexsort((-lost["wait_us"], steps.code))
-    last = lost.take(order[np.searchsorted(steps.code[order], np.arange(len(steps)))]).assign(wait_us=1.0)
+    last = lost.take(order[np.searchsorted(steps.code[order], np.arange(len(steps)))]).assign(
+        wait_us=1.0
+    )
     lost_us, times = _sums(lost), _sums(last)
     rank, *others = sorted(times, key=lambda one: (-times[one], -round(lost_us[one]), one))
     in_every_repeat = True
@@ -252,17 +292,22 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
 def _sums(lost: Table) -> dict[int, float]:
     """`wait_us` by late rank."""
     late = lost.group("late_rank")
-    return dict(zip(lost["late_rank"][late.first].tolist(), late.sums(lost["wait_us"]).tolist(), strict=True))
+    return dict(
+        zip(
+            lost["late_rank"][late.first].tolist(), late.sums(lost["wait_us"]).tolist(), strict=True
+        )
+    )
 
 
 @dataclass(frozen=True)
 class LateRank:
     """What the rank that arrives last costs: means over whole traced steps, microseconds.
 
-    `wait_us` is the exposed waiting for it as a mean over all ranks, itself included, with broadcasts if it is significantly
-    late; `share` is its part of all exposed waiting. `lateness_us` is what each other rank loses, `exposed_us` and `step_us`
-    are what those ranks expose and take. `idle_us` is its own idle time, `unlaunched_us` the part of it in which nothing was
-    launched for its device; None is unknown.
+    `wait_us` is the exposed waiting for it as a mean over all ranks, itself included, with
+    broadcasts if it is significantly late; `share` is its part of all exposed waiting.
+    `lateness_us` is what each other rank loses, `exposed_us` and `step_us` are what those ranks
+    expose and take. `idle_us` is its own idle time, `unlaunched_us` the part of it in which nothing
+    was launched for its device; None is unknown.
     """
 
     last: LastRank
@@ -290,11 +335,14 @@ def late_rank(windows: Table, last: LastRank | None, ledger: Ledger | None) -> L
     """
     if last is None or not last.stands_out or ledger is None or not ledger.is_split:
         return None
-    of_rank, of_others = (windows.take(rows) for rows in (windows["rank"] == last.rank, windows["rank"] != last.rank))
+    of_rank, of_others = (
+        windows.take(rows) for rows in (windows["rank"] == last.rank, windows["rank"] != last.rank)
+    )
     if not len(of_others):
         return None
     wait_us, total_us = ledger.wait_by_rank_us.get(last.rank, 0.0), ledger.exposed_wait_us or 0.0
-    # Broadcasts have no wait by definition, but with a rank that is late their exposed time is waiting for it.
+    # Broadcasts have no wait by definition, but with a rank that is late their exposed time is
+    # waiting for it.
     broadcasts_us = ledger.other_by_kind_us.get("broadcast", 0.0) if last.significant else 0.0
     own_us = wait_us + broadcasts_us
     return LateRank(

@@ -1,4 +1,6 @@
-"""Where a traced step goes, in parts that add up: compute, exposed wait, exposed transfer, other exposed communication, idle."""
+"""Where a traced step goes, in parts that add up: compute, exposed wait, exposed transfer, other
+exposed communication, idle.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +16,9 @@ from dpscope.analysis.traces.reading.table import Table
 STEP_PARTS = {
     "compute": "compute", "exposed_wait": "wait", "exposed_transfer": "transfer", "exposed_other": "other", "idle": "idle",
 }  # fmt: skip
-"""Of a traced step, in the order in which tables show them, each with its heading; their sum is the step."""
+"""Of a traced step, in the order in which tables show them, each with its heading; their sum is the
+step.
+"""
 EXPOSED_PARTS = tuple(STEP_PARTS)[1:-1]
 
 WAITING, TRANSFER, IDLE = "waiting for late ranks", "exposed transfer", "idle time of the devices"
@@ -30,11 +34,13 @@ def other_part(kind: str) -> str:
 class Ledger:
     """Means over ranks and whole traced windows, microseconds per step; None is unknown.
 
-    A process with several devices counts with its critical one, `critical_device`; `devices_exposed_us` is the mean over all.
+    A process with several devices counts with its critical one, `critical_device`;
+    `devices_exposed_us` is the mean over all.
 
-    traced_step_us = compute_us + exposed_wait_us + exposed_transfer_us + exposed_other_us + idle_us. If wait and transfer are
-    None and `exposed_other_us` is not, the exposed communication could not be split, and all of it is `exposed_other_us`.
-    untraced step = traced_step_us + tracer_us; compute_us = compute of one device at the same batch + slowdown_us.
+    traced_step_us = compute_us + exposed_wait_us + exposed_transfer_us + exposed_other_us +
+    idle_us. If wait and transfer are None and `exposed_other_us` is not, the exposed communication
+    could not be split, and all of it is `exposed_other_us`. untraced step = traced_step_us +
+    tracer_us; compute_us = compute of one device at the same batch + slowdown_us.
     """
 
     traced_step_us: float
@@ -43,9 +49,12 @@ class Ledger:
     exposed_transfer_us: float | None
     exposed_other_us: float | None
     idle_us: float | None
-    transfer_by_kind_us: Mapping[str, float] = field(default_factory=dict)  # adds up to exposed_transfer_us
-    other_by_kind_us: Mapping[str, float] = field(default_factory=dict)  # adds up to exposed_other_us
-    wait_by_rank_us: Mapping[int, float] = field(default_factory=dict)  # by late rank, adds up to exposed_wait_us
+    # adds up to exposed_transfer_us
+    transfer_by_kind_us: Mapping[str, float] = field(default_factory=dict)
+    # adds up to exposed_other_us
+    other_by_kind_us: Mapping[str, float] = field(default_factory=dict)
+    # by late rank, adds up to exposed_wait_us
+    wait_by_rank_us: Mapping[int, float] = field(default_factory=dict)
     communication_us: float | None = None  # exposed or hidden behind compute
     unlaunched_us: float | None = None  # of idle: nothing was launched for the device
     host_copy_us: float | None = None  # of idle: copies that are no communication
@@ -57,22 +66,32 @@ class Ledger:
     tracer_us: float | None = None
     slowdown_us: float | None = None
     contention_us: float | None = None  # of compute: what hidden communication costs
-    contention_ratio: float | None = None  # compute next to communication over the same compute alone
+    # compute next to communication over the same compute alone
+    contention_ratio: float | None = None
     contention_ratio_interval: Interval | None = None  # 95%
-    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95%, over repeats, by name without _us
+    # 95%, over repeats, by name without _us
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
 
     @property
     def exposed_us(self) -> float | None:
         """All exposed communication."""
         if self.exposed_other_us is None:
             return None
-        return (self.exposed_wait_us or 0.0) + (self.exposed_transfer_us or 0.0) + self.exposed_other_us
+        return (
+            (self.exposed_wait_us or 0.0)
+            + (self.exposed_transfer_us or 0.0)
+            + self.exposed_other_us
+        )
 
     @property
     def hidden_us(self) -> float | None:
         """Communication behind compute."""
         exposed_us = self.exposed_us
-        return None if self.communication_us is None or exposed_us is None else self.communication_us - exposed_us
+        return (
+            None
+            if self.communication_us is None or exposed_us is None
+            else self.communication_us - exposed_us
+        )
 
     @property
     def is_split(self) -> bool:
@@ -86,16 +105,20 @@ class Ledger:
 
 
 def step_count(windows: Table) -> int:
-    """Steps of all repeats behind means over these windows, by the rank with most: ranks may number theirs differently."""
+    """Steps of all repeats behind means over these windows, by the rank with most: ranks may number
+    theirs differently.
+    """
     steps = windows.group("repeat", "step")
     return int(windows.group("rank").different(steps.code).max(initial=0))
 
 
 def critical_rows(windows: Table) -> BoolColumn:
-    """Which of `step_table`'s rows are of their process's critical device: the one that is least idle, by its mean.
+    """Which of `step_table`'s rows are of their process's critical device: the one that is least
+    idle, by its mean.
 
-    The devices of a process share their steps, so the busiest one bounds them: DataParallel's first device, for example, sends
-    the parameters to all others. A process with one device keeps all rows.
+    The devices of a process share their steps, so the busiest one bounds them: DataParallel's first
+    device, for example, sends the parameters to all others. A process with one device keeps all
+    rows.
     """
     every = np.ones(len(windows), dtype=bool)
     processes = windows.group("repeat", "rank")
@@ -121,7 +144,9 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     several, count = len(known) < len(every), len(known)
     own = parts.within(known, STEP_KEYS)
     devices = known.group("device", in_order=True)
-    means: dict[str, Any] = {name: known.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)}
+    means: dict[str, Any] = {
+        name: known.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)
+    }
     return Ledger(
         traced_step_us=float(known["step_us"].mean()),
         **means,
@@ -130,7 +155,9 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
         wait_by_rank_us=_by(own, "wait", "late_rank", count),
         windows=count,
         steps=step_count(known),
-        critical_device=int(known["device"][devices.first[devices.sizes.argmax()]]) if several else None,
+        critical_device=int(known["device"][devices.first[devices.sizes.argmax()]])
+        if several
+        else None,
         devices_exposed_us=every.mean("exposed_us") if several else None,
     )
 

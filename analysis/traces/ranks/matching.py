@@ -1,9 +1,10 @@
 """Collectives of several ranks set side by side: transfer, waiting, bandwidth.
 
-No clock is shared between ranks, and none is needed: collective j of a group is the same one on every rank, found by
-its sequence number, else by its order with the sizes checked. A rank that comes late shows a short duration and makes the
-others wait, so the shortest duration is the closest to the transfer itself (an upper bound of it). Where no group is recorded,
-kinds, sizes and order also agree between groups that run the same program side by side, but not the moment of the end: a
+No clock is shared between ranks, and none is needed: collective j of a group is the same one on
+every rank, found by its sequence number, else by its order with the sizes checked. A rank that
+comes late shows a short duration and makes the others wait, so the shortest duration is the closest
+to the transfer itself (an upper bound of it). Where no group is recorded, kinds, sizes and order
+also agree between groups that run the same program side by side, but not the moment of the end: a
 collective that synchronises ends on all its ranks at once.
 """
 
@@ -23,13 +24,23 @@ from dpscope.profiling.records.trace_codes import TraceCode
 FloatTable = npt.NDArray[np.float64]
 
 ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
-_POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
-MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s")
+# between two ranks of a group, whatever its size
+_POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+MATCHED_COLUMNS = (
+    "match",
+    "transfer_us",
+    "wait_us",
+    "algbw_gb_per_s",
+    "busbw_gb_per_s",
+    "lower_bound_gb_per_s",
+)
 
 
 @dataclass(frozen=True)
 class RankOrigin:
-    """The clock of a rank's trace: `zero_ns` is what its host's clock showed at the trace's time 0."""
+    """The clock of a rank's trace: `zero_ns` is what its host's clock showed at the trace's time
+    0.
+    """
 
     rank: int
     zero_ns: int
@@ -38,20 +49,26 @@ class RankOrigin:
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """`table`: the ranks' rows with MATCHED_COLUMNS; `unmatched`: rows whose partners were not found."""
+    """`table`: the ranks' rows with MATCHED_COLUMNS; `unmatched`: rows whose partners were not
+    found.
+    """
 
     table: Table
     unmatched: int
     findings: tuple[Finding, ...]
 
 
-def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()) -> MatchedCollectives:
-    """Match the `collective_table`s of the ranks of one job; adds MATCHED_COLUMNS. `origins` are the ranks' clocks.
+def match_tables(
+    rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()
+) -> MatchedCollectives:
+    """Match the `collective_table`s of the ranks of one job; adds MATCHED_COLUMNS. `origins` are
+    the ranks' clocks.
 
-    transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for rooted collectives,
-    which do not synchronise, and unless all ranks of the group are there, of 100 and more ENOUGH_RANKS of them. `match` numbers
-    the collectives found so. Collectives of unknown groups that do not end together are not matched; their group's size is NA.
-    Bandwidths in GB/s (1e9 B/s).
+    transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for
+    rooted collectives, which do not synchronise, and unless all ranks of the group are there, of
+    100 and more ENOUGH_RANKS of them. `match` numbers the collectives found so. Collectives of
+    unknown groups that do not end together are not matched; their group's size is NA. Bandwidths in
+    GB/s (1e9 B/s).
     """
     table = joined(rank_tables) if rank_tables else Table({})
     groups = _same_collective(table.assign(group=_group(table)))
@@ -86,7 +103,9 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
         disagree = int((to_match & ~sound).sum())
         lacks_ranks = (table["group_size"] > ranks).any()  # than were read
         disagreeing = f" ({disagree} by kind or size)" if disagree else ""
-        message = f"no counterpart on every rank of the group: {unmatched} of {collectives}{disagreeing}"
+        message = (
+            f"no counterpart on every rank of the group: {unmatched} of {collectives}{disagreeing}"
+        )
         next_step = None if lacks_ranks else "trace the same steps on every rank"
         message += ": no transfer and no wait is given for them"
         findings.append(TraceCode.COLLECTIVES_UNMATCHED.finding(message, next_step))
@@ -100,11 +119,16 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
 
 
 def match_windows(
-    collectives: Table, trace: IntColumn, windows: Sequence[Sequence[int]], origins: Sequence[RankOrigin]
+    collectives: Table,
+    trace: IntColumn,
+    windows: Sequence[Sequence[int]],
+    origins: Sequence[RankOrigin],
 ) -> MatchedCollectives:
-    """As `match_tables`, window by window where processes were traced several times; rows stay in order.
+    """As `match_tables`, window by window where processes were traced several times; rows stay in
+    order.
 
-    `trace` is each row's trace, an index into `origins`; `windows` are traces of the same time, as `windows_of` gives them.
+    `trace` is each row's trace, an index into `origins`; `windows` are traces of the same time, as
+    `windows_of` gives them.
     """
     if len(windows) == 1:
         return match_tables([collectives], origins)
@@ -123,7 +147,9 @@ def match_windows(
 
 
 def _group(table: Table) -> Words:
-    """A group by its name and its ranks, where they are recorded: groups made by splitting share one name."""
+    """A group by its name and its ranks, where they are recorded: groups made by splitting share
+    one name.
+    """
     if "group_ranks" not in table:
         return table.words("group")
     pairs = table.group("group", "group_ranks")
@@ -135,9 +161,10 @@ def _group(table: Table) -> Words:
 def _same_collective(table: Table) -> Groups:
     """The rows of one collective on every rank.
 
-    Its number in its group, whatever the step; a number that a rank gives several times (coalesced calls share one, and
-    point-to-point calls count by themselves) goes by its repetition. Without numbers: the order within group and step, and
-    with gloo, whose works may begin out of order, that among works of the same kind and size.
+    Its number in its group, whatever the step; a number that a rank gives several times (coalesced
+    calls share one, and point-to-point calls count by themselves) goes by its repetition. Without
+    numbers: the order within group and step, and with gloo, whose works may begin out of order,
+    that among works of the same kind and size.
     """
     numbered = table.known("sequence")
     direct = table.words("kind").isin(*_POINT_TO_POINT)
@@ -158,17 +185,25 @@ def _same_collective(table: Table) -> Groups:
 
 def _bus_factors(table: Table) -> FloatColumn:
     kind = table.words("kind")
-    moved_as = table.words("moved_as").where(table.known("moved_as"), kind) if "moved_as" in table else kind
+    moved_as = (
+        table.words("moved_as").where(table.known("moved_as"), kind)
+        if "moved_as" in table
+        else kind
+    )
     keys = table.assign(kind=moved_as)
     groups = keys.group("kind", "group_size")
     names = ("kind", "group_size")
-    pairs = [(one["kind"], one["group_size"] or 0) for one in keys.take(groups.first).records(names)]
+    pairs = [
+        (one["kind"], one["group_size"] or 0) for one in keys.take(groups.first).records(names)
+    ]
     return np.array([bus_factor(*pair) for pair in pairs], dtype=np.float64)[groups.code]
 
 
 def _gb_per_s(size_bytes: FloatColumn, time_us: FloatColumn) -> FloatColumn:
     """1e9 bytes per second; NaN where the time is 0 or unknown."""
-    return np.asarray(np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0))
+    return np.asarray(
+        np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0)
+    )
 
 
 _VARIABLE_SIZE = "all_to_all"  # each rank may send another amount
@@ -178,9 +213,10 @@ _APART = 1 << 40  # positions from here on agree with no other rank's
 def _order(table: Table) -> IntColumn:
     """Position of a collective among its rank's of the same group and step.
 
-    A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the position
-    is counted among those of the same kind and size. A device's positions agree with no other rank's where the ranks show
-    unequal numbers of collectives without a sequence number: at least one lacks some, and nothing says which.
+    A device runs a group's collectives in order. gloo's run on several threads and may begin out of
+    order, so there the position is counted among those of the same kind and size. A device's
+    positions agree with no other rank's where the ranks show unequal numbers of collectives without
+    a sequence number: at least one lacks some, and nothing says which.
     """
     on_device = table.known("device")
     places = table.assign(
@@ -190,7 +226,9 @@ def _order(table: Table) -> IntColumn:
         numbered=table.known("sequence"),
     )
     order = places.group("rank", "group", "step", "on_device", "kind", "bytes").places
-    of_rank, of_step = (places.group(*keys, "group", "step", "numbered") for keys in (("rank",), ()))
+    of_rank, of_step = (
+        places.group(*keys, "group", "step", "numbered") for keys in (("rank",), ())
+    )
     counts = of_rank.sizes[of_rank.code].astype(np.float64)
     uneven = (of_step.least(counts) < of_step.most(counts))[of_step.code] & on_device
     return order + np.where(uneven, _APART * (1 + table.group("rank").code), 0)
@@ -203,11 +241,13 @@ _CLOSE_TO_WAITS = 0.001  # or of the longest wait
 
 
 def _of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOrigin]) -> BoolColumn:
-    """Rows of unknown groups that were taken for one of all ranks and do not end together: marked all or none.
+    """Rows of unknown groups that were taken for one of all ranks and do not end together: marked
+    all or none.
 
-    `match` numbers the collectives found on all their ranks, UNKNOWN elsewhere. Ranks of one host, and those that name none,
-    share a clock; of several hosts, and without `origins`, the distance of their ends must be steady while one rank or another
-    makes the others wait. gloo's ranges end when their thread has a core again: they stay as matched.
+    `match` numbers the collectives found on all their ranks, UNKNOWN elsewhere. Ranks of one host,
+    and those that name none, share a clock; of several hosts, and without `origins`, the distance
+    of their ends must be steady while one rank or another makes the others wait. gloo's ranges end
+    when their thread has a core again: they stay as matched.
     """
     unknown = table.known("device") & ~table.known("group") & (match != UNKNOWN)
     unknown &= table["group_size"] >= _SMALLEST_DIVISIBLE
@@ -226,16 +266,22 @@ def _of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOri
     return np.asarray(unknown & (not _end_together(ends, durations, clocks)), dtype=bool)
 
 
-def _end_together(ends: FloatTable, durations: FloatTable, clocks: Sequence[RankOrigin | None]) -> bool:
+def _end_together(
+    ends: FloatTable, durations: FloatTable, clocks: Sequence[RankOrigin | None]
+) -> bool:
     """Whether most collectives (rows) end at the same time on all ranks (columns).
 
-    Ends may be apart by _CLOSE_US, by _CLOSE_SHARE of the transfer, or by _CLOSE_TO_WAITS of the longest wait: the later a rank
-    arrives, the more the moment shows that the others waited for it. Without a common clock, and where a common one may be off, a
-    steady distance of ends is not enough, since groups that run the same program have that, too: then the transfer of ranks
-    that share a clock must also vary against that of the others, as it does where one rank makes all of them wait.
+    Ends may be apart by _CLOSE_US, by _CLOSE_SHARE of the transfer, or by _CLOSE_TO_WAITS of the
+    longest wait: the later a rank arrives, the more the moment shows that the others waited for it.
+    Without a common clock, and where a common one may be off, a steady distance of ends is not
+    enough, since groups that run the same program have that, too: then the transfer of ranks that
+    share a clock must also vary against that of the others, as it does where one rank makes all of
+    them wait.
     """
     shortest, longest = durations.min(axis=1), durations.max(axis=1)
-    close = np.maximum(np.maximum(_CLOSE_US, _CLOSE_SHARE * shortest), _CLOSE_TO_WAITS * (longest - shortest))
+    close = np.maximum(
+        np.maximum(_CLOSE_US, _CLOSE_SHARE * shortest), _CLOSE_TO_WAITS * (longest - shortest)
+    )
     hosts = {None if clock is None else clock.host for clock in clocks}
     known = [clock for clock in clocks if clock is not None]
     if len(known) == len(clocks) and len(hosts) == 1:
@@ -250,14 +296,20 @@ def _end_together(ends: FloatTable, durations: FloatTable, clocks: Sequence[Rank
     return any(_mostly(np.abs(one - np.median(one)) > close) for one in apart)
 
 
-def _one_clock(ends: FloatTable, close: FloatColumn, clocks: Sequence[RankOrigin | None]) -> list[list[int]]:
-    """Columns of ranks of one host whose ends fall together as recorded; a rank that records no clock stands alone."""
+def _one_clock(
+    ends: FloatTable, close: FloatColumn, clocks: Sequence[RankOrigin | None]
+) -> list[list[int]]:
+    """Columns of ranks of one host whose ends fall together as recorded; a rank that records no
+    clock stands alone.
+    """
     blocks: list[list[int]] = []
     for column, clock in enumerate(clocks):
         for block in blocks:
             first = clocks[block[0]]
             if clock is not None and first is not None and clock.host == first.host:
-                apart_us = ends[:, column] - ends[:, block[0]] + (clock.zero_ns - first.zero_ns) / 1e3
+                apart_us = (
+                    ends[:, column] - ends[:, block[0]] + (clock.zero_ns - first.zero_ns) / 1e3
+                )
                 if _mostly(np.abs(apart_us) <= close):
                     block.append(column)
                     break

@@ -12,12 +12,18 @@ import numpy as np
 from dpscope.profiling.records import finding
 from dpscope.profiling.records.quantities import Count
 
-_CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "text", Path(finding.__file__).parent)
+_CODE = (
+    Path(__file__).parents[1],
+    Path(__file__).parents[2] / "text",
+    Path(finding.__file__).parent,
+)
 _TAIL_BYTES = 4096
 
 
 class Origin(msgspec.Struct, frozen=True, order=True):
-    """A trace and its reader: the same file, unchanged, and read by the same code, gives the same tables."""
+    """A trace and its reader: the same file, unchanged, and read by the same code, gives the same
+    tables.
+    """
 
     file: str  # its path when it was read
     size_bytes: Count = 0
@@ -28,11 +34,15 @@ class Origin(msgspec.Struct, frozen=True, order=True):
     @property
     def key(self) -> str:
         """All of it but the folder, which may be moved."""
-        return msgspec.json.encode(msgspec.structs.replace(self, file=Path(self.file).name)).decode()
+        return msgspec.json.encode(
+            msgspec.structs.replace(self, file=Path(self.file).name)
+        ).decode()
 
 
 def origin_of(trace: Path) -> Origin | None:
-    """The origin of what this code makes of a trace as it is now; None where the trace cannot be read."""
+    """The origin of what this code makes of a trace as it is now; None where the trace cannot be
+    read.
+    """
     try:
         with open(trace, "rb") as file:
             status = os.fstat(file.fileno())

@@ -1,4 +1,6 @@
-"""Which kind of parallelism a trace shows, with the evidence; unknown if the evidence does not distinguish kinds."""
+"""Which kind of parallelism a trace shows, with the evidence; unknown if the evidence does not
+distinguish kinds.
+"""
 
 import re
 from collections import Counter
@@ -9,10 +11,21 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, CommunicationArgs, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    CommunicationArgs,
+    EventTable,
+    IntColumn,
+)
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution, StepRanges
-from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind, collective_kind, named_annotations
+from dpscope.analysis.traces.steps.event_kind import (
+    DEVICE_KINDS,
+    Kind,
+    collective_kind,
+    named_annotations,
+)
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.quantities import Count
@@ -28,16 +41,20 @@ _NO_ARGS = CommunicationArgs()
 _FEW = 256  # elements: a loss, an accuracy, counts of classes; gradients of a model are more
 
 Alike = tuple[str | None, int | None]
-"""Group, and elements of the input (bytes where only these are recorded); None where not recorded."""
+"""Group, and elements of the input (bytes where only these are recorded); None where not
+recorded.
+"""
 
 
 class Requests(msgspec.Struct, frozen=True, rename={"undetermined": "untold"}):
     """How many collectives of one kind each part of the steps requested.
 
-    Tensor parallelism reduces activations in the forward pass and their gradients, which are as large, in the backward pass;
-    gradients of parameters are reduced once a step, in the backward pass alone. So one that the backward pass requests is of
-    activations if the forward pass requests at least half as many like it, in group and size; where sizes are not recorded it is
-    undetermined. What like gradients comes right after the backward pass is of gradients: its last bucket.
+    Tensor parallelism reduces activations in the forward pass and their gradients, which are as
+    large, in the backward pass; gradients of parameters are reduced once a step, in the backward
+    pass alone. So one that the backward pass requests is of activations if the forward pass
+    requests at least half as many like it, in group and size; where sizes are not recorded it is
+    undetermined. What like gradients comes right after the backward pass is of gradients: its last
+    bucket.
     """
 
     gradients: Count = 0
@@ -65,7 +82,9 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
         undetermined=sum(by_backward[key] for key in mirrored if key[1] is None),
         forward=by_forward.total(),
         after=sum(unlike.values()),
-        large_after=sum(count for (_, size), count in unlike.items() if size is not None and size > _FEW),
+        large_after=sum(
+            count for (_, size), count in unlike.items() if size is not None and size > _FEW
+        ),
         seen=len(rows),
     )
 
@@ -80,8 +99,12 @@ def _alike(events: EventTable, rows: IntColumn) -> Counter[Alike]:
     return counts
 
 
-def _places(events: EventTable, steps: StepRanges, rows: IntColumn) -> tuple[BoolColumn, BoolColumn]:
-    """Which of the rows an autograd node or autograd's own thread requested, and which come after all of their step's."""
+def _places(
+    events: EventTable, steps: StepRanges, rows: IntColumn
+) -> tuple[BoolColumn, BoolColumn]:
+    """Which of the rows an autograd node or autograd's own thread requested, and which come after
+    all of their step's.
+    """
     is_node = events.is_category(Category.CPU_OP) & events.named(_NODE.match)
     nodes = np.flatnonzero(is_node)
     step_threads = np.unique(events.thread[named_annotations(events, "ProfilerStep#")])
@@ -98,7 +121,9 @@ def _places(events: EventTable, steps: StepRanges, rows: IntColumn) -> tuple[Boo
 
 
 def _request_rows(events: EventTable, kind: str) -> IntColumn:
-    """One event for each: its record where records name what they record, else its operator, else its range."""
+    """One event for each: its record where records name what they record, else its operator, else
+    its range.
+    """
     host = events.is_category(Category.CPU_OP)
 
     def is_named(pattern: re.Pattern[str]) -> BoolColumn:
@@ -112,7 +137,9 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
     if named:
         return np.array(named, dtype=np.int64)
     functional, plain = host & is_named(_FUNCTIONAL), np.flatnonzero(host & is_named(_OPERATOR))
-    operators = np.concatenate((np.flatnonzero(functional), plain[innermost(events, plain, functional) < 0]))
+    operators = np.concatenate(
+        (np.flatnonzero(functional), plain[innermost(events, plain, functional) < 0])
+    )
     if len(operators):
         return operators
     return np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
@@ -120,20 +147,28 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
 _DDP = "DDP-like"
-_DDP_BY_RANGE = "DDP-like by its forward range; no operators show which of its collectives reduce gradients"
+_DDP_BY_RANGE = (
+    "DDP-like by its forward range; no operators show which of its collectives reduce gradients"
+)
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
 _SHARDED = "sharded (FSDP- or ZeRO-like)"
 _AND_GRADIENTS = ", with all-reduces of gradients in the backward pass"
 _SHARED = ", with all-to-alls (as of sharded embeddings or experts)"
 _PIPELINE = ", but sends and receives (pipeline-like)"
-_NO_BACKWARD = "unknown: no operators of a backward pass in the trace show what launched its collectives"
-_NO_SIZES = "the sizes that distinguish gradients from activations are not recorded"
-_NO_GRADIENTS = (
-    "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
+_NO_BACKWARD = (
+    "unknown: no operators of a backward pass in the trace show what launched its collectives"
 )
-_NOTHING_LAUNCHES = "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
-_AFTER_BACKWARD = "unknown: it all-reduces after the backward pass: gradients averaged without DDP, or metrics"
-_NOT_BY_BACKWARD = "not DDP: its all-reduces are not launched by the backward pass (tensor-parallel or metrics)"
+_NO_SIZES = "the sizes that distinguish gradients from activations are not recorded"
+_NO_GRADIENTS = "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
+_NOTHING_LAUNCHES = (
+    "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
+)
+_AFTER_BACKWARD = (
+    "unknown: it all-reduces after the backward pass: gradients averaged without DDP, or metrics"
+)
+_NOT_BY_BACKWARD = (
+    "not DDP: its all-reduces are not launched by the backward pass (tensor-parallel or metrics)"
+)
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"
 
 
@@ -145,7 +180,8 @@ class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds"
     data_parallel: bool = False  # DataParallel's operators or ranges, on several devices
     stand_in: bool = False  # dp-host's ranges
     ddp_forward: bool = False  # the range of DistributedDataParallel's forward call
-    autograd: bool = False  # nodes of a backward pass; without them the origin of collectives is unknown
+    # nodes of a backward pass; without them the origin of collectives is unknown
+    autograd: bool = False
     requested_kinds: frozenset[str] = (
         frozenset()
     )  # of all `c10d` operators: gloo carries out a reduce-scatter by an all-reduce
@@ -172,7 +208,9 @@ def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
     )
 
 
-def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: Table) -> list[Finding]:
+def parallelism_finding(
+    evidence: Sequence[ParallelismEvidence], collectives: Table
+) -> list[Finding]:
     """An info finding that names the parallelism and its evidence; none if nothing communicates."""
     named = _name(evidence, collectives)
     if named is None or all(one.world_size == 1 and not one.data_parallel for one in evidence):
@@ -184,10 +222,16 @@ def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: Ta
 def traced_strategy(
     evidence: Sequence[ParallelismEvidence], collectives: Table
 ) -> Literal["single", "dp", "dp-host", "ddp", "other"]:
-    """Which of dpscope's strategies the traces show; other if they communicate in another way, or it is unknown."""
+    """Which of dpscope's strategies the traces show; other if they communicate in another way, or
+    it is unknown.
+    """
     named = _name(evidence, collectives)
     if named is None:
-        return "single" if all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence) else "other"
+        return (
+            "single"
+            if all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence)
+            else "other"
+        )
     if named in (_DDP, _DDP_BY_RANGE):
         return "ddp"
     if any(one.data_parallel for one in evidence):
@@ -201,7 +245,11 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | 
     if any(one.stand_in for one in evidence):
         return "dp-host: replicas on threads of one process, copies within the host"
     kinds = set(collectives.words("kind").counts)
-    return _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence))) if kinds else None
+    return (
+        _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence)))
+        if kinds
+        else None
+    )
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
@@ -229,7 +277,9 @@ def _besides(reduced: Requests, scattered: Requests) -> str:
     return besides
 
 
-def _without_gradients(reduced: Requests, scattered: Requests, kinds: set[str], besides: str) -> str:
+def _without_gradients(
+    reduced: Requests, scattered: Requests, kinds: set[str], besides: str
+) -> str:
     """Where no collective of the backward pass is known to reduce gradients."""
     reduces = "all_reduce" in kinds
     names = (
@@ -240,27 +290,45 @@ def _without_gradients(reduced: Requests, scattered: Requests, kinds: set[str], 
         (reduced.large_after or (reduced.after and not reduced.forward), _AFTER_BACKWARD + besides),
         (reduces, _NOT_BY_BACKWARD + besides),
     )
-    otherwise = "not DDP: it all-reduces no gradients" + _PIPELINE * bool(kinds & _MESSAGES) + besides
+    otherwise = (
+        "not DDP: it all-reduces no gradients" + _PIPELINE * bool(kinds & _MESSAGES) + besides
+    )
     return next((name for applies, name in names if applies), otherwise)
 
 
 def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:
     """All processes' all-reduces and reduce-scatters."""
     reduced, scattered = (
-        Requests(**{name: sum(getattr(one, name) for one in parts) for name in Requests.__struct_fields__})
-        for parts in ([one.all_reduces for one in evidence], [one.reduce_scatters for one in evidence])
+        Requests(
+            **{
+                name: sum(getattr(one, name) for one in parts)
+                for name in Requests.__struct_fields__
+            }
+        )
+        for parts in (
+            [one.all_reduces for one in evidence],
+            [one.reduce_scatters for one in evidence],
+        )
     )
     return reduced, scattered
 
 
 def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
     counts = collectives.words("kind").counts
-    parts = [f"{count} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))]
-    for name, requested in zip(("all-reduces", "reduce-scatters"), _together(evidence), strict=True):
+    parts = [
+        f"{count} {kind}"
+        for kind, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
+    ]
+    for name, requested in zip(
+        ("all-reduces", "reduce-scatters"), _together(evidence), strict=True
+    ):
         places = (
             (requested.gradients, "started by the backward pass alone"),
             (requested.activations, "of the backward pass like others of the forward pass"),
-            (requested.undetermined, f"started by the backward pass and {requested.forward} before it"),
+            (
+                requested.undetermined,
+                f"started by the backward pass and {requested.forward} before it",
+            ),
             (requested.after, "after the backward pass"),
         )
         parts += [f"{count} {name} {where}" for count, where in places if count]

@@ -1,9 +1,11 @@
-"""Partials: files of ranks' tables. `dpscope reduce` writes them, and they keep what was read of a run's traces.
+"""Partials: files of ranks' tables. `dpscope reduce` writes them, and they keep what was read of a
+run's traces.
 
-A file is Parquet with a row per rank: what is known of it, and its tables as lists of structs. No row refers to another, so
-that rows of any number of files are joined by putting them together, in whatever order and tree. The file's metadata hold the
-version of the format and the traces that could not be read. Nothing is pickled: any Parquet reader can show the tables, and
-reading a file never executes its content.
+A file is Parquet with a row per rank: what is known of it, and its tables as lists of structs. No
+row refers to another, so that rows of any number of files are joined by putting them together, in
+whatever order and tree. The file's metadata hold the version of the format and the traces that
+could not be read. Nothing is pickled: any Parquet reader can show the tables, and reading a file
+never executes its content.
 """
 
 from collections.abc import Iterator
@@ -22,7 +24,8 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
-FORMAT_VERSION = 11  # increase it when a column is redefined; one that is added or removed shows in the schema
+# increase it when a column is redefined; one that is added or removed shows in the schema
+FORMAT_VERSION = 11
 _RECORD = "record"  # a `RankRecord` as msgpack
 _LISTS = [(table, list_type(columns)) for table, columns in COLUMNS.items()]
 _SCHEMA = pa.schema([(_RECORD, pa.binary()), *_LISTS])
@@ -61,22 +64,31 @@ def write_partial(ranks: RankTables, place: Path) -> None:
     except OSError as error:
         # A full disk has a text, Arrow's own errors have none.
         reason = error.strerror or error
-        raise DpscopeError(f"cannot write {place}: {reason}; choose another folder with -o") from error
+        raise DpscopeError(
+            f"cannot write {place}: {reason}; choose another folder with -o"
+        ) from error
 
 
 def read_partial(path: Path) -> RankTables:
-    """Read a partial; raises DpscopeError for other or damaged files and for another version of the format."""
+    """Read a partial; raises DpscopeError for other or damaged files and for another version of the
+    format.
+    """
     decode = msgspec.msgpack.Decoder(RankRecord).decode
     with _damage_in_a_line(path):
         head, rows = _content(path)
         ranks = RankTables(
             ranks=list(map(decode, rows[_RECORD].to_pylist())),
-            tables={name: from_lists(rows[name].combine_chunks(), columns) for name, columns in COLUMNS.items()},
+            tables={
+                name: from_lists(rows[name].combine_chunks(), columns)
+                for name, columns in COLUMNS.items()
+            },
             unread=tuple(head.unread),
         )
     for name in COLUMNS:
         if reason := _unsound(ranks.table(name)):
-            raise DpscopeError(f"{path}: {name}.{reason}, which no trace gives; reduce its traces again, or omit it")
+            raise DpscopeError(
+                f"{path}: {name}.{reason}, which no trace gives; reduce its traces again, or omit it"
+            )
     return ranks
 
 
@@ -113,7 +125,9 @@ def _content(path: Path) -> tuple[_Head, pa.Table]:
             )
         rows = file.read(use_threads=False).replace_schema_metadata(None)
     if not rows.schema.equals(_SCHEMA):
-        raise DpscopeError(f"{path} was written by another dpscope: its columns differ; reduce its traces again")
+        raise DpscopeError(
+            f"{path} was written by another dpscope: its columns differ; reduce its traces again"
+        )
     return head, rows
 
 
@@ -124,7 +138,9 @@ _DIGESTS = frozenset({"kernel_class"})
 
 
 def _unsound(table: Table) -> str:
-    """A number that cannot have been measured, in words; empty without any. A duration may be rounded below 0."""
+    """A number that cannot have been measured, in words; empty without any. A duration may be
+    rounded below 0.
+    """
     for name in table.names:
         if COLUMN_KINDS[name] not in ("real", "whole") or name in _DIGESTS:
             continue

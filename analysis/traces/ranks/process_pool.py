@@ -24,7 +24,8 @@ from dpscope.profiling.store.errors import DpscopeError
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-START_BYTES = 64 << 20  # of text: what one process reads in the half second in which others start and import
+# of text: what one process reads in the half second in which others start and import
+START_BYTES = 64 << 20
 _GZIP_RATIO = 12  # of traces, roughly
 
 FileProgress = Callable[[int, int], None]
@@ -41,7 +42,9 @@ def read_files(
     progress: FileProgress | None = None,
     reader: Reader = TRACES,
 ) -> list[FileOutcome]:
-    """The tables of each file's ranks, in the files' order; for a file that could not be read its error."""
+    """The tables of each file's ranks, in the files' order; for a file that could not be read its
+    error.
+    """
     outcomes: dict[int, FileOutcome] = {}
     with closing(files_as_read(files, limits, executor, reader=reader)) as answers:
         for place, outcome in answers:
@@ -60,16 +63,20 @@ def files_as_read(
 ) -> Generator[tuple[int, FileOutcome]]:
     """The place of each file and its tables, as they come.
 
-    Without an executor files are read one after another, or by as many processes as this one may use cores (or `jobs`), if
-    that saves more than their start costs. The processes end with the generator, however it ends.
+    Without an executor files are read one after another, or by as many processes as this one may
+    use cores (or `jobs`), if that saves more than their start costs. The processes end with the
+    generator, however it ends.
     """
     if executor is not None:
         return _submitted(files, limits, executor, reader)
     return _answers(partial(read_file, limits=limits, reader=reader), files, files, jobs)
 
 
-def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
-    """`work` of every item, in order, by as many processes as save time: an item's share of work is that of its file.
+def over_cores(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]
+) -> list[_Result]:
+    """`work` of every item, in order, by as many processes as save time: an item's share of work is
+    that of its file.
 
     Raises what `work` raises, and DpscopeError for a process that ends without an answer.
     """
@@ -86,7 +93,8 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
     """How many processes save more time than they cost; 0 for none."""
     sizes = [_text_bytes(file) for file in files]
     count = min(jobs or usable_cores(), len(files))
-    inside_a_pool = multiprocessing.current_process().daemon  # whose processes have the cores already
+    # whose processes have the cores already
+    inside_a_pool = multiprocessing.current_process().daemon
     if count < 2 or inside_a_pool:
         return 0
     longest = max(*sizes, sum(sizes) / count)  # what the busiest of them reads
@@ -94,7 +102,9 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
 
 
 def read_file(file: Path, limits: ReadLimits, reader: Reader = TRACES) -> FileOutcome:
-    """The tables of a trace file's ranks, or the error, which in a worker is pickled: the work of processes and executors."""
+    """The tables of a trace file's ranks, or the error, which in a worker is pickled: the work of
+    processes and executors.
+    """
     try:
         return reader.read(file, limits)
     except DpscopeError as error:
@@ -108,11 +118,14 @@ def _submitted(
         executor.submit(read_file, file, limits, reader): place for place, file in enumerate(files)
     }
     own = all(isinstance(future, Future) for future in places)
-    for future in as_completed(places) if own else places:  # submitit's jobs are no futures: waited for in turn
+    # submitit's jobs are no futures: waited for in turn
+    for future in as_completed(places) if own else places:
         try:
             outcome = future.result()
         except Exception as error:  # such a job's may be of another library's kind
-            if own and not isinstance(error, BrokenExecutor | CancelledError | PickleError | OSError):
+            if own and not isinstance(
+                error, BrokenExecutor | CancelledError | PickleError | OSError
+            ):
                 raise
             outcome = _unanswered(files[places[future]], f"{type(error).__name__}: {error}")
         yield places[future], outcome
@@ -133,11 +146,16 @@ def _text_bytes(file: Path) -> int:
 
 
 def _answers(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path], jobs: int | None = None
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    files: Sequence[Path],
+    jobs: int | None = None,
 ) -> Generator[tuple[int, _Result | DpscopeError]]:
-    """Each item's place and result as they come, by as many processes as save time, which end with the generator.
+    """Each item's place and result as they come, by as many processes as save time, which end with
+    the generator.
 
-    A process that dies costs its item alone, whose result is an error: another takes its place. Raises what `work` raises.
+    A process that dies costs its item alone, whose result is an error: another takes its place.
+    Raises what `work` raises.
     """
     count = _worthwhile_processes(files, jobs)
     if not count:
@@ -156,7 +174,9 @@ def _answers(
         for _ in range(count):
             occupy()
         while busy:
-            for ready in [connection for connection in wait(list(busy)) if isinstance(connection, Connection)]:
+            for ready in [
+                connection for connection in wait(list(busy)) if isinstance(connection, Connection)
+            ]:
                 worker, place = busy.pop(ready)
                 try:
                     succeeded, answer = ready.recv()
@@ -173,7 +193,8 @@ def _answers(
 class _Worker:
     """A process that runs `pool_worker`, and the connection to it.
 
-    It has a separate process group: Ctrl-C on a terminal reaches only the caller, which then ends it.
+    It has a separate process group: Ctrl-C on a terminal reaches only the caller, which then ends
+    it.
     """
 
     def __init__(self) -> None:
@@ -181,7 +202,13 @@ class _Worker:
         self.connection = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", pool_worker.__file__, str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-P",
+                    pool_worker.__file__,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,

@@ -82,7 +82,9 @@ class Unread(msgspec.Struct, frozen=True, order=True):
 
 @dataclass(frozen=True)
 class RankTables:
-    """Ranks, and their tables by name, keyed by (rank, device, step); unknown values are missing."""
+    """Ranks, and their tables by name, keyed by (rank, device, step); unknown values are
+    missing.
+    """
 
     ranks: Sequence[RankRecord]
     tables: Mapping[str, RankRows]  # COLUMNS
@@ -121,7 +123,9 @@ class RankTables:
         return rank_order(numbers, sources)
 
     def each_once(self) -> list[int]:
-        """As `order`, with always the same one of the ranks that several files hold of one trace: the last."""
+        """As `order`, with always the same one of the ranks that several files hold of one trace:
+        the last.
+        """
         once: dict[object, int] = {}
         for place in self.order():
             origin = self.ranks[place].origin
@@ -138,7 +142,9 @@ class RankTables:
         return list(once.values())
 
     def stored_of(self, origin: Origin, read_on: str | None = None) -> "RankTables":
-        """To be stored as read of this trace; `read_on` is the host that did, if the trace was on it."""
+        """To be stored as read of this trace; `read_on` is the host that did, if the trace was on
+        it.
+        """
         records = []
         for record in self.ranks:
             summary = replace(record.summary, read_on=read_on)
@@ -165,11 +171,15 @@ def of_rank(record: RankRecord, **tables: Table) -> RankTables:
     return RankTables([record], rows)
 
 
-NO_RANKS = RankTables((), {name: RankRows.of_ranks([], columns) for name, columns in COLUMNS.items()})
+NO_RANKS = RankTables(
+    (), {name: RankRows.of_ranks([], columns) for name, columns in COLUMNS.items()}
+)
 
 
 def join_ranks(parts: Sequence[RankTables], unread: Sequence[Unread] = ()) -> RankTables:
-    """The ranks of these parts, one after the other; `unread` are further traces that could not be read."""
+    """The ranks of these parts, one after the other; `unread` are further traces that could not be
+    read.
+    """
     parts = [NO_RANKS, *parts]
     ranks = [rank for part in parts for rank in part.ranks]
     read = {rank.origin.file for rank in ranks}

@@ -1,4 +1,6 @@
-"""The formats that ranks' tables are read from: one entry each. Which files a command takes, and its messages, follow."""
+"""The formats that ranks' tables are read from: one entry each. Which files a command takes, and
+its messages, follow.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +18,9 @@ Paths = str | Path | Sequence[str | Path] | Sequence[Path]
 
 @dataclass(frozen=True)
 class Reader:
-    """A format: what its files are called in messages, how their names end, and the module here whose `read` reads one."""
+    """A format: what its files are called in messages, how their names end, and the module here
+    whose `read` reads one.
+    """
 
     name: str
     suffixes: tuple[str, ...]
@@ -58,9 +62,9 @@ def as_paths(paths: Paths) -> list[Path]:
 def find_files(paths: Paths) -> Found:
     """The files among the paths, and what reads them: files as named, folders searched.
 
-    A named file is read as a trace unless its name is another format's. What cannot be searched inside a folder is among the
-    files, and its reader reports why. Raises DpscopeError when a path does not exist, a folder holds no file, or paths are of
-    different formats.
+    A named file is read as a trace unless its name is another format's. What cannot be searched
+    inside a folder is among the files, and its reader reports why. Raises DpscopeError when a path
+    does not exist, a folder holds no file, or paths are of different formats.
     """
     places: dict[Reader, Path] = {}
     files: list[Path] = []
@@ -70,7 +74,9 @@ def find_files(paths: Paths) -> Found:
         files += found.files
     (reader, first), *others = places.items()
     for other, place in others:
-        raise DpscopeError(f"{first} is read as {reader.name} and {place} as {other.name}: give one kind of them alone")
+        raise DpscopeError(
+            f"{first} is read as {reader.name} and {place} as {other.name}: give one kind of them alone"
+        )
     return Found(reader, files)
 
 
@@ -79,7 +85,9 @@ def find_traces(paths: Paths) -> list[Path]:
     found = find_files(paths)
     if not found.reader.has_events:
         named = found.reader.name
-        raise DpscopeError(f"{found.files[0]} is a {named} and holds no events, which are needed here; name the traces")
+        raise DpscopeError(
+            f"{found.files[0]} is a {named} and holds no events, which are needed here; name the traces"
+        )
     return found.files
 
 
@@ -94,7 +102,9 @@ def holds_files(path: Path) -> bool:
 def _found_in(path: Path) -> Found:
     if not os.path.isdir(path):
         if not _unless_hidden(path.exists):
-            raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
+            raise DpscopeError(
+                f"{path} does not exist; name trace files, a folder of them, or a run folder"
+            )
         return Found(_reader_of(path) or TRACES, [path])
     by_reader = _inside(path)
     for reader in READERS:
@@ -121,7 +131,9 @@ def _reader_of(file: Path) -> Reader | None:
 
 
 def _unless_hidden(check: Callable[[], bool]) -> bool:
-    """The check of a path, or True where the permissions of its folder prevent it: its reader reports that."""
+    """The check of a path, or True where the permissions of its folder prevent it: its reader
+    reports that.
+    """
     try:
         return check()
     except OSError:

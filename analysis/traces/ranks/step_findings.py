@@ -1,4 +1,6 @@
-"""Findings about the steps of a job: idle devices, steps that are far longer than the others or hold many more collectives."""
+"""Findings about the steps of a job: idle devices, steps that are far longer than the others or
+hold many more collectives.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,24 +9,35 @@ import numpy as np
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
-from dpscope.analysis.traces.ranks.whole_steps import FEWEST_STEPS, TIMES_AS_MANY, far_longer, whole_steps
+from dpscope.analysis.traces.ranks.whole_steps import (
+    FEWEST_STEPS,
+    TIMES_AS_MANY,
+    far_longer,
+    whole_steps,
+)
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
 IDLE_SHARE = 0.3  # of a device's mean step
-MOST_UNLAUNCHED = 0.5  # of idle time, below which neither the host nor the loader is what the device waits for
+# of idle time, below which neither the host nor the loader is what the device waits for
+MOST_UNLAUNCHED = 0.5
 COPY_SHARE = 0.1  # of idle time, from which host copies are named
 
 
 def idle_findings(
-    steps: Table, name: str = "", data_wait_us: float | None = None, communication_known: bool = True
+    steps: Table,
+    name: str = "",
+    data_wait_us: float | None = None,
+    communication_known: bool = True,
 ) -> Iterator[Finding]:
-    """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows, else over all there are.
+    """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole
+    windows, else over all there are.
 
-    `steps` are rows of `step_table`, of which those of a CPU count for nothing. `name` begins the message. `data_wait_us` is the
-    mean wait for the loader: what remains of the time in which nothing was launched is the host's. There is no finding where
-    communication is not known: it may be what a device that looks idle waits for.
+    `steps` are rows of `step_table`, of which those of a CPU count for nothing. `name` begins the
+    message. `data_wait_us` is the mean wait for the loader: what remains of the time in which
+    nothing was launched is the host's. There is no finding where communication is not known: it may
+    be what a device that looks idle waits for.
     """
     means = _device_means(steps) if communication_known else Table({})
     if not len(means):
@@ -51,14 +64,21 @@ def _idle_finding(which: str, most: Mapping[str, Any], data_wait_us: float | Non
     """By what the device that idles most waits for: `most` are its means."""
     idle_us, step_us, unlaunched_us = most["idle_us"], most["step_us"], most["unlaunched_us"]
     copies_us = most["host_copy_us"] or 0.0
-    copying = f", {show_time(copies_us)} of it copying from or to the host" if copies_us > COPY_SHARE * idle_us else ""
+    copying = (
+        f", {show_time(copies_us)} of it copying from or to the host"
+        if copies_us > COPY_SHARE * idle_us
+        else ""
+    )
     message = f"{which} ({show_time(idle_us)} of {show_time(step_us)}{copying})"
     if unlaunched_us is not None and unlaunched_us < MOST_UNLAUNCHED * idle_us:
         return TraceCode.DEVICE_IDLE.finding(
             f"{message}: for {show_time(idle_us - unlaunched_us)} of that, work was launched and did not run yet",
             "find in the trace what the kernel after each gap waits for: another stream, a copy, or another device",
         )
-    if None not in (data_wait_us, unlaunched_us) and unlaunched_us - data_wait_us >= IDLE_SHARE * step_us:
+    if (
+        None not in (data_wait_us, unlaunched_us)
+        and unlaunched_us - data_wait_us >= IDLE_SHARE * step_us
+    ):
         return TraceCode.LAUNCH_BOUND.finding(
             f"{message}: launch-bound, for {show_time(unlaunched_us - data_wait_us)} of a step the host has launched nothing "
             "for it to run; faster devices or links would not shorten that part"
@@ -71,7 +91,9 @@ def _idle_finding(which: str, most: Mapping[str, Any], data_wait_us: float | Non
 
 def _idle_shares(idle: list[float], devices: int, most: Mapping[str, Any]) -> str:
     """How idle devices are, and which is `most`."""
-    which = f"device {most['device']}" + (f" of rank {most['rank']}" if most["rank"] is not None else "")
+    which = f"device {most['device']}" + (
+        f" of rank {most['rank']}" if most["rank"] is not None else ""
+    )
     if devices == 1:
         return f"{which} is idle {max(idle):.0%} of a step"
     least = f"{min(idle):.0%} to " if len(idle) > 1 else ""
@@ -83,13 +105,19 @@ _NAMED_STEPS = 3  # in a message
 
 
 def uneven_steps(steps: Table) -> Iterator[Finding]:
-    """One finding for a job in which some steps hold TIMES_AS_MANY collectives; `steps` are rows of `step_table`."""
+    """One finding for a job in which some steps hold TIMES_AS_MANY collectives; `steps` are rows of
+    `step_table`.
+    """
     whole = steps.take(~steps.truths("partial_window", missing=True) & steps.known("exposed_us"))
     places = whole.group("rank", "device")
     counts = np.nan_to_num(whole.real("collective_count"))
     medians = [float(np.median(counts[rows])) for rows in places.rows()]
     usual = np.array(medians)[places.code] if medians else counts
-    many = (places.sizes[places.code] >= FEWEST_STEPS) & (usual > 0) & (counts >= TIMES_AS_MANY * usual)
+    many = (
+        (places.sizes[places.code] >= FEWEST_STEPS)
+        & (usual > 0)
+        & (counts >= TIMES_AS_MANY * usual)
+    )
     if not many.any():
         return
     place = int(np.where(many, counts, 0.0).argmax())
@@ -154,7 +182,8 @@ def _longer_step(own: Table, usual: Table) -> str:
     return f"{text}: {_LONGER[part].format(time=show_time(longer_us[part]), rank=last)}"
 
 
-FAR_APART = 100.0  # ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ
+# ratio of two ranks' median steps: ranks of one job wait for each other, so their units differ
+FAR_APART = 100.0
 _NAMED_RANKS = 8  # in a message
 
 

@@ -1,7 +1,9 @@
-"""One traced step of one rank as intervals to draw: compute, communication, copies, DataParallel's phases.
+"""One traced step of one rank as intervals to draw: compute, communication, copies, DataParallel's
+phases.
 
-The step is the middle one of those with a complete window, so that every rank of a job picks the same. Times are
-microseconds after the trace's start. Small on purpose: it travels from the process that reads the trace to the report.
+The step is the middle one of those with a complete window, so that every rank of a job picks the
+same. Times are microseconds after the trace's start. Small on purpose: it travels from the process
+that reads the trace to the report.
 """
 
 import zlib
@@ -18,7 +20,12 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import cpu_compute
-from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.traces.steps.event_kind import (
+    COMMUNICATION_KINDS,
+    DEVICE_KINDS,
+    Kind,
+    named_annotations,
+)
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.store.errors import DpscopeError
@@ -29,14 +36,20 @@ _LATE = 3  # that most waiting is for
 
 
 def drawn_ranks(ranks: Sequence[int | None], steps: Table, caused: Table) -> list[int]:
-    """Indices into `ranks`, in order: all, or of many the first, the last, the latest, who waits most and least, the middle.
+    """Indices into `ranks`, in order: all, or of many the first, the last, the latest, who waits
+    most and least, the middle.
 
-    `steps` are those of `with_waits`, `caused` that of `waits_by_pair`. What is left of _CHOSEN is spread over all ranks.
+    `steps` are those of `with_waits`, `caused` that of `waits_by_pair`. What is left of _CHOSEN is
+    spread over all ranks.
     """
     if len(ranks) <= MOST_TO_DRAW:
         return list(range(len(ranks)))
     late, own = _by_wait(caused, "late_rank"), _by_wait(steps, "rank")
-    chosen = [ranks[0], *late[:_LATE], *([own[0], own[(len(own) - 1) // 2], own[-1]] if own else ())]
+    chosen = [
+        ranks[0],
+        *late[:_LATE],
+        *([own[0], own[(len(own) - 1) // 2], own[-1]] if own else ()),
+    ]
     place = {rank: index for index, rank in enumerate(ranks)}
     wanted = [place[rank] for rank in chosen if rank in place]
     spread = np.linspace(len(ranks) - 1, 0, _CHOSEN).astype(int).tolist()
@@ -64,7 +77,9 @@ Spans = tuple[Window, ...]  # start and end, disjoint and in order
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A stretch of time with a name (as the trace has it: untrusted), and bytes where it moves some."""
+    """A stretch of time with a name (as the trace has it: untrusted), and bytes where it moves
+    some.
+    """
 
     start_us: float
     end_us: float
@@ -75,9 +90,9 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 class DeviceTimeline(msgspec.Struct, frozen=True, array_like=True):
     """What one device did in the step; `device` is None on a CPU timeline.
 
-    `compute`, `communication` and `exposed` (communication without compute) are unions inside the step's window, at most
-    MOST_INTERVALS each: gaps up to `closed_gap_us` are drawn as if they were filled. `dp_phases` has stretches with the
-    index of their replica, None on a device.
+    `compute`, `communication` and `exposed` (communication without compute) are unions inside the
+    step's window, at most MOST_INTERVALS each: gaps up to `closed_gap_us` are drawn as if they were
+    filled. `dp_phases` has stretches with the index of their replica, None on a device.
     """
 
     device: int | None
@@ -92,7 +107,9 @@ class DeviceTimeline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimeline(msgspec.Struct, frozen=True, array_like=True):
-    """One step of one rank; `ranges` are dpscope's own on the host; `zero_ns` and `host` are of its clock, as in `Trace`."""
+    """One step of one rank; `ranges` are dpscope's own on the host; `zero_ns` and `host` are of its
+    clock, as in `Trace`.
+    """
 
     rank: int | None
     zero_ns: int
@@ -105,15 +122,21 @@ class StepTimeline(msgspec.Struct, frozen=True, array_like=True):
 
 
 def step_timeline(attribution: Attribution) -> StepTimeline | None:
-    """The middle whole step of a trace, or the middle one of those without a recorded start; None for a trace without steps."""
+    """The middle whole step of a trace, or the middle one of those without a recorded start; None
+    for a trace without steps.
+    """
     if not len(attribution.events):
         return None
     events, steps, windows = attribution.events, attribution.steps, attribution.windows
     if attribution.on_device:
         starts, ends, whole = windows.start_us, windows.end_us, windows.whole
     else:
-        starts, ends = np.maximum(steps.start_us, events.start_us.min()), np.minimum(steps.end_us, events.end_us.max())
-        whole = np.arange(len(steps)) < max(len(steps) - 1, 1)  # in the last one of several the tracer was stopped
+        starts, ends = (
+            np.maximum(steps.start_us, events.start_us.min()),
+            np.minimum(steps.end_us, events.end_us.max()),
+        )
+        # in the last one of several the tracer was stopped
+        whole = np.arange(len(steps)) < max(len(steps) - 1, 1)
     known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
     candidates = np.flatnonzero(whole & known if (whole & known).any() else known)
     if not len(candidates):
@@ -134,7 +157,9 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
 
 
 def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
-    """At most `most` intervals, by closing the smallest gaps, and the largest gap that was closed (0.0: none)."""
+    """At most `most` intervals, by closing the smallest gaps, and the largest gap that was closed
+    (0.0: none).
+    """
     if len(spans) <= most:
         return spans, 0.0
     gaps = spans[1:, 0] - spans[:-1, 1]
@@ -144,21 +169,28 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
     return np.stack((spans[opens, 0], spans[closes, 1]), axis=1), closed_us
 
 
-def _device_timelines(attribution: Attribution, index: int, window: Window) -> Iterator[DeviceTimeline]:
+def _device_timelines(
+    attribution: Attribution, index: int, window: Window
+) -> Iterator[DeviceTimeline]:
     events = attribution.events
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & attribution.occupies(device)
-        compute, host_copies = (own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.HOST_COPY))
-        copies = own & attribution.rows(Kind.PEER_COPY) & (events.device == device)  # named where they are recorded
+        compute, host_copies = (
+            own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.HOST_COPY)
+        )
+        # named where they are recorded
+        copies = own & attribution.rows(Kind.PEER_COPY) & (events.device == device)
         moved = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
         yield DeviceTimeline(
             int(device),
             *_unions(intervals.of_events(events, compute), moved, window),
             named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
             copies=_longest(events, np.flatnonzero(_within(events, copies, window)), MOST_COPIES),
-            host_copies=_longest(events, np.flatnonzero(_within(events, host_copies, window)), MOST_NAMED),
+            host_copies=_longest(
+                events, np.flatnonzero(_within(events, host_copies, window)), MOST_NAMED
+            ),
             dp_phases=() if phase is None else tuple(_phase_marks(events, own, phase, window)),
         )
 
@@ -176,7 +208,9 @@ def _phase_marks(
 def _cpu_timeline(attribution: Attribution, index: int, window: Window) -> Iterator[DeviceTimeline]:
     events = attribution.events
     in_step = attribution.step == index
-    moved = intervals.of_events(events, in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
+    moved = intervals.of_events(
+        events, in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
+    )
     operators = np.flatnonzero(_within(events, attribution.rows(Kind.COMPUTE), window))
     replicas: list[tuple[int | None, Mark]] = []
     for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
@@ -196,22 +230,33 @@ def _mark(events: EventTable, row: int, name: str, size: int | None = None) -> M
     return Mark(float(events.start_us[row]), float(events.end_us[row]), name, size)
 
 
-def _unions(compute: Intervals, moved: Intervals, window: Window) -> tuple[Spans, Spans, Spans, float]:
-    """What a device computed, communicated and exposed in the window, and the largest gap that was closed for drawing it."""
+def _unions(
+    compute: Intervals, moved: Intervals, window: Window
+) -> tuple[Spans, Spans, Spans, float]:
+    """What a device computed, communicated and exposed in the window, and the largest gap that was
+    closed for drawing it.
+    """
     compute, moved = intervals.clip(compute, *window), intervals.clip(moved, *window)
     return _drawn([compute, moved, intervals.difference(moved, compute)], MOST_INTERVALS)
 
 
 def _drawn(unions: Sequence[Intervals], most: int) -> tuple[Spans, Spans, Spans, float]:
-    """At most so many intervals of each of three unions, and the largest gap that was closed for it."""
+    """At most so many intervals of each of three unions, and the largest gap that was closed for
+    it.
+    """
     thin = [thinned(spans, most) for spans in unions]
-    first, second, third = (tuple((start, end) for start, end in spans.tolist()) for spans, _ in thin)
+    first, second, third = (
+        tuple((start, end) for start, end in spans.tolist()) for spans, _ in thin
+    )
     return first, second, third, max(gap_us for _, gap_us in thin)
 
 
 def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceTimeline:
     """The same with fewer intervals of each kind and fewer named events, the longest ones."""
-    unions = [np.array(spans).reshape(-1, 2) for spans in (device.compute, device.communication, device.exposed)]
+    unions = [
+        np.array(spans).reshape(-1, 2)
+        for spans in (device.compute, device.communication, device.exposed)
+    ]
     compute, communication, exposed, gap_us = _drawn(unions, most_spans)
     longest = sorted(device.named, key=lambda mark: mark.start_us - mark.end_us)[:most_named]
     return replace(
@@ -254,11 +299,15 @@ def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]
 
 
 def _host_ranges(attribution: Attribution, index: int, window: Window) -> Iterator[Mark]:
-    """The step's own ranges on the CPU side; on a device's timeline they show when work was launched, not when it ran."""
+    """The step's own ranges on the CPU side; on a device's timeline they show when work was
+    launched, not when it ran.
+    """
     events, steps = attribution.events, attribution.steps
     found = named_annotations(events, phases.PREFIX)
     if attribution.on_device:
-        found &= (events.start_us >= steps.start_us[index]) & (events.start_us < steps.end_us[index])
+        found &= (events.start_us >= steps.start_us[index]) & (
+            events.start_us < steps.end_us[index]
+        )
     else:
         found = _within(events, found & (attribution.step == index), window)
     for row in np.flatnonzero(found).tolist():
@@ -276,10 +325,14 @@ def timeline_bytes(timeline: StepTimeline | None) -> bytes:
 
 
 def timeline_of(content: bytes) -> StepTimeline | None:
-    """The timeline that `timeline_bytes` was given. Raises DpscopeError where it was damaged since."""
+    """The timeline that `timeline_bytes` was given. Raises DpscopeError where it was damaged
+    since.
+    """
     if not content:
         return None
     try:
         return _decoder().decode(zlib.decompress(content))
     except (zlib.error, msgspec.MsgspecError) as error:
-        raise DpscopeError(f"a stored step cannot be drawn: {error}; reduce its traces again") from error
+        raise DpscopeError(
+            f"a stored step cannot be drawn: {error}; reduce its traces again"
+        ) from error

@@ -1,4 +1,6 @@
-"""From the trace files of one job to its tables: steps, collectives, findings. What the command line calls."""
+"""From the trace files of one job to its tables: steps, collectives, findings. What the command
+line calls.
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,13 @@ from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
-from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, RankTables, TraceSummary, Unread, join_ranks
+from dpscope.analysis.traces.ranks.rank_tables import (
+    COLUMNS,
+    RankTables,
+    TraceSummary,
+    Unread,
+    join_ranks,
+)
 from dpscope.analysis.traces.ranks.readers import Paths, as_paths, find_files
 from dpscope.analysis.traces.ranks.step_findings import (
     far_longer_steps,
@@ -40,11 +48,13 @@ def analyze_traces(
     executor: Executor | None = None,
     progress: FileProgress | None = None,
 ) -> Job:
-    """Read the traces of one job, a file per process or several ranks in one; a path or several, of files and folders.
+    """Read the traces of one job, a file per process or several ranks in one; a path or several, of
+    files and folders.
 
-    Large files are read in parallel by processes of this machine, or by `executor` (its workers must see the same paths);
-    `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
-    and not found in a folder, and where the traces are of several jobs.
+    Large files are read in parallel by processes of this machine, or by `executor` (its workers
+    must see the same paths); `progress` is called with (files done, files in all). Raises
+    DpscopeError when none can be read, or one that was named and not found in a folder, and where
+    the traces are of several jobs.
     """
     ((_, job),) = _each_job(paths, limits, executor, progress, one_alone="this analysis")
     return job
@@ -53,7 +63,9 @@ def analyze_traces(
 def analyze_jobs(
     paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> JobAnalyses:
-    """As `analyze_traces` of each job whose traces are among the paths, by its name as in `find_jobs`; one job's is ``""``."""
+    """As `analyze_traces` of each job whose traces are among the paths, by its name as in
+    `find_jobs`; one job's is ``""``.
+    """
     return dict(_each_job(paths, limits, None, progress))
 
 
@@ -75,7 +87,9 @@ def _each_job(
     progress: FileProgress | None,
     one_alone: str = "",
 ) -> Iterator[tuple[str, Job]]:
-    """Each job's name and analysis; `one_alone` names what is made of one job and refused for several."""
+    """Each job's name and analysis; `one_alone` names what is made of one job and refused for
+    several.
+    """
     whole, holders = _read(paths, limits, executor, progress)
     kept = whole.each_once()
     found = find_jobs(
@@ -96,7 +110,9 @@ def _each_job(
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
 ) -> tuple[RankTables, list[Path]]:
-    """The ranks of the files that could be read, and each one's file; raises as `analyze_traces`."""
+    """The ranks of the files that could be read, and each one's file; raises as
+    `analyze_traces`.
+    """
     found = find_files(paths)
     named = {path for path in as_paths(paths) if not os.path.isdir(path)}
     parts: list[RankTables] = []
@@ -120,7 +136,9 @@ def _read(
     whole = join_ranks(parts, unread)
     if not whole.ranks:
         reasons = [one.message for one in whole.unread]
-        reasons.append(f"{found.files[0]} contains no rank; name torch.profiler traces, or partials of them")
+        reasons.append(
+            f"{found.files[0]} contains no rank; name torch.profiler traces, or partials of them"
+        )
         raise none_read(reasons[0])
     return whole, holders
 
@@ -148,7 +166,8 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
             ),
         ),
     )
-    many = len(ranks) > MOST_TO_DRAW  # else no rank is chosen by its waits, which take time to compute
+    # else no rank is chosen by its waits, which take time to compute
+    many = len(ranks) > MOST_TO_DRAW
     chosen = drawn_ranks(ranks, steps, analysis.waits_caused) if many else range(len(ranks))
     return replace(
         analysis,
@@ -170,7 +189,9 @@ def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, A
             largest_group,
         ]
     )
-    ranks_read = counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
+    ranks_read = (
+        counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
+    )
     return {
         "name": f"traces of {ranks_read}" if processes > 1 else "trace of one process",
         "strategy": traced_strategy(evidence, collectives),
@@ -180,7 +201,9 @@ def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, A
 
 
 def read_kept(files: Sequence[Path]) -> RankTables:
-    """The ranks of a run's own files, whose tables are kept. Raises DpscopeError for a file that cannot be read."""
+    """The ranks of a run's own files, whose tables are kept. Raises DpscopeError for a file that
+    cannot be read.
+    """
     from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 
     found: list[RankTables] = []
@@ -193,7 +216,9 @@ def read_kept(files: Sequence[Path]) -> RankTables:
 
 
 def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding, ...]]:
-    """The tables of ranks as those of a job's repeat, their collectives matched; and what was found in matching them."""
+    """The tables of ranks as those of a job's repeat, their collectives matched; and what was found
+    in matching them.
+    """
     windows = windows_of(job.summaries)  # a process may have been traced several times
     origins = [
         RankOrigin(
@@ -203,10 +228,14 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         )
         for one in job.summaries
     ]
-    matched = match_windows(job.table("collectives"), job.tables["collectives"].owners, windows, origins)
+    matched = match_windows(
+        job.table("collectives"), job.tables["collectives"].owners, windows, origins
+    )
     collectives, apart = matched.table, step_times_apart(whole_steps(job.table("steps")))
     if apart:
-        compared = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
+        compared = [
+            name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")
+        ]
         collectives = collectives.assign(**dict.fromkeys(compared))
     parts = exposed_parts(collectives, job.table("exposed"))
     tables = {name: job.table(name) for name in COLUMNS}
@@ -219,7 +248,8 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         NO_TABLES,
         **{name: table.assign(repeat=repeat) for name, table in tables.items()},
     )
-    return join_tables([whole]), (*matched.findings, *apart)  # with all columns, where nothing was recorded too
+    # with all columns, where nothing was recorded too
+    return join_tables([whole]), (*matched.findings, *apart)
 
 
 def not_read(message: str) -> Finding:

@@ -1,4 +1,6 @@
-"""Which traced steps averages are of: those with a complete window, without the few that take far longer than the others."""
+"""Which traced steps averages are of: those with a complete window, without the few that take far
+longer than the others.
+"""
 
 import numpy as np
 
@@ -8,9 +10,12 @@ from dpscope.analysis.traces.reading.table import Table
 STEP_KEYS = ("repeat", "rank", "device", "step")
 """What a row of a job's steps is of."""
 
-TIMES_AS_LONG = 3.0  # as the median step of the same repeat, from which on a step is no usual one...
-MOST_LONG = 0.25  # ...if at most this part of the steps is, or one: more of them are a part of the training
-TIMES_AS_MANY = 2.0  # collectives of a step over the median of its rank's steps: another kind of step
+# as the median step of the same repeat, from which on a step is no usual one...
+TIMES_AS_LONG = 3.0
+# ...if at most this part of the steps is, or one: more of them are a part of the training
+MOST_LONG = 0.25
+# collectives of a step over the median of its rank's steps: another kind of step
+TIMES_AS_MANY = 2.0
 FEWEST_STEPS = 3  # whole windows: of two none is the usual one
 
 
@@ -26,10 +31,11 @@ def whole_steps(steps: Table, alike: bool = True) -> Table:
 
 
 def far_longer(steps: Table) -> BoolColumn:
-    """The rows of whole steps that take more than TIMES_AS_LONG the median, by the longest window of each.
+    """The rows of whole steps that take more than TIMES_AS_LONG the median, by the longest window
+    of each.
 
-    A job's step is far longer as a whole, since its ranks wait for each other. Steps that hold more collectives are another
-    kind of step, which belongs to the training as the others do.
+    A job's step is far longer as a whole, since its ranks wait for each other. Steps that hold more
+    collectives are another kind of step, which belongs to the training as the others do.
     """
     far = np.zeros(len(steps), dtype=bool)
     rows = np.flatnonzero(_whole(steps) & steps.known("step") & steps.known("step_us"))

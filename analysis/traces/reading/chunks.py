@@ -1,13 +1,16 @@
-"""From a trace file to its events, a piece of text at a time that fits a core's cache; damaged text is repaired.
+"""From a trace file to its events, a piece of text at a time that fits a core's cache; damaged text
+is repaired.
 
-A trace is a JSON object whose `traceEvents` array holds nearly all of it. Kineto writes one event after another,
-each closed by a line of two blanks and a brace; a raw newline never occurs inside a JSON string, so such a line is
-a safe place to cut even when an event's own text is damaged. Files saved again by another tool (one line, or other
-indentation) are cut where one object ends and the next begins; whether that cut was right shows when it is decoded.
+A trace is a JSON object whose `traceEvents` array holds nearly all of it. Kineto writes one event
+after another, each closed by a line of two blanks and a brace; a raw newline never occurs inside a
+JSON string, so such a line is a safe place to cut even when an event's own text is damaged. Files
+saved again by another tool (one line, or other indentation) are cut where one object ends and the
+next begins; whether that cut was right shows when it is decoded.
 
-A piece is decoded at once where its text is sound, event by event where it is not. Repair costs at most a constant times the
-piece, whatever is broken: text is cut into what look like events, and each is decoded once by itself. Where one goes on beyond
-the next cut, since objects within an event look alike, it is read from its beginning; such tries share an allowance.
+A piece is decoded at once where its text is sound, event by event where it is not. Repair costs at
+most a constant times the piece, whatever is broken: text is cut into what look like events, and
+each is decoded once by itself. Where one goes on beyond the next cut, since objects within an event
+look alike, it is read from its beginning; such tries share an allowance.
 """
 
 import os
@@ -32,9 +35,11 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Of a file with more bytes the rest is not read: a small compressed file can expand without end.
+    """Of a file with more bytes the rest is not read: a small compressed file can expand without
+    end.
 
-    A file with more events is refused. The default number of events is that of about 2.5 GB of text as Kineto writes it.
+    A file with more events is refused. The default number of events is that of about 2.5 GB of text
+    as Kineto writes it.
     """
 
     max_bytes: int = 16 << 30  # uncompressed
@@ -55,10 +60,14 @@ HEAD_BYTES = 64 << 20  # in which the events must begin
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form
-_Cut = tuple[bytes, re.Pattern[bytes]]  # what must be somewhere in the text, and the end of an event, from its brace on
-_KINETO_CUT: _Cut = b"\n  },", re.compile(rb"\}(?<=\n  \}),")  # begins with a text that is searched for fast
-_ANY_CUT: _Cut = b"{", re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would be escaped
-_WINDOWS = (1 << 12, 1 << 16, 1 << 40)  # bytes at a chunk's end in which its last event is looked for, in turn
+# what must be somewhere in the text, and the end of an event, from its brace on
+_Cut = tuple[bytes, re.Pattern[bytes]]
+# begins with a text that is searched for fast
+_KINETO_CUT: _Cut = b"\n  },", re.compile(rb"\}(?<=\n  \}),")
+# a quote within a string would be escaped
+_ANY_CUT: _Cut = b"{", re.compile(rb'\}\s*,\s*(?=\{\s*")')
+# bytes at a chunk's end in which its last event is looked for, in turn
+_WINDOWS = (1 << 12, 1 << 16, 1 << 40)
 _LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -69,10 +78,11 @@ ReportFinding = Callable[[Finding], None]
 
 
 class TraceText:
-    """A trace file's text, gzip-compressed or plain, in pieces: `head` before the events, the events' chunks, `tail` after them.
+    """A trace file's text, gzip-compressed or plain, in pieces: `head` before the events, the
+    events' chunks, `tail` after them.
 
-    Raises DpscopeError when the file cannot be read, is empty or holds no `traceEvents`; what is lost of a damaged
-    file goes to `report` as findings.
+    Raises DpscopeError when the file cannot be read, is empty or holds no `traceEvents`; what is
+    lost of a damaged file goes to `report` as findings.
     """
 
     def __init__(self, path: Path, max_bytes: int, report: ReportFinding) -> None:
@@ -80,7 +90,8 @@ class TraceText:
         self.compressed = False  # the file is gzip's by its first bytes
         self.damaged = False  # compressed text that ends, or cannot be read on, before its end
         self.tail = bytearray()  # filled once `chunks` is exhausted
-        self.unfinished = b""  # of the last chunk, given back by who decoded it: the next one begins with it
+        # of the last chunk, given back by who decoded it: the next one begins with it
+        self.unfinished = b""
         self.goes_on = True  # behind the last chunk
         blocks = self._blocks(max_bytes)
         buffer, searched = bytearray(), 0
@@ -102,7 +113,8 @@ class TraceText:
         del buffer[: begin.end()]
         while len(buffer) < 4096 and (block := next(blocks, b"")):
             buffer += block
-        self.is_array = self.head.lstrip()[:1] == b"["  # the bare array of events, Chrome's other form
+        # the bare array of events, Chrome's other form
+        self.is_array = self.head.lstrip()[:1] == b"["
         self.kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
         self._first, self._rest = bytes(buffer), blocks
 
@@ -122,7 +134,9 @@ class TraceText:
         return DpscopeError(f"{self.path} {what}")
 
     def chunks(self) -> Iterator[bytearray]:
-        """JSON arrays of whole events, CHUNK_BYTES or more; the last one may hold more, or less: the array's end and the tail."""
+        """JSON arrays of whole events, CHUNK_BYTES or more; the last one may hold more, or less:
+        the array's end and the tail.
+        """
         cuts, rest = [_KINETO_CUT] if self.kineto_layout else _cuts(self._first), self._first
         let_go = searched = given_back = 0
         parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
@@ -138,9 +152,7 @@ class TraceText:
                 let_go += 1
                 if let_go < _MOST_LET_GO:
                     continue
-                endless = (
-                    f"more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
-                )
+                endless = f"more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
                 self._report(TraceCode.EVENTS_UNREADABLE.finding(f"{self.path} holds {endless}"))
                 break
             if cut is None:  # one event larger than a chunk
@@ -150,7 +162,8 @@ class TraceText:
             chunk[cut + 1 :] = b"]"
             yield chunk
             let_go = searched = given_back = 0
-            if self.unfinished:  # it ends where it was cut: cutting there again would get no further
+            # it ends where it was cut: cutting there again would get no further
+            if self.unfinished:
                 given_back = 1 + len(self.unfinished)
                 rest, self.unfinished = self.unfinished + b"," + rest, b""
             parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
@@ -165,12 +178,19 @@ class TraceText:
         try:
             if not stat.S_ISREG(mode := self.path.stat().st_mode):
                 if stat.S_ISDIR(mode):
-                    os.scandir(self.path).close()  # a folder that cannot be searched is reported as such
-                raise DpscopeError(f"{self.path} is not a regular file; name a trace file or a folder of them")
+                    # a folder that cannot be searched is reported as such
+                    os.scandir(self.path).close()
+                raise DpscopeError(
+                    f"{self.path} is not a regular file; name a trace file or a folder of them"
+                )
             with open(self.path, "rb") as file:
                 self.compressed = file.read(2) == _GZIP_MAGIC
                 file.seek(0)
-                for block in self._inflated(file) if self.compressed else iter(lambda: file.read(BLOCK_BYTES), b""):
+                for block in (
+                    self._inflated(file)
+                    if self.compressed
+                    else iter(lambda: file.read(BLOCK_BYTES), b"")
+                ):
                     total += len(block)
                     if total > max_bytes:
                         yield block[: max_bytes - total]
@@ -179,10 +199,14 @@ class TraceText:
                         return
                     yield block
         except OSError as error:
-            raise DpscopeError(f"{unreadable(self.path, error)}; check the name and its permissions") from error
+            raise DpscopeError(
+                f"{unreadable(self.path, error)}; check the name and its permissions"
+            ) from error
 
     def _inflated(self, file: IO[bytes]) -> Iterator[bytes]:
-        """The text of a gzip file of one or more members, up to where it is damaged; never more than a block at once."""
+        """The text of a gzip file of one or more members, up to where it is damaged; never more
+        than a block at once.
+        """
         inflater, data = _inflater(), file.read(BLOCK_BYTES)
         while True:
             try:
@@ -200,7 +224,9 @@ class TraceText:
                     while data and not data.strip(b"\0"):  # padding
                         data = file.read(BLOCK_BYTES)
                     return (
-                        self._damage("has other bytes after its end", TraceCode.GZIP_TRAILING_BYTES) if data else None
+                        self._damage("has other bytes after its end", TraceCode.GZIP_TRAILING_BYTES)
+                        if data
+                        else None
                     )
                 inflater = _inflater()
             elif inflater.needs_input:
@@ -219,12 +245,17 @@ _inflater = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP)
 def _cuts(events: bytes) -> list[_Cut]:
     """Surest first: before an object that begins as the first event does, before any object."""
     first = _FIRST_KEY.match(events)
-    same = [(first[1], re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")"))] if first else []
+    same = (
+        [(first[1], re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")"))]
+        if first
+        else []
+    )
     return [*same, _ANY_CUT]
 
 
 def _last_cut(buffer: bytearray, cuts: Sequence[_Cut], begin: int) -> int | None:
-    """Offset of the brace that closes the last event known, or in other layouts thought, to be whole.
+    """Offset of the brace that closes the last event known, or in other layouts thought, to be
+    whole.
 
     Only from `begin` on: each byte is looked at once, however large an event grows.
     """
@@ -245,7 +276,8 @@ _MOST_UNFINISHED = 1 << 16  # characters at a chunk's end that may be an event's
 _MOST_IN_VAIN = 1 << 20  # characters of a chunk that are read leniently and are no event
 _COST_OF_TRY = 1000  # characters that are read in the time of a try that fails at once
 _NO_UTF_8 = "\ufffd"  # what stands in the text for bytes that are none
-_MOST_LENIENT = 1 << 20  # characters of an event that is no strict JSON: its objects take up to 30 times as much
+# characters of an event that is no strict JSON: its objects take up to 30 times as much
+_MOST_LENIENT = 1 << 20
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _Event = TypeVar("_Event")
@@ -281,7 +313,9 @@ def decode_chunk(
 
 
 class _Repair(Generic[_Event]):
-    """A damaged chunk, event by event: the sound ones are kept, the damaged ones repaired or counted."""
+    """A damaged chunk, event by event: the sound ones are kept, the damaged ones repaired or
+    counted.
+    """
 
     def __init__(self, text: str, kineto_layout: bool, codec: Codec[_Event]) -> None:
         self._text, self._codec, self._kineto_layout = text, codec, kineto_layout
@@ -290,7 +324,9 @@ class _Repair(Generic[_Event]):
         self._result: DecodedChunk[_Event] = DecodedChunk([])
 
     def decoded(self, goes_on: bool) -> DecodedChunk[_Event]:
-        """All that can be read; an event that no closing brace ends is left unfinished where text `goes_on` behind."""
+        """All that can be read; an event that no closing brace ends is left unfinished where text
+        `goes_on` behind.
+        """
         result, text = self._result, self._text
         start = len(text) - len(text.lstrip())
         if _ARRAY_END.match(text, start):  # without an event in this chunk
@@ -314,7 +350,9 @@ class _Repair(Generic[_Event]):
         return result
 
     def _event(self, start: int, end: int) -> tuple[_Event | None, int]:
-        """The event that begins at `start` and where it ends: mostly at `end`, before the next cut; None if there is none."""
+        """The event that begins at `start` and where it ends: mostly at `end`, before the next cut;
+        None if there is none.
+        """
         text = self._text[start:end]
         with suppress(*_UNREADABLE):
             event = self._codec.one(text)
@@ -324,7 +362,8 @@ class _Repair(Generic[_Event]):
             (end,) if self._kineto_layout else (end, len(self._text))
         )  # an object within it may look like the next one
         for last in ends:
-            if self._allowance > 0 or end == len(self._text):  # with the last event goes what is behind the events
+            # with the last event goes what is behind the events
+            if self._allowance > 0 or end == len(self._text):
                 found, stop = self._lenient(start, last)
                 if found is not None:
                     return found, stop
@@ -332,7 +371,9 @@ class _Repair(Generic[_Event]):
         return None, end
 
     def _lenient(self, start: int, end: int) -> tuple[_Event | None, int]:
-        """The same for text that need not be strict JSON, or goes on behind the event; without an event, how far it was read."""
+        """The same for text that need not be strict JSON, or goes on behind the event; without an
+        event, how far it was read.
+        """
         piece = self._text[start : min(end, start + _MOST_LENIENT)]
         event, length = self._codec.lenient(piece)
         stop = start + length

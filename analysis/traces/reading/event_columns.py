@@ -20,10 +20,19 @@ from dpscope.analysis.traces.reading.event_table import (
     FloatColumn,
     IntColumn,
 )
-from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, count_of, int64, ordinal
+from dpscope.analysis.traces.reading.json_events import (
+    MOST_ORDINAL,
+    MOST_US,
+    NONE,
+    Event,
+    count_of,
+    int64,
+    ordinal,
+)
 from dpscope.analysis.traces.reading.tensor_sizes import recorded_buffers
 
-# Whose shapes are read: what communicates, DataParallel's two coalesced functions, and what gradients become ready in.
+# Whose shapes are read: what communicates, DataParallel's two coalesced functions, and what
+# gradients become ready in.
 _COMMUNICATION_NAME = re.compile(
     r"^(?:gloo:|_?c10d|record_param_comms|Broadcast$|ReduceAddCoalesced$|torch::autograd::AccumulateGrad$)|nccl|rccl|msccl",
     re.IGNORECASE,
@@ -47,7 +56,9 @@ _COLUMNS |= {"start_us": np.float64, "duration_us": np.float64, "category": np.u
 
 
 class TextBase:
-    """Microseconds since 1970 with a fraction do not fit a float: they are shortened in the text, all by one number."""
+    """Microseconds since 1970 with a fraction do not fit a float: they are shortened in the text,
+    all by one number.
+    """
 
     def __init__(self) -> None:
         self.subtracted_us = 0
@@ -64,42 +75,58 @@ class TextBase:
         return bytearray(_LONG_TIME.sub(self._shortened, chunk))
 
     def _shortened(self, found: re.Match[bytes]) -> bytes:
-        """The time minus the base; before the base the fraction counts the other way: -3 and .25 are -2.75."""
+        """The time minus the base; before the base the fraction counts the other way: -3 and .25
+        are -2.75.
+        """
         key, whole, fraction = found.groups()
         difference = int(whole) - self.subtracted_us
         if not fraction:
             return b"%s%d" % (key, difference)
         if difference >= 0 or not fraction.strip(b"0"):
             return b"%s%d.%s" % (key, difference, fraction)
-        return b"%s-%d.%0*d" % (key, -difference - 1, len(fraction), 10 ** len(fraction) - int(fraction))
+        return b"%s-%d.%0*d" % (
+            key,
+            -difference - 1,
+            len(fraction),
+            10 ** len(fraction) - int(fraction),
+        )
 
 
 Loss = Literal["without_time", "negative", "shapes", "device"]
-"""Events without a usable time, with a negative duration, with shapes that are damaged, and on a device without a number."""
+"""Events without a usable time, with a negative duration, with shapes that are damaged, and on a
+device without a number.
+"""
 
 
 class TableBuilder:
     """The events of one process, in file order."""
 
     def __init__(self) -> None:
-        self.base_us: int | None = None  # the table's time 0, as the file writes times: amid the first events
+        # the table's time 0, as the file writes times: amid the first events
+        self.base_us: int | None = None
         self.rows = 0
         self.lost: Counter[Loss] = Counter()
         self.unread: Counter[str] = Counter()  # events of a device in categories that are not read
-        # Who launched, annotated and ran operators: more than one process, or rank, means several ranks in one file.
-        self.processes: dict[Category, Counter[int | str]] = {one: Counter() for one in event_table.HOST}
+        # Who launched, annotated and ran operators: more than one process, or rank, means several
+        # ranks in one file.
+        self.processes: dict[Category, Counter[int | str]] = {
+            one: Counter() for one in event_table.HOST
+        }
         self.ranks: Counter[int | str | None] = Counter()
-        self._parts: dict[str, list[Any]] = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
+        self._parts: dict[str, list[Any]] = {
+            name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()
+        }
         self._name_codes: dict[str, int] = {}
         self._communicates = bytearray()  # one truth per name code
         self._communication: dict[int, CommunicationArgs] = {}
 
     @property
     def is_fused(self) -> bool:
-        """Whether these are the events of several processes; one event that names another is a damaged one.
+        """Whether these are the events of several processes; one event that names another is a
+        damaged one.
 
-        A process without operators, where another has some, is no rank: some tracers (MTIA) give a rank's calls of the runtime
-        another process id than its operators.
+        A process without operators, where another has some, is no rank: some tracers (MTIA) give a
+        rank's calls of the runtime another process id than its operators.
         """
         operating, known = self.processes[Category.CPU_OP], self._known_processes
         processes = [count for one, count in known.items() if operating[one] > 1 or not operating]
@@ -113,10 +140,13 @@ class TableBuilder:
     @property
     def process_id(self) -> int | None:
         """The process that launched or annotated most, where the trace numbers it."""
-        return next((one for one, _ in self._known_processes.most_common(1) if isinstance(one, int)), None)
+        return next(
+            (one for one, _ in self._known_processes.most_common(1) if isinstance(one, int)), None
+        )
 
     def add(self, decoded: Sequence[Event], subtracted_us: int = 0) -> list[Event]:
-        """Append those of the events that are of a category read here and have sound times, shortened by `subtracted_us`.
+        """Append those of the events that are of a category read here and have sound times,
+        shortened by `subtracted_us`.
 
         Returns them: a row each, in order.
         """
@@ -126,7 +156,10 @@ class TableBuilder:
         if self.base_us is None:
             self.base_us = int(np.median(starts)) + subtracted_us
         category = np.array([_CATEGORY_CODES[event.cat] for event in events], dtype=np.uint8)
-        on_device, copies = np.flatnonzero(category >= Category.KERNEL), np.flatnonzero(category == Category.MEMCPY)
+        on_device, copies = (
+            np.flatnonzero(category >= Category.KERNEL),
+            np.flatnonzero(category == Category.MEMCPY),
+        )
         called = [event.name for event in events]
         for row in copies.tolist():
             called[row] = copy_name(called[row], events[row].args.copy_kind)
@@ -140,9 +173,13 @@ class TableBuilder:
             "thread": _integers([event.tid for event in events]),
             "device": devices,
             "peer": _of_some(events, copies, _peer),
-            "correlation": _of_some(events, np.flatnonzero(category >= Category.RUNTIME), _CORRELATION),
+            "correlation": _of_some(
+                events, np.flatnonzero(category >= Category.RUNTIME), _CORRELATION
+            ),
             "bytes": _of_some(events, copies, _bytes),
-            "shape": _of_some(events, np.flatnonzero(event_table.is_among(category, _WITH_SHAPE)), _shape),
+            "shape": _of_some(
+                events, np.flatnonzero(event_table.is_among(category, _WITH_SHAPE)), _shape
+            ),
         }
         for name, column in columns.items():
             self._parts[name].append(column)
@@ -169,7 +206,9 @@ class TableBuilder:
         launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
         self.ranks.update([events[row].args.rank for row in launches])
 
-    def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
+    def _with_sound_times(
+        self, events: list[Event]
+    ) -> tuple[list[Event], FloatColumn, FloatColumn]:
         starts = np.array([event.ts for event in events], dtype=np.float64)
         durations = np.array([event.dur for event in events], dtype=np.float64)
         # A comparison with NaN is False.
@@ -182,7 +221,9 @@ class TableBuilder:
         return list(compress(events, sound)), starts[sound], durations[sound]
 
     def _coded(self, names: list[str]) -> IntColumn:
-        """A number for each name, the same whenever it comes; of new names it is noted which communicate."""
+        """A number for each name, the same whenever it comes; of new names it is noted which
+        communicate.
+        """
         codes = self._name_codes
         for name in dict.fromkeys(names):
             if name not in codes:
@@ -199,7 +240,9 @@ class TableBuilder:
             counted = args.input_elements is not None or args.output_elements is not None
             if args.collective_name is None and not args.input_dims and not counted:
                 continue
-            shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))
+            shapes = recorded_buffers(
+                events[row].name, bytes(args.input_dims), bytes(args.input_type)
+            )
             self.lost["shapes"] += shapes is None
             sizes = shapes or CommunicationArgs()
             dtype = (args.dtype or sizes.dtype) if counted else (sizes.dtype or args.dtype)
@@ -211,7 +254,10 @@ class TableBuilder:
                 collective_name=_described(args.collective_name),
                 dtype=_described(dtype),
                 group=_described(str(args.group)) if args.group is not None else None,
-                group_ranks=_described(bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')) or None,
+                group_ranks=_described(
+                    bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')
+                )
+                or None,
                 group_size=ordinal(args.group_size) or None,
                 sequence=count_of(args.sequence),
             )
@@ -219,7 +265,9 @@ class TableBuilder:
     def table(self) -> EventTable:
         """What was added, once: each column's parts are let go as soon as it is made of them."""
         columns = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
-        return EventTable(**columns, names=list(self._name_codes), communication=self._communication)
+        return EventTable(
+            **columns, names=list(self._name_codes), communication=self._communication
+        )
 
 
 _COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
@@ -227,7 +275,9 @@ _COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD
 
 
 def copy_name(name: str, kind: int | str | None) -> str:
-    """A copy's name with its kind, for tools that call all copies ``Memcpy`` and state the kind as an argument."""
+    """A copy's name with its kind, for tools that call all copies ``Memcpy`` and state the kind as
+    an argument.
+    """
     if isinstance(kind, int):
         kind = _COPY_KINDS[kind] if 0 < kind < len(_COPY_KINDS) else None
     return name if not kind or kind in name else f"{name} {kind}"
@@ -267,7 +317,9 @@ def _peer(event: Event) -> int:
 
 
 def _shape(event: Event) -> int:
-    """A checksum of an operator's input sizes, or of a kernel's grid and block; NONE where no size is recorded."""
+    """A checksum of an operator's input sizes, or of a kernel's grid and block; NONE where no size
+    is recorded.
+    """
     args = event.args
     text = bytes(args.input_dims) or bytes(args.grid) + bytes(args.block)
     return zlib.crc32(text.translate(None, b" \t\r\n")) if _DIGIT.search(text) else NONE
@@ -281,7 +333,9 @@ def _integers(values: list[Any]) -> IntColumn:
 
 
 def _integer(value: object) -> int:
-    """NONE for a number beyond 64 bits; for a thread with a name one that is the same for the same name."""
+    """NONE for a number beyond 64 bits; for a thread with a name one that is the same for the same
+    name.
+    """
     if (number := int64(value)) is not None:
         return number
     return -2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE

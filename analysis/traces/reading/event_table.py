@@ -1,4 +1,6 @@
-"""The event table: one row per trace event that matters here, as numpy columns; categories of events; a trace."""
+"""The event table: one row per trace event that matters here, as numpy columns; categories of
+events; a trace.
+"""
 
 import math
 import re
@@ -41,15 +43,18 @@ CATEGORIES = {
     **dict.fromkeys(("cpu_op", "operator"), Category.CPU_OP),
     "user_annotation": Category.USER_ANNOTATION,
     **dict.fromkeys(_RUNTIME, Category.RUNTIME),
-    **dict.fromkeys(("kernel", "mtia_ccp_events"), Category.KERNEL),  # Kineto's later versions make the second an alias
+    # Kineto's later versions make the second an alias
+    **dict.fromkeys(("kernel", "mtia_ccp_events"), Category.KERNEL),
     **dict.fromkeys(("gpu_memcpy", "memcpy"), Category.MEMCPY),
     **dict.fromkeys(("gpu_memset", "memset"), Category.MEMSET),
 }
 CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.items()}
 
-# Of a device and not read: hpu_op, mtia_insight, glow_runtime, collective_comm, and what other vendors name like these.
-# Kineto's own names: libkineto/include/ActivityType.h.
-_UNREAD_DEVICE = re.compile(r"^(?:mtia|hpu|glow|collective_comm|npu|tpu|gcu|mlu|musa)|_(?:runtime|driver|kernel)$")
+# Of a device and not read: hpu_op, mtia_insight, glow_runtime, collective_comm, and what other
+# vendors name like these. Kineto's own names: libkineto/include/ActivityType.h.
+_UNREAD_DEVICE = re.compile(
+    r"^(?:mtia|hpu|glow|collective_comm|npu|tpu|gcu|mlu|musa)|_(?:runtime|driver|kernel)$"
+)
 # Kineto's other names: libkineto/include/ActivityType.h, and those of the trace itself.
 _NOT_READ = frozenset(
     {"Trace", "Instant", "python_function", "overhead", "ac2g", "fwdbwd", "gpu_user_annotation", "cpu_instant_event",
@@ -58,7 +63,9 @@ _NOT_READ = frozenset(
 TORCH_PROFILER = CATEGORIES.keys() | _NOT_READ | {name.capitalize() for name in _NOT_READ}
 """Every category that torch.profiler writes."""
 DEVICE_ANNOTATION = "gpu_user_annotation"
-"""A range of the CPU side as Kineto shows it on a device, around the work that was launched in it."""
+"""A range of the CPU side as Kineto shows it on a device, around the work that was launched in
+it.
+"""
 DEVICE_WORK = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET})
 
 
@@ -109,8 +116,9 @@ class CommunicationArgs:
 class EventTable:
     """Rows in file order; every column has one entry per event.
 
-    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device`, `peer` and
-    `correlation`; `bytes` (of copies) and `shape` are -1 where the trace gives no size.
+    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for
+    "none" in `device`, `peer` and `correlation`; `bytes` (of copies) and `shape` are -1 where the
+    trace gives no size.
     """
 
     start_us: FloatColumn
@@ -122,7 +130,8 @@ class EventTable:
     peer: IntColumn  # of a copy between two devices the one that it is not recorded on
     correlation: IntColumn
     bytes: IntColumn
-    shape: IntColumn  # equal for equal input sizes of an operator, and for equal grids and blocks of a kernel
+    # equal for equal input sizes of an operator, and for equal grids and blocks of a kernel
+    shape: IntColumn
     # Not columns:
     names: list[str]
     communication: dict[int, CommunicationArgs]  # row -> its arguments
@@ -151,12 +160,18 @@ class EventTable:
         noted = noted[np.isin(noted, kept)]
         places = zip(np.searchsorted(kept, noted).tolist(), noted.tolist(), strict=True)
         communication = {new: self.communication[old] for new, old in places}
-        return EventTable(**columns, names=[self.names[code] for code in used.tolist()], communication=communication)
+        return EventTable(
+            **columns,
+            names=[self.names[code] for code in used.tolist()],
+            communication=communication,
+        )
 
     def from_its_start(self) -> tuple["EventTable", int]:
-        """The table with whole microseconds taken from its times, so that its earliest event is near 0, and how many.
+        """The table with whole microseconds taken from its times, so that its earliest event is
+        near 0, and how many.
 
-        An event that lies more than 19 hours before the table's present 0 is damaged: with it the others would lose digits.
+        An event that lies more than 19 hours before the table's present 0 is damaged: with it the
+        others would lose digits.
         """
         sound = self.start_us[self.start_us > -_LONGEST_US]
         offset_us = math.floor(sound.min()) if len(sound) else 0
@@ -182,7 +197,8 @@ class Header:
     host: str | None
     device_names: tuple[str, ...]
     process_groups: tuple[ProcessGroup, ...]  # those listed with all of their ranks
-    base_ns: int  # what the file's times count from, in the recording host's clock; 0 where it does not say
+    # what the file's times count from, in the recording host's clock; 0 where it does not say
+    base_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +209,13 @@ class Trace(Header):
 
     source: str
     events: EventTable
-    has_accelerator: bool  # the trace shows a device, calls that launch work on one, or NCCL's ranges
+    # the trace shows a device, calls that launch work on one, or NCCL's ranges
+    has_accelerator: bool
     zero_ns: int  # what the recording host's clock showed at the table's time 0
     zero_us: int  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
     findings: tuple[Finding, ...]
     cut_short: bool  # its file ends too early, or cannot be read to its end
     lacks_events: bool  # its file ends, or is damaged, before its last event
     process_id: int | None  # of the process that ran the steps; None in a file of several ranks
-    unread: tuple[tuple[str, int], ...]  # categories of a device that are not read, with their numbers of events
+    # categories of a device that are not read, with their numbers of events
+    unread: tuple[tuple[str, int], ...]

@@ -1,4 +1,6 @@
-"""Several ranks in one file: which event is whose. A correlation is one process's, so each rank needs its own table."""
+"""Several ranks in one file: which event is whose. A correlation is one process's, so each rank
+needs its own table.
+"""
 
 import re
 from collections import defaultdict
@@ -17,11 +19,15 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _SORTS = 8  # of calls, at least
-_MOST_CORRELATION = 2**59  # CUPTI's have 32 bits; beyond, a correlation and a sort do not fit one number
+# CUPTI's have 32 bits; beyond, a correlation and a sort do not fit one number
+_MOST_CORRELATION = 2**59
 _MOST_CALLS = 256  # per event that may be looked at on average; with more no process is assigned
-_RANK = re.compile(rb"(?<![a-z])(?<!local_)(?<!local[ -])rank[ _:=#-]*(\d{1,10})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(
+    rb"(?<![a-z])(?<!local_)(?<!local[ -])rank[ _:=#-]*(\d{1,10})(?!\d)", re.IGNORECASE
+)
 _GPU = re.compile(rb"gpu|cuda|device", re.IGNORECASE)
-_MOST_PROCESSES = 2000  # in one file; more are no ranks of a job but damage, and each costs separate tables
+# in one file; more are no ranks of a job but damage, and each costs separate tables
+_MOST_PROCESSES = 2000
 
 
 class Owner(NamedTuple):
@@ -49,15 +55,21 @@ class FusedBuilder:
     def __init__(self, path: Path) -> None:
         self.table = TableBuilder()
         self._path = path
-        self._codes: dict[tuple[object, int | str, bool], int] = {}  # of owners, the rank as it is written
-        self._rows: list[IntColumn] = [np.empty(0, dtype=np.int64)]  # the owners' codes, a chunk at a time
+        # of owners, the rank as it is written
+        self._codes: dict[tuple[object, int | str, bool], int] = {}
+        # the owners' codes, a chunk at a time
+        self._rows: list[IntColumn] = [np.empty(0, dtype=np.int64)]
         # By process and whether on a device: the ranks it is called by.
         self._labels: dict[tuple[int | str, bool], set[int]] = defaultdict(set)
 
     def add(self, events: Sequence[Event], subtracted_us: int = 0) -> None:
-        """Append a chunk's events. Raises DpscopeError for more processes than any job has in one file."""
+        """Append a chunk's events. Raises DpscopeError for more processes than any job has in one
+        file.
+        """
         kept = self.table.add(events, subtracted_us)
-        owners = [(event.args.rank, event.pid, event_table.is_on_device(event.cat)) for event in kept]
+        owners = [
+            (event.args.rank, event.pid, event_table.is_on_device(event.cat)) for event in kept
+        ]
         for owner in dict.fromkeys(owners):
             self._codes.setdefault(owner, len(self._codes))
         if len(self._codes) > _MOST_PROCESSES:
@@ -65,7 +77,9 @@ class FusedBuilder:
                 f"{self._path} holds events of more than {counted(_MOST_PROCESSES, 'process')}: it is damaged, or too many "
                 "traces were joined; name the ranks' own files"
             )
-        self._rows.append(np.fromiter(map(self._codes.__getitem__, owners), dtype=np.int64, count=len(owners)))
+        self._rows.append(
+            np.fromiter(map(self._codes.__getitem__, owners), dtype=np.int64, count=len(owners))
+        )
         for event in events:
             if event.ph != "M" or event.name not in ("process_name", "process_labels"):
                 continue
@@ -90,27 +104,34 @@ class FusedBuilder:
         findings = []
         if len(ranks) > 1:
             shown = ", ".join("unknown" if one.rank is None else str(one.rank) for one in ranks)
-            order = "; they are not named and were numbered in the order of their processes" if assumed else ""
+            order = (
+                "; they are not named and were numbered in the order of their processes"
+                if assumed
+                else ""
+            )
             finding = TraceCode.FUSED_RANKS.finding(
                 f"{self._path} holds {counted(len(ranks), 'rank')} ({shown}){order}: each was read by itself",
-                next_step="give each event its `args.rank` to name them correctly" if assumed else None,
+                next_step="give each event its `args.rank` to name them correctly"
+                if assumed
+                else None,
                 severity="warning" if assumed else "info",
             )
             findings.append(finding)
         if unowned := int((group < 0).sum()):
-            what = (
-                f"{unowned} device events of {self._path} could have been launched by several of its ranks, or by none"
-            )
+            what = f"{unowned} device events of {self._path} could have been launched by several of its ranks, or by none"
             findings.append(TraceCode.FUSED_EVENTS_UNOWNED.finding(f"{what}: left out"))
         return ranks, findings
 
     def _groups(self) -> tuple[list[Owner], IntColumn]:
-        """Groups of owners that are one: of the same rank, or without a rank and of the same process; the group of each owner.
+        """Groups of owners that are one: of the same rank, or without a rank and of the same
+        process; the group of each owner.
 
-        An event's own rank decides; the name of a process counts only for events that name no rank. A process that
-        is called by two ranks, or has events of two, is no evidence.
+        An event's own rank decides; the name of a process counts only for events that name no rank.
+        A process that is called by two ranks, or has events of two, is no evidence.
         """
-        owners = [Owner(ordinal(rank), process, on_device) for rank, process, on_device in self._codes]
+        owners = [
+            Owner(ordinal(rank), process, on_device) for rank, process, on_device in self._codes
+        ]
         named = defaultdict[tuple[int | str, bool], set[int]](set)
         for rank, process, on_device in owners:
             if rank is not None:
@@ -128,17 +149,20 @@ class FusedBuilder:
 def _with_devices(names: list[Owner], table: EventTable, group: IntColumn) -> IntColumn:
     """Each row's group, devices in that of the process that launched them; -1 if unknown.
 
-    A process without a rank takes that of the device it launches on, if that names one: in `names`, too.
+    A process without a rank takes that of the device it launches on, if that names one: in `names`,
+    too.
     """
     counts = np.bincount(group[table.is_category(*event_table.HOST)], minlength=len(names))
     named = np.array([name.rank is not None for name in names], dtype=np.bool_)
     hosts = counts > np.where(named, 0, 1)  # one event that names another process is a damaged one
-    # A tool may give a device and its host one process id: then every host has a device, and every device a host.
+    # A tool may give a device and its host one process id: then every host has a device, and every
+    # device a host.
     host_of = {names[one].process: one for one in np.flatnonzero(hosts).tolist()}
     paired = host_of if host_of.keys() == {name.process for name in names if name.on_device} else {}
     owners_of = _launchers(table, group, hosts)
     owned = group.copy()
-    claims: dict[int, set[int]] = defaultdict(set)  # process without a rank -> devices that name one
+    # process without a rank -> devices that name one
+    claims: dict[int, set[int]] = defaultdict(set)
     for device in np.flatnonzero(~hosts).tolist():
         rows = np.flatnonzero(group == device)
         owners = owners_of(rows)
@@ -155,13 +179,17 @@ def _with_devices(names: list[Owner], table: EventTable, group: IntColumn) -> In
     return owned
 
 
-def _launchers(table: EventTable, process: IntColumn, hosts: BoolColumn) -> Callable[[IntColumn], IntColumn]:
-    """A function of the rows of one device's process: the process that launched each; -1 if unknown.
+def _launchers(
+    table: EventTable, process: IntColumn, hosts: BoolColumn
+) -> Callable[[IntColumn], IntColumn]:
+    """A function of the rows of one device's process: the process that launched each; -1 if
+    unknown.
 
-    Ranks run the same program, so their correlations are often alike. A call may have launched an event if it has the
-    event's correlation, is of the right sort and begins before it, however long before. All rows are of one process, those
-    without a launch in the file too, if it may have launched all that anybody may have, and twice as many as any other. Else
-    processes share the device's number, and a row is whose launch alone fits.
+    Ranks run the same program, so their correlations are often alike. A call may have launched an
+    event if it has the event's correlation, is of the right sort and begins before it, however long
+    before. All rows are of one process, those without a launch in the file too, if it may have
+    launched all that anybody may have, and twice as many as any other. Else processes share the
+    device's number, and a row is whose launch alone fits.
     """
     usable = (table.correlation >= 0) & (table.correlation < _MOST_CORRELATION)
     calls = np.flatnonzero(table.is_category(Category.RUNTIME) & usable & hosts[process])
@@ -176,12 +204,17 @@ def _launchers(table: EventTable, process: IntColumn, hosts: BoolColumn) -> Call
     def owners(rows: IntColumn) -> IntColumn:
         found = np.full(len(rows), -1, dtype=np.int64)
         keys = np.where(usable[rows], table.correlation[rows] * _SORTS + table.category[rows], -1)
-        first, last = np.searchsorted(of_calls, keys, "left"), np.searchsorted(of_calls, keys, "right")
+        first, last = (
+            np.searchsorted(of_calls, keys, "left"),
+            np.searchsorted(of_calls, keys, "right"),
+        )
         counts = last - first
         if not counts.any() or counts.sum() > _MOST_CALLS * len(rows):
             return found
         event = np.repeat(np.arange(len(rows)), counts)
-        call = calls[np.arange(len(event)) + np.repeat(first - (np.cumsum(counts) - counts), counts)]
+        call = calls[
+            np.arange(len(event)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        ]
         fits = table.start_us[call] <= table.start_us[rows][event]
         pairs = np.unique(event[fits] * count + process[call[fits]])
         event, launching = pairs // count, pairs % count
@@ -199,7 +232,8 @@ def _launchers(table: EventTable, process: IntColumn, hosts: BoolColumn) -> Call
 def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:
     """Rank of each group, and whether it had to be assumed from the order of the processes' ids."""
     processes = [name.process for name in names if name.rank is None]
-    if len(processes) < len(names):  # next to named ranks, a process without a name is of an unknown one
+    # next to named ranks, a process without a name is of an unknown one
+    if len(processes) < len(names):
         return [name.rank for name in names], False
     ordered = sorted(processes, key=lambda process: (isinstance(process, str), process))
     return [ordered.index(process) for process in processes], ordered != list(range(len(ordered)))

@@ -12,8 +12,10 @@ import msgspec
 
 NONE = -1  # stands for a number the trace does not give
 MOST_US = 2.0**53  # 285 years: what is longer is no time
-MOST_COUNT = 2**46  # 64 TiB: beyond the memory of any host, and millions of them add up to a 64-bit number
-MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
+# 64 TiB: beyond the memory of any host, and millions of them add up to a 64-bit number
+MOST_COUNT = 2**46
+# of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
+MOST_ORDINAL = 2**31 - 1
 
 
 class EventArgs(msgspec.Struct, gc=False, frozen=True):
@@ -25,7 +27,8 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     to_device: int = msgspec.field(default=NONE, name="toDevice")
     correlation: int = NONE
     bytes: int = NONE
-    copy_kind: int | str | None = msgspec.field(default=None, name="copy kind")  # of a copy whose name has none
+    # of a copy whose name has none
+    copy_kind: int | str | None = msgspec.field(default=None, name="copy kind")
     collective_name: str | None = msgspec.field(default=None, name="Collective name")
     input_elements: int | None = msgspec.field(default=None, name="In msg nelems")
     output_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
@@ -39,7 +42,8 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
     rank: int | str | None = NONE  # given where a tool fused several ranks into one file
-    process_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="name")  # of metadata events
+    # of metadata events
+    process_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="name")
     process_labels: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="labels")
 
 
@@ -63,7 +67,9 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Codec(Generic[_Event]):
-    """How events are decoded: all of a chunk at once, one alone, and the one that a text begins with, which is no strict JSON."""
+    """How events are decoded: all of a chunk at once, one alone, and the one that a text begins
+    with, which is no strict JSON.
+    """
 
     chunk: Callable[[bytes | bytearray], list[_Event]]
     lax_chunk: Callable[[bytes | bytearray], list[_Event]]  # numbers may be strings
@@ -105,7 +111,9 @@ def _event(text: str) -> tuple[Event | None, int]:
     value, end = _raw_event(text)
     with suppress(msgspec.DecodeError, RecursionError):
         if value is not None:
-            return _fitting(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), Event), end
+            return _fitting(
+                json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), Event
+            ), end
     return None, end
 
 
@@ -116,7 +124,9 @@ def _fitting(text: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
             value = values[field.encode_name]
             with suppress(msgspec.ValidationError):
                 kept[field.name] = (
-                    _fitting(value, EventArgs) if field.type is EventArgs else _decoder(field.type).decode(value)
+                    _fitting(value, EventArgs)
+                    if field.type is EventArgs
+                    else _decoder(field.type).decode(value)
                 )
     return kind(**kept)
 
@@ -124,7 +134,11 @@ def _fitting(text: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
 def finite(value: object) -> float | None:
     """A number, also one written as a string, as a float; None if it is none, or not finite."""
     try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+        number = (
+            float(value)
+            if isinstance(value, int | float | str) and not isinstance(value, bool)
+            else math.nan
+        )
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
@@ -141,16 +155,24 @@ def int64(value: object) -> int | None:
     if type(value) is int:
         return value if -(2**63) <= value < 2**63 else None
     number = finite(value)
-    return int(number) if number is not None and abs(number) < 2**63 and number == int(number) else None
+    return (
+        int(number)
+        if number is not None and abs(number) < 2**63 and number == int(number)
+        else None
+    )
 
 
 def count_of(value: object) -> int | None:
-    """A number of elements or bytes, or one in a sequence; None if it is none, negative, or more than any machine holds."""
+    """A number of elements or bytes, or one in a sequence; None if it is none, negative, or more
+    than any machine holds.
+    """
     return _up_to(MOST_COUNT - 1, value)
 
 
 def ordinal(value: object) -> int | None:
-    """A rank's, device's or process's number, also one written as a string; None if it is none, or out of range."""
+    """A rank's, device's or process's number, also one written as a string; None if it is none, or
+    out of range.
+    """
     return _up_to(MOST_ORDINAL, value)
 
 
@@ -169,5 +191,7 @@ EVENTS = Codec[Event](
 """The fields that dpscope reads, of which tables are made."""
 _raw_events = msgspec.json.Decoder(list[RawEvent]).decode
 _raw_one = msgspec.json.Decoder(RawEvent).decode
-RAW_EVENTS = Codec[RawEvent](_raw_events, _raw_events, _raw_one, _raw_event, field=lambda event, name: event.get(name))
+RAW_EVENTS = Codec[RawEvent](
+    _raw_events, _raw_events, _raw_one, _raw_event, field=lambda event, name: event.get(name)
+)
 """All fields."""

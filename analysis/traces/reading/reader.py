@@ -1,4 +1,6 @@
-"""From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not the text."""
+"""From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not
+the text.
+"""
 
 import json
 import re
@@ -39,14 +41,20 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
-_FIELDS = ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "host_name")  # of the header
-_FILE_NAME_RANK = (re.compile(r"^\d+_(\d+)\.pt\.trace\.json"), re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE))
+# of the header
+_FIELDS = ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "host_name")
+_FILE_NAME_RANK = (
+    re.compile(r"^\d+_(\d+)\.pt\.trace\.json"),
+    re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE),
+)
 _LONGEST_TEXT = 256  # characters of a name
 _MOST_LENIENT = 4 << 20  # bytes that are no strict JSON: its objects take up to 30 times as much
 
 
 def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
-    """The header of a trace whose events have been read; the rank from the file's name if it has none."""
+    """The header of a trace whose events have been read; the rank from the file's name if it has
+    none.
+    """
     fields = _fields(text, path, report)
     distributed, base, devices = (fields.get(name) for name in _FIELDS[:3])
     info = distributed if isinstance(distributed, dict) else {}
@@ -55,7 +63,9 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
         found = ordinal(value)
         if value is None or (found is not None and found >= least):
             return found
-        text = f"the {what} of {path} is {str(value)[:40]!r}, which cannot be: it is taken as unknown"
+        text = (
+            f"the {what} of {path} is {str(value)[:40]!r}, which cannot be: it is taken as unknown"
+        )
         report(TraceCode.HEADER_UNREADABLE.finding(text))
         return None
 
@@ -71,7 +81,8 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
         host=_text(fields.get("host_name")),
         device_names=tuple(str(name)[:_LONGEST_TEXT] for name in named),
         process_groups=tuple(_process_groups(info.get("pg_config"))),
-        base_ns=base if isinstance(base, int) and 0 <= base < 2**63 else 0,  # a float is too coarse since 1970
+        # a float is too coarse since 1970
+        base_ns=base if isinstance(base, int) and 0 <= base < 2**63 else 0,
     )
 
 
@@ -80,7 +91,11 @@ def _process_groups(listed: object) -> Iterator[ProcessGroup]:
     for entry in _listed(listed):
         if isinstance(entry, dict) and (name := _text(entry.get("pg_name"))) is not None:
             ranks, size = entry.get("ranks"), entry.get("pg_size")
-            if isinstance(ranks, list) and len(ranks) == size and all(type(one) is int and one >= 0 for one in ranks):
+            if (
+                isinstance(ranks, list)
+                and len(ranks) == size
+                and all(type(one) is int and one >= 0 for one in ranks)
+            ):
                 yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
 
 
@@ -108,7 +123,11 @@ def _fields(text: TraceText, path: Path, report: ReportFinding) -> dict[str, Any
 def _value(text: bytes) -> object:
     """JSON that need not be strict; None for what is none, or too long."""
     with suppress(ValueError, RecursionError):
-        return json.loads(text.decode("utf-8", errors="replace"), strict=False) if len(text) <= _MOST_LENIENT else None
+        return (
+            json.loads(text.decode("utf-8", errors="replace"), strict=False)
+            if len(text) <= _MOST_LENIENT
+            else None
+        )
     return None
 
 
@@ -125,7 +144,9 @@ def _producer(event: Event) -> str:
     """The program that writes such events, if it is known."""
     if "composer" in event.cat or event.name.startswith("composer/"):
         return "a trace by Composer's own profiler"
-    if event.pid in ("CPU functions", "CUDA functions") or (not event.cat and event.name.startswith("aten::")):
+    if event.pid in ("CPU functions", "CUDA functions") or (
+        not event.cat and event.name.startswith("aten::")
+    ):
         return "a trace by the legacy torch.autograd.profiler"
     return "a timeline by Horovod" if _HOROVOD.match(event.name) else ""
 
@@ -137,20 +158,26 @@ Watch = Callable[[Sequence[Event]], None]
 def read_trace(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS) -> Trace:
     """Read the trace of one process, `.json` or `.json.gz`, made by torch 1.13 or later.
 
-    Times of the table are microseconds from the trace's first event. Raises DpscopeError when the file cannot be
-    read, is no trace or holds several ranks; damage that leaves something readable becomes findings of the trace.
+    Times of the table are microseconds from the trace's first event. Raises DpscopeError when the
+    file cannot be read, is no trace or holds several ranks; damage that leaves something readable
+    becomes findings of the trace.
     """
     traces = read_traces(path, limits)
     if len(traces) > 1:
-        raise DpscopeError(f"{path} holds the traces of {counted(len(traces), 'rank')}; read it with read_traces")
+        raise DpscopeError(
+            f"{path} holds the traces of {counted(len(traces), 'rank')}; read it with read_traces"
+        )
     return traces[0]
 
 
-def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Watch = lambda _: None) -> list[Trace]:
-    """Read a trace file of one rank, or of several that a tool fused: a Trace each, in the order of ranks.
+def read_traces(
+    path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Watch = lambda _: None
+) -> list[Trace]:
+    """Read a trace file of one rank, or of several that a tool fused: a Trace each, in the order of
+    ranks.
 
-    As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by rank. `watch` sees
-    every event once, in file order, including those that are in no table.
+    As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by
+    rank. `watch` sees every event once, in file order, including those that are in no table.
     """
     path = Path(path)
     builder, foreign = TableBuilder(), Counter[str]()
@@ -158,7 +185,11 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
     def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
         if not builder.rows:  # of events with a duration
-            others = (one for one in decoded.events if one.ph in ("X", "B") and one.cat not in TORCH_PROFILER)
+            others = (
+                one
+                for one in decoded.events
+                if one.ph in ("X", "B") and one.cat not in TORCH_PROFILER
+            )
             foreign.update(map(_producer, others))
         watch(decoded.events)
 
@@ -173,14 +204,19 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
     if builder.is_fused:
         fused = FusedBuilder(path)
         builder = fused.table
-        reading = read_events(path, limits, EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us))
+        reading = read_events(
+            path, limits, EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us)
+        )
         ranks, findings = fused.ranks()
         reading.findings += findings
     else:
         events, offset_us = builder.table().from_its_start()
         base_us = builder.base_us if builder.base_us is not None else reading.subtracted_us
         ranks = [FusedRank(reading.header.rank, events, base_us + offset_us)]
-    file_findings = [*reading.findings, *_damage_findings(path, reading, builder.rows, builder.lost)]
+    file_findings = [
+        *reading.findings,
+        *_damage_findings(path, reading, builder.rows, builder.lost),
+    ]
     several = len(ranks) > 1
     traces: list[Trace] = []
     for rank in ranks:
@@ -192,7 +228,8 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
             has_accelerator=bool(builder.unread) or _shows_device(events),
             zero_ns=reading.header.base_ns + 1000 * rank.base_us,
             zero_us=rank.base_us - reading.subtracted_us,
-            findings=(*(() if traces else file_findings), *duplicates),  # of the file: with its first rank
+            # of the file: with its first rank
+            findings=(*(() if traces else file_findings), *duplicates),
             cut_short=reading.damaged or not reading.ended,
             lacks_events=not reading.ended,
             unread=tuple(sorted(builder.unread.items())),
@@ -216,7 +253,10 @@ class Reading:
 
 
 def read_events(
-    path: Path, limits: ReadLimits, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event]], None]
+    path: Path,
+    limits: ReadLimits,
+    codec: Codec[_Event],
+    use: Callable[[DecodedChunk[_Event]], None],
 ) -> Reading:
     """Hand every chunk of a file's events to `use`. Raises DpscopeError as `read_trace` does."""
     reading = Reading()
@@ -247,13 +287,16 @@ def read_events(
         reading.ended = decoded.tail is not None
         text.tail += decoded.tail or b""
     if not any_event and text.is_array:
-        raise DpscopeError(f"{path} is not a torch.profiler trace: it is a list without one trace event; {WANTED}")
+        raise DpscopeError(
+            f"{path} is not a torch.profiler trace: it is a list without one trace event; {WANTED}"
+        )
     reading.header = read_header(text, path, report)
     reading.damaged = text.damaged
     return reading
 
 
-# The profiler itself calls CUDA's and HIP's runtime (to synchronise, to query devices) even if only the CPU works.
+# The profiler itself calls CUDA's and HIP's runtime (to synchronise, to query devices) even if only
+# the CPU works.
 _LAUNCHES_NOTHING = re.compile(r"^(?:cuda|cu|hip)(?!.*(?:Launch|Memcpy|Memset))", re.IGNORECASE)
 
 
@@ -275,12 +318,28 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
     nowhere, unreadable = counted(lost["device"], "device event"), counted(reading.skipped, "event")
     text = f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read"
     found = (
-        (reading.skipped, TraceCode.EVENTS_UNREADABLE, f"{unreadable} of {path} could not be read as JSON; left out"),
+        (
+            reading.skipped,
+            TraceCode.EVENTS_UNREADABLE,
+            f"{unreadable} of {path} could not be read as JSON; left out",
+        ),
         (repaired, TraceCode.EVENTS_REPAIRED, text),
         (not reading.ended, TraceCode.TRACE_TRUNCATED, f"{path} ends before {end}"),
-        (lost["without_time"], TraceCode.EVENTS_WITHOUT_TIME, f"no usable time in {timeless} of {path}"),
-        (lost["device"], TraceCode.DEVICES_UNKNOWN, f"no device is named in {nowhere} of {path}, shown as device -1"),
-        (lost["negative"], TraceCode.NEGATIVE_DURATIONS, f"an end before its start in {negative} of {path}; left out"),
+        (
+            lost["without_time"],
+            TraceCode.EVENTS_WITHOUT_TIME,
+            f"no usable time in {timeless} of {path}",
+        ),
+        (
+            lost["device"],
+            TraceCode.DEVICES_UNKNOWN,
+            f"no device is named in {nowhere} of {path}, shown as device -1",
+        ),
+        (
+            lost["negative"],
+            TraceCode.NEGATIVE_DURATIONS,
+            f"an end before its start in {negative} of {path}; left out",
+        ),
     )
     return [code.finding(message) for is_so, code, message in found if is_so]
 
@@ -288,12 +347,14 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
 def _without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list[Finding]]:
     """The table with one of each set of equal events, and a finding if there were more.
 
-    Equal in category, name, device, thread, start, duration and correlation. Operators are left alone: their times are
-    only ever united, and in traces of whole microseconds two of them may well be equal.
+    Equal in category, name, device, thread, start, duration and correlation. Operators are left
+    alone: their times are only ever united, and in traces of whole microseconds two of them may
+    well be equal.
     """
     candidates = np.flatnonzero(events.category != Category.CPU_OP)
     start, correlation = events.start_us[candidates], events.correlation[candidates]
-    key = start.view(np.int64) ^ (correlation * np.int64(0x1E3779B97F4A7C15))  # equal for equal events; others may be
+    # equal for equal events; others may be
+    key = start.view(np.int64) ^ (correlation * np.int64(0x1E3779B97F4A7C15))
     ordered = np.sort(key)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):

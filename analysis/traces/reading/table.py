@@ -1,4 +1,6 @@
-"""Tables on NumPy columns, for everything computed from a trace; a DataFrame is made of one only where it is requested."""
+"""Tables on NumPy columns, for everything computed from a trace; a DataFrame is made of one only
+where it is requested.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
 Rows: TypeAlias = IntColumn | BoolColumn
 Kind = Literal["word", "truth", "real", "whole"]
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of reals."""
+"""Stands for a missing value in columns of whole numbers and truths; it is NaN in columns of
+reals.
+"""
 
-_DENSE = 4  # times as many codes as rows, up to which groups are found by counting and not by sorting
+# times as many codes as rows, up to which groups are found by counting and not by sorting
+_DENSE = 4
 
 _NAMES: dict[Kind, tuple[str, ...]] = {
     "word": (
@@ -40,8 +45,8 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 COLUMN_KINDS: dict[str, Kind] = {name: kind for kind, names in _NAMES.items() for name in names}
-"""How the values of each column are stored: a name means the same in every table. A column that is computed and goes into no
-file needs no declaration: its array has a type.
+"""How the values of each column are stored: a name means the same in every table. A column that is
+computed and goes into no file needs no declaration: its array has a type.
 """
 
 
@@ -56,7 +61,8 @@ def kind_of(name: str, values: object) -> Kind:
 
 
 class Words:
-    """A column of texts, few of them different: `code` is each row's index into `categories`, -1 for a missing value.
+    """A column of texts, few of them different: `code` is each row's index into `categories`, -1
+    for a missing value.
 
     Categories are sorted and different, so that codes compare as their words do.
     """
@@ -76,7 +82,10 @@ class Words:
         """`words[code]` of each row."""
         categories = sorted({word for word in words if word is not None})
         place = {word: index for index, word in enumerate(categories)}
-        return cls(np.array([-1 if word is None else place[word] for word in words], dtype=np.int32)[code], categories)
+        return cls(
+            np.array([-1 if word is None else place[word] for word in words], dtype=np.int32)[code],
+            categories,
+        )
 
     @classmethod
     def joined(cls, columns: "Sequence[Words]") -> "Words":
@@ -110,7 +119,9 @@ class Words:
         if other is None:
             return Words(np.where(rows, self.code, np.int32(-1)), self.categories)
         both = Words.joined([self, other])
-        return Words(np.where(rows, both.code[: len(self)], both.code[len(self) :]), both.categories)
+        return Words(
+            np.where(rows, both.code[: len(self)], both.code[len(self) :]), both.categories
+        )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -120,7 +131,9 @@ class Words:
 
     def tolist(self) -> list[str | None]:
         """A value per row, None for missing ones."""
-        values: list[str | None] = np.array([*self.categories, None], dtype=object)[self.code].tolist()
+        values: list[str | None] = np.array([*self.categories, None], dtype=object)[
+            self.code
+        ].tolist()
         return values
 
 
@@ -136,9 +149,14 @@ class Table:
     @classmethod
     def of(cls, **columns: object) -> "Table":
         """From sequences, arrays or single values; None is a missing value."""
-        lengths = [len(value) for value in columns.values() if not np.isscalar(value) and value is not None]  # type: ignore[arg-type]
+        lengths = [
+            len(value) for value in columns.values() if not np.isscalar(value) and value is not None
+        ]  # type: ignore[arg-type]
         return cls(
-            {name: _stored(value, kind_of(name, value), max(lengths, default=1)) for name, value in columns.items()}
+            {
+                name: _stored(value, kind_of(name, value), max(lengths, default=1))
+                for name, value in columns.items()
+            }
         )
 
     @classmethod
@@ -149,7 +167,9 @@ class Table:
 
     @classmethod
     def from_frame(cls, frame: "pd.DataFrame") -> "Table":
-        """The same rows without their index and other columns than COLUMN_KINDS; None, NaN and pandas' NA are missing values."""
+        """The same rows without their index and other columns than COLUMN_KINDS; None, NaN and
+        pandas' NA are missing values.
+        """
         declared = [name for name in frame.columns if name in COLUMN_KINDS]
         return cls({name: _from_series(frame[name], COLUMN_KINDS[name]) for name in declared})
 
@@ -231,16 +251,24 @@ class Table:
 
     def assign(self, **columns: object) -> "Table":
         """With these columns added or replaced; values as in `of`."""
-        added = {name: _stored(value, kind_of(name, value), len(self)) for name, value in columns.items()}
+        added = {
+            name: _stored(value, kind_of(name, value), len(self)) for name, value in columns.items()
+        }
         return Table({**self._columns, **added})
 
     def group(self, *keys: str, in_order: bool = False) -> "Groups":
-        """Rows with equal keys, missing values being equal: numbered as they first appear, or `in_order` of their keys."""
+        """Rows with equal keys, missing values being equal: numbered as they first appear, or
+        `in_order` of their keys.
+        """
         return Groups.by([self.column(key) for key in keys], len(self), in_order)
 
     def places_in(self, other: "Table", keys: Sequence[str]) -> IntColumn:
-        """For each row the place of the row of `other` with the same keys, -1 for none; the last one where several have them."""
-        code = Groups.by([_joined([other.column(key), self.column(key)]) for key in keys], len(other) + len(self)).code
+        """For each row the place of the row of `other` with the same keys, -1 for none; the last
+        one where several have them.
+        """
+        code = Groups.by(
+            [_joined([other.column(key), self.column(key)]) for key in keys], len(other) + len(self)
+        ).code
         place = np.full(int(code.max()) + 1 if len(code) else 0, -1, dtype=np.int64)
         place[code[: len(other)]] = np.arange(len(other))
         return np.asarray(place[code[len(other) :]], dtype=np.int64)
@@ -249,7 +277,9 @@ class Table:
         """Rows as plain Python values, None for missing values and for names without a column."""
         names = self.names if names is None else names
         lists = [
-            _values(self.column(name), kind_of(name, self.column(name))) if name in self else [None] * len(self)
+            _values(self.column(name), kind_of(name, self.column(name)))
+            if name in self
+            else [None] * len(self)
             for name in names
         ]
         return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
@@ -259,7 +289,12 @@ class Table:
         """As a DataFrame with pandas' nullable types."""
         import pandas as pd
 
-        return pd.DataFrame({name: _series(self.column(name), kind_of(name, self.column(name))) for name in self.names})
+        return pd.DataFrame(
+            {
+                name: _series(self.column(name), kind_of(name, self.column(name)))
+                for name in self.names
+            }
+        )
 
 
 class FrameOf:
@@ -278,14 +313,23 @@ def joined(tables: Sequence[Table]) -> Table:
     kept = [one for one in tables if len(one)] or list(tables[:1])
     if len(kept) == 1:
         return kept[0]
-    return Table({name: _joined([one.column(name) for one in kept]) for name in (kept[0].names if kept else ())})
+    return Table(
+        {
+            name: _joined([one.column(name) for one in kept])
+            for name in (kept[0].names if kept else ())
+        }
+    )
 
 
 def is_known(column: Column) -> BoolColumn:
     """Which values are not missing."""
     if isinstance(column, Words):
         return np.asarray(column.code >= 0, dtype=np.bool_)
-    return ~np.isnan(column) if column.dtype == np.float64 else np.asarray(column != UNKNOWN, dtype=np.bool_)
+    return (
+        ~np.isnan(column)
+        if column.dtype == np.float64
+        else np.asarray(column != UNKNOWN, dtype=np.bool_)
+    )
 
 
 def _values(column: Column, kind: Kind) -> list[Any]:
@@ -296,7 +340,11 @@ def _values(column: Column, kind: Kind) -> list[Any]:
     known = np.isfinite(column) if kind == "real" else column != UNKNOWN
     if kind == "truth":
         plain = list(map(bool, plain))
-    return plain if known.all() else [value if own else None for value, own in zip(plain, known.tolist(), strict=True)]
+    return (
+        plain
+        if known.all()
+        else [value if own else None for value, own in zip(plain, known.tolist(), strict=True)]
+    )
 
 
 @dataclass(frozen=True)
@@ -332,12 +380,16 @@ class Groups:
 
     def sums(self, column: FloatColumn) -> FloatColumn:
         """Of the known values of each group; 0 for none."""
-        return np.asarray(np.bincount(self.code, np.nan_to_num(column), len(self)), dtype=np.float64)
+        return np.asarray(
+            np.bincount(self.code, np.nan_to_num(column), len(self)), dtype=np.float64
+        )
 
     def means(self, column: FloatColumn) -> FloatColumn:
         """Of the known values of each group; NaN for none."""
         counts = np.bincount(self.code, weights=~np.isnan(column), minlength=len(self))
-        return np.asarray(np.divide(self.sums(column), counts, out=np.full(len(self), np.nan), where=counts > 0))
+        return np.asarray(
+            np.divide(self.sums(column), counts, out=np.full(len(self), np.nan), where=counts > 0)
+        )
 
     def least(self, column: FloatColumn) -> FloatColumn:
         """The smallest known value of each group; NaN for none."""
@@ -360,16 +412,24 @@ class Groups:
         """The place of each row among those of its group, from 0."""
         order = np.argsort(self.code, kind="stable")
         place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order)) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        place[order] = np.arange(len(order)) - np.repeat(
+            np.cumsum(self.sizes) - self.sizes, self.sizes
+        )
         return place
 
     def rows(self) -> list[IntColumn]:
         """The rows of each group, in order."""
-        return np.split(np.argsort(self.code, kind="stable"), np.cumsum(self.sizes)[:-1]) if len(self) else []
+        return (
+            np.split(np.argsort(self.code, kind="stable"), np.cumsum(self.sizes)[:-1])
+            if len(self)
+            else []
+        )
 
 
 def _codes(column: Column) -> tuple[IntColumn, int]:
-    """Numbers in the order of the values, missing ones last, equal for equal values, and what all of them are below."""
+    """Numbers in the order of the values, missing ones last, equal for equal values, and what all
+    of them are below.
+    """
     if isinstance(column, Words):
         size = len(column.categories)
         return np.where(column.code < 0, size, column.code), size + 1
@@ -385,7 +445,9 @@ def _codes(column: Column) -> tuple[IntColumn, int]:
 
 
 def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
-    """The codes, all below `count`, numbered from 0 in the same order, and the first row of each."""
+    """The codes, all below `count`, numbered from 0 in the same order, and the first row of
+    each.
+    """
     if count > _DENSE * len(code):
         _, first, code = np.unique(code, return_index=True, return_inverse=True)
         return np.asarray(code, dtype=np.int64), first
@@ -397,7 +459,11 @@ def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
 
 def _joined(columns: Sequence[Column]) -> Column:
     words = [one for one in columns if isinstance(one, Words)]
-    return Words.joined(words) if words else np.concatenate([one for one in columns if not isinstance(one, Words)])
+    return (
+        Words.joined(words)
+        if words
+        else np.concatenate([one for one in columns if not isinstance(one, Words)])
+    )
 
 
 def _stored(value: object, kind: Kind, length: int) -> Column:
@@ -410,10 +476,16 @@ def _stored(value: object, kind: Kind, length: int) -> Column:
     if kind == "word":
         return Words.of(cast("Iterable[str | None]", value))
     dtype = np.float64 if kind == "real" else np.int64
-    if isinstance(value, np.ndarray) and value.dtype != object and (kind == "real" or value.dtype.kind in "biu"):
+    if (
+        isinstance(value, np.ndarray)
+        and value.dtype != object
+        and (kind == "real" or value.dtype.kind in "biu")
+    ):
         return value.astype(dtype, copy=False)
     missing = np.nan if kind == "real" else UNKNOWN
-    return np.array([missing if one is None else one for one in cast("Iterable[object]", value)], dtype=dtype)
+    return np.array(
+        [missing if one is None else one for one in cast("Iterable[object]", value)], dtype=dtype
+    )
 
 
 def _from_series(series: "pd.Series[Any]", kind: Kind) -> Column:

@@ -1,4 +1,6 @@
-"""Sizes of collectives' buffers, from what traces record: element counts, shapes, element types in all their spellings."""
+"""Sizes of collectives' buffers, from what traces record: element counts, shapes, element types in
+all their spellings.
+"""
 
 import re
 from math import prod
@@ -9,8 +11,8 @@ import msgspec
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs
 from dpscope.analysis.traces.reading.json_events import MOST_COUNT
 
-# Bytes per element, by c10's names (c10/core/ScalarType.h), C++'s as `Input type` has them, and numpy's; lower case,
-# without namespace.
+# Bytes per element, by c10's names (c10/core/ScalarType.h), C++'s as `Input type` has them, and
+# numpy's; lower case, without namespace.
 _ELEMENT_BYTES = {
     "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
     "long": 8, "long int": 8, "long long": 8, "int64_t": 8, "int64": 8, "int": 4, "int32_t": 4, "int32": 4,
@@ -29,12 +31,15 @@ _NAMESPACES = re.compile(r"c10::|at::|torch::|torch\.|std::|numpy\.")
 
 # c10d's operators that take an output and then an input; the others work in place.
 # Source: torch/csrc/distributed/c10d/Ops.cpp.
-_OUTPUT_THEN_INPUT = re.compile(r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?to_?all|gather_|scatter_)")
+_OUTPUT_THEN_INPUT = re.compile(
+    r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?to_?all|gather_|scatter_)"
+)
 
 _DEEPEST = 8  # lists in lists of shapes: torch records two
 _LONGEST = 1 << 20  # bytes of JSON: shapes of some 100,000 tensors
 _MOST_DIMENSIONS = 64  # of a tensor, by torch
-_ONE_SIDED = frozenset({"gather", "scatter"})  # larger at the root alone, and the trace does not say who that is
+# larger at the root alone, and the trace does not say who that is
+_ONE_SIDED = frozenset({"gather", "scatter"})
 
 
 def element_bytes(dtype: str | None) -> int | None:
@@ -50,9 +55,11 @@ def element_bytes(dtype: str | None) -> int | None:
 
 
 def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
-    """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None if both are unknown.
+    """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None if both
+    are unknown.
 
-    An all-gather's output is its input from every rank, a reduce-scatter's input is its output for every rank.
+    An all-gather's output is its input from every rank, a reduce-scatter's input is its output for
+    every rank.
     """
     if args.group_size is not None and args.group_size > 0:
         return args.group_size
@@ -67,10 +74,12 @@ def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
 
 
 def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
-    """The larger of a rank's input and output buffer; None where elements, type or the group's size are unknown or absurd.
+    """The larger of a rank's input and output buffer; None where elements, type or the group's size
+    are unknown or absurd.
 
-    Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N outputs; other
-    collectives are as large on both sides (an all-to-all with uneven splits may not be).
+    Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N
+    outputs; other collectives are as large on both sides (an all-to-all with uneven splits may not
+    be).
     """
     sent, received = buffer_sizes(args)
     known = [size for size in (sent, received) if size is not None]
@@ -86,7 +95,9 @@ def buffer_sizes(args: CommunicationArgs) -> tuple[int | None, int | None]:
     """Bytes of the input and of the output, as far as they are recorded."""
     size = element_bytes(args.dtype)
     both = (args.input_elements, args.input_bytes), (args.output_elements, args.output_bytes)
-    sent, received = (given if elements is None or size is None else elements * size for elements, given in both)
+    sent, received = (
+        given if elements is None or size is None else elements * size for elements, given in both
+    )
     return sent, received
 
 
@@ -99,9 +110,11 @@ class _Tensor(NamedTuple):
 
 
 def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> CommunicationArgs | None:
-    """The buffers by `Input Dims` and `Input type` of an operator or range (JSON, as recorded): elements, type, or bytes.
+    """The buffers by `Input Dims` and `Input type` of an operator or range (JSON, as recorded):
+    elements, type, or bytes.
 
-    Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, without a number, or longer than any.
+    Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, without a
+    number, or longer than any.
     """
     if max(len(input_dims), len(input_type)) > _LONGEST:
         return None
@@ -113,13 +126,17 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Communi
     if not isinstance(dims, list):
         return CommunicationArgs()
     arguments = _arguments(dims, types)
-    absurd = any(one is not None and max(one.elements, one.bytes or 0) >= MOST_COUNT for one in arguments)
+    absurd = any(
+        one is not None and max(one.elements, one.bytes or 0) >= MOST_COUNT for one in arguments
+    )
     if absurd or b"null" in input_dims:  # what NaN was repaired to
         return None
     return _buffers(*_sent_and_received(name, arguments))
 
 
-def _sent_and_received(name: str, arguments: "list[_Tensor | None]") -> "tuple[_Tensor | None, _Tensor | None]":
+def _sent_and_received(
+    name: str, arguments: "list[_Tensor | None]"
+) -> "tuple[_Tensor | None, _Tensor | None]":
     first, second = [*arguments, None, None][:2]
     if _OUTPUT_THEN_INPUT.match(name) or (name == "record_param_comms" and first and second):
         return second, first
@@ -148,7 +165,11 @@ def _together(arguments: list[_Tensor | None]) -> _Tensor | None:
         return None
     dtypes, sizes = {tensor.dtype for tensor in tensors}, [tensor.bytes for tensor in tensors]
     total = None if None in sizes else sum(size or 0 for size in sizes)
-    return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
+    return _Tensor(
+        sum(tensor.elements for tensor in tensors),
+        dtypes.pop() if len(dtypes) == 1 else None,
+        total,
+    )
 
 
 def _arguments(shapes: list[Any], kinds: object, depth: int = 0) -> list[_Tensor | None]:
@@ -161,7 +182,8 @@ def _tensor(shape: object, kind: object, depth: int) -> _Tensor | None:
     """One argument by its recorded shape and type; None for one that is no tensor."""
     if not isinstance(shape, list) or depth > _DEEPEST:
         return None
-    if shape and all(isinstance(extent, list) for extent in shape):  # a list of tensors, or of lists of them
+    # a list of tensors, or of lists of them
+    if shape and all(isinstance(extent, list) for extent in shape):
         return _together(_arguments(shape, kind, depth + 1))
     dtype = kind if isinstance(kind, str) else None
     size = element_bytes(dtype)
@@ -173,5 +195,7 @@ def _tensor(shape: object, kind: object, depth: int) -> _Tensor | None:
 
 
 def _elements(shape: list[Any]) -> int:
-    """Of a tensor of this shape: without dimensions it holds one element; a size that is no number counts as 0."""
+    """Of a tensor of this shape: without dimensions it holds one element; a size that is no number
+    counts as 0.
+    """
     return prod(extent if isinstance(extent, int) and extent >= 0 else 0 for extent in shape)

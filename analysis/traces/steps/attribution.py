@@ -1,4 +1,6 @@
-"""Which step each event of a trace belongs to: on a device by its launch, on the CPU by its creation."""
+"""Which step each event of a trace belongs to: on a device by its launch, on the CPU by its
+creation.
+"""
 
 import re
 from dataclasses import dataclass, replace
@@ -19,7 +21,13 @@ from dpscope.analysis.traces.reading.event_table import (
 )
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps import event_kind, intervals
-from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, DEVICE_KINDS, Kind, collective_kind, named_annotations
+from dpscope.analysis.traces.steps.event_kind import (
+    COPY_KINDS,
+    DEVICE_KINDS,
+    Kind,
+    collective_kind,
+    named_annotations,
+)
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.short_repr import short_repr
@@ -29,9 +37,11 @@ NO_STEP = -1
 
 @dataclass(frozen=True)
 class Windows:
-    """A step that launched nothing has no window: NaN. One whose work all ended before an earlier step's is hidden: NaN too.
+    """A step that launched nothing has no window: NaN. One whose work all ended before an earlier
+    step's is hidden: NaN too.
 
-    `whole` marks those with a recorded start; the first, and one after a step without work, runs from its first event.
+    `whole` marks those with a recorded start; the first, and one after a step without work, runs
+    from its first event.
     """
 
     start_us: FloatColumn
@@ -42,7 +52,9 @@ class Windows:
     cut: BoolColumn  # steps of which a file that lacks events may lack some: NaN too
 
     def index_of(self, ends_us: FloatColumn) -> IntColumn:
-        """The window in which each event ends, NO_STEP for those before the first and after the last."""
+        """The window in which each event ends, NO_STEP for those before the first and after the
+        last.
+        """
         known = np.flatnonzero(np.isfinite(self.end_us))
         if not len(known):
             return np.full(len(ends_us), NO_STEP, dtype=np.int64)
@@ -60,14 +72,20 @@ class Windows:
 
 
 def windows_of(events: EventTable, kind: CodeColumn, step: IntColumn, count: int) -> Windows:
-    """Windows of `count` steps, at least one, from the device events that each of them launched (`step`, NO_STEP for none)."""
+    """Windows of `count` steps, at least one, from the device events that each of them launched
+    (`step`, NO_STEP for none).
+    """
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
     ends, hidden = _ends(events, step, rows, count)
     outlasting: IntColumn = np.empty(0, dtype=np.int64)
-    if hidden.any():  # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
+    # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
+    if hidden.any():
         copies = rows[is_among(kind[rows], COPY_KINDS)]
-        first_hidden = np.minimum.accumulate(np.where(hidden, ends, np.inf)[::-1])[::-1]  # from each step on
-        outlasting = copies[events.end_us[copies] >= np.append(first_hidden[1:], np.inf)[step[copies]]]
+        # from each step on
+        first_hidden = np.minimum.accumulate(np.where(hidden, ends, np.inf)[::-1])[::-1]
+        outlasting = copies[
+            events.end_us[copies] >= np.append(first_hidden[1:], np.inf)[step[copies]]
+        ]
         rows = rows[~np.isin(rows, outlasting)]
         ends, hidden = _ends(events, step, rows, count)
     first = np.full(count, np.inf)
@@ -81,7 +99,9 @@ def windows_of(events: EventTable, kind: CodeColumn, step: IntColumn, count: int
     return Windows(known_starts, known_ends, whole, hidden, outlasting, none_cut)
 
 
-def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> tuple[FloatColumn, BoolColumn]:
+def _ends(
+    events: EventTable, step: IntColumn, rows: IntColumn, count: int
+) -> tuple[FloatColumn, BoolColumn]:
     """When each step's work ended, and which steps' had all ended when an earlier step's did."""
     ends = np.full(count, -np.inf)
     np.maximum.at(ends, step[rows], events.end_us[rows])
@@ -89,24 +109,35 @@ def _ends(events: EventTable, step: IntColumn, rows: IntColumn, count: int) -> t
     return ends, np.isfinite(ends) & (ends <= before)
 
 
-def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntColumn) -> tuple[EventTable, CodeColumn]:
+def _with_engine_copies(
+    events: EventTable, kind: CodeColumn, launch_row: IntColumn
+) -> tuple[EventTable, CodeColumn]:
     """Events and kinds, with the copies of collectives that copy engines carry out marked as such.
 
-    These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;
-    next to a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
-    device is the COLLECTIVE and lasts until the last one ends, the others are its COLLECTIVE_PARTs. Between them NCCL waits: the
-    first copies set the other ranks' flags, and the data are moved when theirs have arrived, by a wait of the stream that leaves
-    no event (NCCL 2.28 and later, src/ce_coll.cc, ncclMemOpSync).
+    These are the copies between device buffers launched in an `nccl:` range that launched no NCCL
+    kernel on that device; next to a kernel a copy only packs or unpacks, and in a group of one rank
+    it only copies. The first copy of a range and device is the COLLECTIVE and lasts until the last
+    one ends, the others are its COLLECTIVE_PARTs. Between them NCCL waits: the first copies set the
+    other ranks' flags, and the data are moved when theirs have arrived, by a wait of the stream
+    that leaves no event (NCCL 2.28 and later, src/ce_coll.cc, ncclMemOpSync).
     """
     ranges = event_kind.nccl_ranges(events)
     if not ranges.any():
         return events, kind
-    between_buffers = events.is_category(Category.MEMCPY) & is_among(kind, (Kind.PEER_COPY, Kind.DEVICE_COPY))
+    between_buffers = events.is_category(Category.MEMCPY) & is_among(
+        kind, (Kind.PEER_COPY, Kind.DEVICE_COPY)
+    )
     copies = np.flatnonzero(between_buffers & (launch_row >= 0))
     copy_range = innermost(events, launch_row[copies], ranges)
-    alone = np.zeros(len(events), dtype=bool)  # records, operators and ranges of a group of one rank
+    # records, operators and ranges of a group of one rank
+    alone = np.zeros(len(events), dtype=bool)
     for row, args in events.communication.items():
-        alone[row] = group_size(args, collective_kind(args.collective_name or events.names[events.name[row]])) == 1
+        alone[row] = (
+            group_size(
+                args, collective_kind(args.collective_name or events.names[events.name[row]])
+            )
+            == 1
+        )
     alone &= events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
     moves = (copy_range >= 0) & (innermost(events, launch_row[copies], alone) < 0)
     kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
@@ -125,14 +156,18 @@ def _with_engine_copies(events: EventTable, kind: CodeColumn, launch_row: IntCol
     return replace(events, duration_us=duration_us), marked
 
 
-_IN_ORDER = 0.9  # of successive calls: threads may begin theirs in another order than they are numbered in
-_LAUNCHES = re.compile(r"Launch(?!HostFunc)|Memcpy")  # each leaves an event of a device; some memsets leave none
+# of successive calls: threads may begin theirs in another order than they are numbered in
+_IN_ORDER = 0.9
+# each leaves an event of a device; some memsets leave none
+_LAUNCHES = re.compile(r"Launch(?!HostFunc)|Memcpy")
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")
 
 
 @dataclass(frozen=True)
 class StepRanges:
-    """The steps of a trace in time order; one step without a number when the trace has no ProfilerStep."""
+    """The steps of a trace in time order; one step without a number when the trace has no
+    ProfilerStep.
+    """
 
     numbers: tuple[int | None, ...]
     start_us: FloatColumn
@@ -147,7 +182,9 @@ class StepRanges:
         return self.numbers != (None,)
 
     def index_at(self, times: FloatColumn) -> IntColumn:
-        """Index of the step that contains each time; NO_STEP for a time outside all steps and for NaN."""
+        """Index of the step that contains each time; NO_STEP for a time outside all steps and for
+        NaN.
+        """
         return intervals.index_at(self.start_us, self.end_us, times)
 
 
@@ -163,7 +200,8 @@ class Attribution:
     launch_row: IntColumn  # the runtime call that launched a device event, -1 for none
     launch_us: FloatColumn  # when; NaN for none
     step: IntColumn
-    by_time: BoolColumn  # device events that no traced step launched, in the step during which they ran
+    # device events that no traced step launched, in the step during which they ran
+    by_time: BoolColumn
     windows: Windows  # of each step on the devices
 
     @property
@@ -180,13 +218,17 @@ class Attribution:
         return is_among(self.kind, kinds)
 
     def occupies(self, device: int) -> BoolColumn:
-        """Events that run on a device, and copies that it receives from another one or sends, where that one records them."""
+        """Events that run on a device, and copies that it receives from another one or sends, where
+        that one records them.
+        """
         received: BoolColumn = self.rows(Kind.PEER_COPY) & (self.events.peer == device)
         own: BoolColumn = self.events.device == device
         return own | received
 
     def by_step(self, mask: BoolColumn) -> list[IntColumn]:
-        """For each step those of the marked rows that belong to it, in order: one pass, however many steps there are."""
+        """For each step those of the marked rows that belong to it, in order: one pass, however
+        many steps there are.
+        """
         rows = np.flatnonzero(mask)
         rows = rows[np.argsort(self.step[rows], kind="stable")]
         bounds = np.searchsorted(self.step[rows], np.arange(len(self.steps) + 1))
@@ -194,7 +236,9 @@ class Attribution:
 
 
 def empty_steps(attribution: Attribution) -> IntColumn:
-    """Indices of the marked steps of which the trace holds nothing: on a CPU no event but the step's own, on a device no work."""
+    """Indices of the marked steps of which the trace holds nothing: on a CPU no event but the
+    step's own, on a device no work.
+    """
     steps, events = attribution.steps, attribution.events
     if not steps.marked:
         return np.empty(0, dtype=np.int64)
@@ -212,9 +256,10 @@ def empty_steps(attribution: Attribution) -> IntColumn:
 def attribute(trace: Trace) -> Attribution:
     """Attribute every event of a trace.
 
-    A device event belongs to the step in whose ProfilerStep range the runtime call of its correlation id lies. One
-    without such a call (replayed graphs; work launched before the trace) goes to the step during which it ran, `by_time`,
-    or to none where it ran outside of all. A CPU event belongs to the step in which it starts.
+    A device event belongs to the step in whose ProfilerStep range the runtime call of its
+    correlation id lies. One without such a call (replayed graphs; work launched before the trace)
+    goes to the step during which it ran, `by_time`, or to none where it ran outside of all. A CPU
+    event belongs to the step in which it starts.
     """
     steps = step_ranges(trace.events)
     found = _by_launch(trace, steps) if trace.has_accelerator else _by_start(trace, steps)
@@ -263,13 +308,18 @@ def _by_launch(trace: Trace, steps: StepRanges) -> Attribution:
 def _with_those_of_no_launch(
     events: EventTable, kind: CodeColumn, steps: StepRanges, launched: IntColumn
 ) -> tuple[IntColumn, Windows]:
-    """Steps of all events, device events that no step launched given to the one they ran in, and the steps' windows.
+    """Steps of all events, device events that no step launched given to the one they ran in, and
+    the steps' windows.
 
-    Where no steps are marked all belong to the one there is. A step that launched nothing takes what began
-    during its range, and so gets a window; the rest goes by the windows. What was launched before the trace belongs to none.
+    Where no steps are marked all belong to the one there is. A step that launched nothing takes
+    what began during its range, and so gets a window; the rest goes by the windows. What was
+    launched before the trace belongs to none.
     """
     on_device = is_among(kind, DEVICE_KINDS)
-    rows, with_launch = np.flatnonzero(on_device & (launched == NO_STEP)), np.flatnonzero(on_device & (launched >= 0))
+    rows, with_launch = (
+        np.flatnonzero(on_device & (launched == NO_STEP)),
+        np.flatnonzero(on_device & (launched >= 0)),
+    )
     step = launched.copy()
     if not steps.marked:
         step[rows] = 0
@@ -285,7 +335,9 @@ def _with_those_of_no_launch(
     during = windows.index_of(events.end_us[rest])
     first = during == np.argmax(np.isfinite(windows.end_us))
     # Launched before the trace, too: a stream works in order, and theirs lacks no later launch.
-    stream = np.unique(np.stack((events.device, events.thread)), axis=1, return_inverse=True)[1].ravel()
+    stream = np.unique(np.stack((events.device, events.thread)), axis=1, return_inverse=True)[
+        1
+    ].ravel()
     last_without, first_with = np.full(len(events), -np.inf), np.full(len(events), np.inf)
     np.maximum.at(last_without, stream[rows], events.start_us[rows])
     np.minimum.at(first_with, stream[with_launch], events.start_us[with_launch])
@@ -295,10 +347,11 @@ def _with_those_of_no_launch(
 
 
 def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
-    """Which of the device events were launched before the trace began: their correlation is below the first recorded call's.
+    """Which of the device events were launched before the trace began: their correlation is below
+    the first recorded call's.
 
-    CUPTI numbers the calls of a process as they are made (CUpti_ActivityAPI, correlationId). Nothing is known where a trace's
-    calls are not numbered in the order of their starts.
+    CUPTI numbers the calls of a process as they are made (CUpti_ActivityAPI, correlationId).
+    Nothing is known where a trace's calls are not numbered in the order of their starts.
     """
     calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation > 0))
     if not len(calls):
@@ -310,11 +363,13 @@ def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
 
 
 def _without_cut_steps(attribution: Attribution) -> Windows:
-    """The windows of the steps that a file which lacks events shows to their end; those of the others are not known.
+    """The windows of the steps that a file which lacks events shows to their end; those of the
+    others are not known.
 
-    Kineto writes the events of a CPU thread by thread: a step may lack those of any thread, such as gloo's. It writes a device's
-    buffer by buffer, mostly but not always in order of time: those lost are taken to begin as long before the latest one read as
-    any that was read begins before one ahead of it in the file.
+    Kineto writes the events of a CPU thread by thread: a step may lack those of any thread, such as
+    gloo's. It writes a device's buffer by buffer, mostly but not always in order of time: those
+    lost are taken to begin as long before the latest one read as any that was read begins before
+    one ahead of it in the file.
     """
     events, steps, windows = attribution.events, attribution.steps, attribution.windows
     if not attribution.on_device:
@@ -327,12 +382,16 @@ def _without_cut_steps(attribution: Attribution) -> Windows:
     cut[1:] |= ~windows.whole[1:]  # nothing of the step before it was read
     without_event = steps.index_at(events.start_us[calls & ~has_event[:-1]])
     cut[without_event[without_event >= 0]] = True
-    start_us, end_us = (np.where(cut, np.nan, times) for times in (windows.start_us, windows.end_us))
+    start_us, end_us = (
+        np.where(cut, np.nan, times) for times in (windows.start_us, windows.end_us)
+    )
     return replace(windows, start_us=start_us, end_us=end_us, cut=cut)
 
 
 def _shown_until_us(starts: FloatColumn) -> float:
-    """Before this no event begins that may be lost behind the last of these starts, which are in the file's order."""
+    """Before this no event begins that may be lost behind the last of these starts, which are in
+    the file's order.
+    """
     if not len(starts):
         return -np.inf
     latest = np.maximum.accumulate(starts)
@@ -340,7 +399,9 @@ def _shown_until_us(starts: FloatColumn) -> float:
 
 
 def step_ranges(events: EventTable) -> StepRanges:
-    """The ProfilerStep ranges of the CPU side, the longest of each number (several threads may carry one)."""
+    """The ProfilerStep ranges of the CPU side, the longest of each number (several threads may
+    carry one).
+    """
     rows = np.flatnonzero(named_annotations(events, "ProfilerStep#"))
     longest: dict[int, int] = {}
     for row in rows[np.argsort(-events.duration_us[rows], kind="stable")].tolist():
@@ -348,9 +409,13 @@ def step_ranges(events: EventTable) -> StepRanges:
             longest.setdefault(int(match[1]), row)
     if not longest:
         return StepRanges((None,), np.array([-np.inf]), np.array([np.inf]))
-    ordered = sorted(longest.items(), key=lambda step: (events.start_us[step[1]], events.end_us[step[1]]))
+    ordered = sorted(
+        longest.items(), key=lambda step: (events.start_us[step[1]], events.end_us[step[1]])
+    )
     own = [row for _, row in ordered]
-    return StepRanges(tuple(number for number, _ in ordered), events.start_us[own], events.end_us[own])
+    return StepRanges(
+        tuple(number for number, _ in ordered), events.start_us[own], events.end_us[own]
+    )
 
 
 def _launch_rows(events: EventTable) -> IntColumn:
@@ -362,5 +427,7 @@ def _launch_rows(events: EventTable) -> IntColumn:
         calls = calls[np.argsort(events.correlation[calls], kind="stable")]
         place = np.searchsorted(events.correlation[calls], events.correlation[wanted])
         found = calls[np.minimum(place, len(calls) - 1)]
-        launch[wanted] = np.where(events.correlation[found] == events.correlation[wanted], found, -1)
+        launch[wanted] = np.where(
+            events.correlation[found] == events.correlation[wanted], found, -1
+        )
     return launch

@@ -1,15 +1,22 @@
 """Per (rank, device, step): compute, communication, what is exposed, copies, idle, phases.
 
-Definitions: docs/measures.md. A step is a window of its process, shared by the process's devices; on the CPU it is the
-ProfilerStep range. A window that is partial is no part of means: a device's first one, whose start was not recorded, and
-the CPU's last one, in which the tracer is stopped while gloo's threads still close their ranges.
+Definitions: docs/measures.md. A step is a window of its process, shared by the process's devices;
+on the CPU it is the ProfilerStep range. A window that is partial is no part of means: a device's
+first one, whose start was not recorded, and the CPU's last one, in which the tracer is stopped
+while gloo's threads still close their ranges.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    FloatColumn,
+    IntColumn,
+    is_among,
+)
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import gloo, intervals
 from dpscope.analysis.traces.steps.attribution import Attribution, empty_steps
@@ -45,8 +52,9 @@ _Row = tuple[dict[str, object], Intervals]
 def step_table(attribution: Attribution) -> Table:
     """One row per (rank, device, step), COLUMNS; times in microseconds.
 
-    step_us = compute_us + exposed_us + idle_us; `unlaunched_us` is the part of idle_us in which nothing had been launched for the
-    device, not even a copy. `device` is NA on a CPU timeline, `step` where the trace marks none.
+    step_us = compute_us + exposed_us + idle_us; `unlaunched_us` is the part of idle_us in which
+    nothing had been launched for the device, not even a copy. `device` is NA on a CPU timeline,
+    `step` where the trace marks none.
     """
     return step_tables(attribution)[0]
 
@@ -54,8 +62,9 @@ def step_table(attribution: Attribution) -> Table:
 def step_tables(attribution: Attribution) -> tuple[Table, Table]:
     """`step_table`, and rows of EXPOSED_COLUMNS: the stretches of exposed communication.
 
-    Stretches are disjoint within (rank, device, step), and their lengths add up to exposed_us; microseconds of the rank's own
-    clock. There are none where the trace does not show what was communicated.
+    Stretches are disjoint within (rank, device, step), and their lengths add up to exposed_us;
+    microseconds of the rank's own clock. There are none where the trace does not show what was
+    communicated.
     """
     found = list(_device_rows(attribution) if attribution.on_device else _cpu_rows(attribution))
     rank, rows = attribution.trace.rank, [row for row, _ in found]
@@ -65,7 +74,9 @@ def step_tables(attribution: Attribution) -> tuple[Table, Table]:
         table = table.assign(communication_us=None, hidden_us=None, exposed_us=None)
         stretches = [intervals.EMPTY] * len(found)
     bounds = np.concatenate([intervals.EMPTY, *stretches])
-    places = table.select(("rank", "device", "step")).take(np.repeat(np.arange(len(found)), list(map(len, stretches))))
+    places = table.select(("rank", "device", "step")).take(
+        np.repeat(np.arange(len(found)), list(map(len, stretches)))
+    )
     return table, places.assign(start_us=bounds[:, 0], end_us=bounds[:, 1])
 
 
@@ -79,12 +90,16 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
     computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
     for device in np.unique(events.device[in_a_step]).tolist():
         own = in_a_step & attribution.occupies(device)
-        compute, communication = (intervals.of_events(events, own & one) for one in (computes, communicates))
+        compute, communication = (
+            intervals.of_events(events, own & one) for one in (computes, communicates)
+        )
         exposed = intervals.difference(communication, compute)
         inside = _lengths_in_windows(attribution, own, compute, communication)
         by_time_us = windows.lengths_of(intervals.of_events(events, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
-        for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden | windows.cut).tolist():
+        for index in np.flatnonzero(
+            np.isfinite(windows.end_us) | windows.hidden | windows.cut
+        ).tolist():
             if windows.cut[index]:
                 yield _cut_row(attribution, index) | {"device": device}, intervals.EMPTY
                 continue
@@ -93,7 +108,9 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
             row: dict[str, object] = {
                 "device": device,
                 "step": attribution.steps.numbers[index],
-                "clipped_us": intervals.length(intervals.clip(intervals.of_events(events, early), -np.inf, start_us)),
+                "clipped_us": intervals.length(
+                    intervals.clip(intervals.of_events(events, early), -np.inf, start_us)
+                ),
                 "partial_window": not windows.whole[index] or windows.hidden[index],
                 "collective_count": int((attribution.kind[in_step] == Kind.COLLECTIVE).sum()),
                 "by_time_us": by_time_us[index],
@@ -109,11 +126,18 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
             yield row, intervals.clip(exposed, start_us, windows.end_us[index])
 
 
-def _lengths_in_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: IntColumn) -> dict[str, object]:
-    """Device time of a step's work by the phase that it was launched in, by column; communication left out."""
+def _lengths_in_phases(
+    attribution: Attribution, in_step: IntColumn, phase_of_row: IntColumn
+) -> dict[str, object]:
+    """Device time of a step's work by the phase that it was launched in, by column; communication
+    left out.
+    """
     work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
     rows = {column: work[phase_of_row[work] == code] for code, column in enumerate(_PHASE_COLUMNS)}
-    return {column: intervals.length(intervals.of_events(attribution.events, own)) for column, own in rows.items()}
+    return {
+        column: intervals.length(intervals.of_events(attribution.events, own))
+        for column, own in rows.items()
+    }
 
 
 def _cut_row(attribution: Attribution, index: int) -> dict[str, object]:
@@ -124,16 +148,23 @@ def _cut_row(attribution: Attribution, index: int) -> dict[str, object]:
 def _lengths_in_windows(
     attribution: Attribution, own: BoolColumn, compute: Intervals, communication: Intervals
 ) -> dict[str, FloatColumn]:
-    """What one device did in each window, by column: microseconds, NaN for a step without a window."""
+    """What one device did in each window, by column: microseconds, NaN for a step without a
+    window.
+    """
     events, windows = attribution.events, attribution.windows
     host_copies = intervals.of_events(events, own & attribution.rows(Kind.HOST_COPY))
     copies = intervals.of_events(events, own & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
-    compute_us, communication_us, either_us = map(windows.lengths_of, (compute, communication, either))
+    compute_us, communication_us, either_us = map(
+        windows.lengths_of, (compute, communication, either)
+    )
     with_host_copies_us = windows.lengths_of(intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
-    # From the begin of the call that launched it: the time that a launch takes is none in which nothing was launched.
-    launched = intervals.union(np.fmin(attribution.launch_us[own], events.start_us[own]), events.end_us[own])
+    # From the begin of the call that launched it: the time that a launch takes is none in which
+    # nothing was launched.
+    launched = intervals.union(
+        np.fmin(attribution.launch_us[own], events.start_us[own]), events.end_us[own]
+    )
     return {
         "step_us": step_us,
         "compute_us": compute_us,
@@ -148,25 +179,31 @@ def _lengths_in_windows(
 
 
 def _phase_of_launch(attribution: Attribution) -> IntColumn | None:
-    """Index in STEP_PHASES of the range in which each device event was launched, -1 for none; None without ranges.
+    """Index in STEP_PHASES of the range in which each device event was launched, -1 for none; None
+    without ranges.
 
     By time, whatever the thread: the backward pass launches from autograd's own threads.
     """
     events, names = attribution.events, phases.STEP_PHASES
-    rows = np.flatnonzero(named_annotations(events, phases.PREFIX) & events.named(names.__contains__))
+    rows = np.flatnonzero(
+        named_annotations(events, phases.PREFIX) & events.named(names.__contains__)
+    )
     if not len(rows):
         return None
     rows = rows[np.lexsort((events.end_us[rows], events.start_us[rows]))]
     codes = [names.index(events.names[code]) for code in events.name[rows].tolist()]
-    return np.array([*codes, -1])[intervals.index_at(events.start_us[rows], events.end_us[rows], attribution.launch_us)]
+    return np.array([*codes, -1])[
+        intervals.index_at(events.start_us[rows], events.end_us[rows], attribution.launch_us)
+    ]
 
 
 def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]:
-    """When DDP had copied the last gradient out of its bucket, by the step's number, for each time that it reduced in it.
+    """When DDP had copied the last gradient out of its bucket, by the step's number, for each time
+    that it reduced in it.
 
-    Microseconds after the trace's start. On a device the end of the last event that the backward pass launched, on all
-    devices of the process: empty without dpscope's ranges. On a CPU the end of the last of DDP's copies after each of its
-    forward passes.
+    Microseconds after the trace's start. On a device the end of the last event that the backward
+    pass launched, on all devices of the process: empty without dpscope's ranges. On a CPU the end
+    of the last of DDP's copies after each of its forward passes.
     """
     events, found = attribution.events, dict[int | None, list[float]]()
     passes = np.zeros(len(events), dtype=np.int64)  # the forward pass that each event follows
@@ -177,7 +214,9 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
         last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD))
     else:
         last = events.named(_COPY_OUT.__eq__)
-        passes = np.searchsorted(np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)]), events.start_us)
+        passes = np.searchsorted(
+            np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)]), events.start_us
+        )
     for number, rows in zip(attribution.steps.numbers, attribution.by_step(last), strict=True):
         if len(rows):
             reduced = (rows[passes[rows] == one] for one in np.unique(passes[rows]))
@@ -191,23 +230,37 @@ def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
         return
     compute, empty = cpu_compute(attribution), set(empty_steps(attribution).tolist())
     annotations = events.is_category(Category.USER_ANNOTATION)
-    named = _PHASE_COLUMNS.items() if phases.FORWARD in events.names else ()  # else the trace has no such ranges at all
-    ranges_of_step = {name: attribution.by_step(annotations & events.named(phase.__eq__)) for name, phase in named}
+    # else the trace has no such ranges at all
+    named = _PHASE_COLUMNS.items() if phases.FORWARD in events.names else ()
+    ranges_of_step = {
+        name: attribution.by_step(annotations & events.named(phase.__eq__)) for name, phase in named
+    }
     first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
-    for index, rows in enumerate(attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))):
-        start, end = max(float(steps.start_us[index]), first_us), min(float(steps.end_us[index]), last_us)
+    for index, rows in enumerate(
+        attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
+    ):
+        start, end = (
+            max(float(steps.start_us[index]), first_us),
+            min(float(steps.end_us[index]), last_us),
+        )
         if attribution.windows.cut[index]:
             yield _cut_row(attribution, index), intervals.EMPTY
             continue
         if index in empty:
-            yield {"step": numbers[index], "step_us": end - start, "partial_window": True}, intervals.EMPTY
+            yield (
+                {"step": numbers[index], "step_us": end - start, "partial_window": True},
+                intervals.EMPTY,
+            )
             continue
         own = intervals.of_events(events, rows)
         communication = intervals.clip(own, start, end)
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
-        in_ranges = {name: intervals.of_events(events, of_step[index]) for name, of_step in ranges_of_step.items()}
+        in_ranges = {
+            name: intervals.of_events(events, of_step[index])
+            for name, of_step in ranges_of_step.items()
+        }
         row: dict[str, object] = {
             "step": numbers[index],
             "step_us": end - start,
@@ -225,11 +278,13 @@ def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:
-    """K of a CPU timeline: the union over threads of the time in which the innermost operator or range of a thread computes.
+    """K of a CPU timeline: the union over threads of the time in which the innermost operator or
+    range of a thread computes.
 
-    An operator may enclose a wait: `aten::sum` of a DTensor encloses `_c10d_functional::wait_tensor`, an autograd node encloses
-    FSDP's hooks. Of such an operator only the rest counts, and operators within the wait count again. dp-host's ranges are
-    taken out with all that is inside.
+    An operator may enclose a wait: `aten::sum` of a DTensor encloses
+    `_c10d_functional::wait_tensor`, an autograd node encloses FSDP's hooks. Of such an operator
+    only the rest counts, and operators within the wait count again. dp-host's ranges are taken out
+    with all that is inside.
     """
     events = attribution.events
     kinds = (Kind.COMPUTE, Kind.HOST_RANGE, Kind.COMMUNICATION_CALL)
@@ -237,15 +292,21 @@ def cpu_compute(attribution: Attribution) -> Intervals:
     waiting_threads, waits = _waits_in_callers(attribution)
     parts = []
     for thread in np.unique(events.thread[compute]).tolist():
-        own_compute, own_copies, own_calls = (rows[events.thread[rows] == thread] for rows in (compute, copies, calls))
-        own_waits = np.concatenate((intervals.spans(events, own_calls), waits[waiting_threads == thread]))
+        own_compute, own_copies, own_calls = (
+            rows[events.thread[rows] == thread] for rows in (compute, copies, calls)
+        )
+        own_waits = np.concatenate(
+            (intervals.spans(events, own_calls), waits[waiting_threads == thread])
+        )
         own = _innermost(intervals.spans(events, own_compute), own_waits)
         parts.append(intervals.difference(own, intervals.of_events(events, own_copies)))
     return intervals.merge(*parts)
 
 
 def _innermost(operators: Intervals, waits: Intervals) -> Intervals:
-    """The union of the operators without the waits within them; operators within a wait count, but for waits within these."""
+    """The union of the operators without the waits within them; operators within a wait count, but
+    for waits within these.
+    """
     computed = intervals.EMPTY
     while len(waits):
         waiting = intervals.merge(waits)
@@ -254,7 +315,8 @@ def _innermost(operators: Intervals, waits: Intervals) -> Intervals:
         computed = intervals.merge(computed, intervals.difference(intervals.merge(outer), waiting))
         operators = operators[inside]
         deeper = waits[_begin_inside(waits, intervals.merge(operators))]
-        waits = deeper if len(deeper) < len(waits) else waits[:0]  # as many only where damaged ranges do not nest
+        # as many only where damaged ranges do not nest
+        waits = deeper if len(deeper) < len(waits) else waits[:0]
     return intervals.merge(computed, operators)
 
 
@@ -268,17 +330,21 @@ def _begin_inside(spans: Intervals, others: Intervals) -> BoolColumn:
 
 
 def _waits_in_callers(attribution: Attribution) -> tuple[IntColumn, Intervals]:
-    """Waits for collectives that an operator started by `torch.distributed`, until the collective or the operator ends.
+    """Waits for collectives that an operator started by `torch.distributed`, until the collective
+    or the operator ends.
 
-    `all_reduce(tensor)` and `work.wait()` block without an event, in autograd hooks and in an `autograd.Function`. Operators
-    that call `c10d` directly are Python code: they compute only in the operators that they call. Returns the waits' threads, and
-    the waits.
+    `all_reduce(tensor)` and `work.wait()` block without an event, in autograd hooks and in an
+    `autograd.Function`. Operators that call `c10d` directly are Python code: they compute only in
+    the operators that they call. Returns the waits' threads, and the waits.
     """
     events = attribution.events
     collectives = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     callers = gloo.creators(events, collectives)
     within = innermost(events, callers, attribution.rows(Kind.COMPUTE))
-    functional = innermost(events, callers, named_operators(events, "_c10d_functional", "c10d_functional")) >= 0
+    functional = (
+        innermost(events, callers, named_operators(events, "_c10d_functional", "c10d_functional"))
+        >= 0
+    )
     rows = np.flatnonzero((within >= 0) & ~functional)
     starts = events.start_us[callers[rows]]
     ends = np.minimum(events.end_us[within[rows]], events.end_us[collectives[rows]])

@@ -1,4 +1,5 @@
-"""One row per collective per rank: kind, group, size, time, when it was ready, what stood still meanwhile.
+"""One row per collective per rank: kind, group, size, time, when it was ready, what stood still
+meanwhile.
 
 Matching across ranks is `ranks/matching`'s.
 """
@@ -25,11 +26,17 @@ from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
 from dpscope.analysis.traces.steps import gloo, intervals
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
-from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
+from dpscope.analysis.traces.steps.event_kind import (
+    Kind,
+    collective_kind,
+    named_annotations,
+    nccl_ranges,
+)
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records import range_names as phases
 
-SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
+# torch's names for the two dimensions of dpscope's mesh
+SHARD, REPLICATE = "mesh_shard", "mesh_replicate"
 
 _SHARDING = ("all_gather", "reduce_scatter")
 
@@ -46,11 +53,15 @@ class NamedCollective(NamedTuple):
         return group_size(self.args, self.kind)
 
 
-def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) -> list[NamedCollective]:
-    """The same, all-gathers and reduce-scatters in the group that shards, and all-reduces of a rank's shards between groups.
+def in_mesh(
+    named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]
+) -> list[NamedCollective]:
+    """The same, all-gathers and reduce-scatters in the group that shards, and all-reduces of a
+    rank's shards between groups.
 
-    Only where the process is in one group of each and in none besides but that of all ranks, and no collective names a group.
-    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: HSDP all-reduces what a reduce-scatter leaves to a rank.
+    Only where the process is in one group of each and in none besides but that of all ranks, and no
+    collective names a group. Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: HSDP
+    all-reduces what a reduce-scatter leaves to a rank.
     """
     described = {one.description: one for one in groups}
     is_mesh = len(groups) == 3 and described.keys() >= {SHARD, REPLICATE}
@@ -60,7 +71,11 @@ def in_mesh(named: Sequence[NamedCollective], groups: Sequence[ProcessGroup]) ->
     of_shards = [one for one in named if one.kind in _SHARDING and one.size == len(within.ranks)]
     shards = {_shard_elements(one.args) for one in of_shards if one.kind == "reduce_scatter"}
     group_of = dict.fromkeys(of_shards, within)
-    group_of |= {one: between for one in named if one.kind == "all_reduce" and one.args.input_elements in shards}
+    group_of |= {
+        one: between
+        for one in named
+        if one.kind == "all_reduce" and one.args.input_elements in shards
+    }
     return [_in_group(one, group_of.get(one)) for one in named]
 
 
@@ -73,7 +88,11 @@ def _in_group(one: NamedCollective, group: ProcessGroup | None) -> NamedCollecti
     if group is None:
         return one
     ranks = group.ranks
-    return one._replace(args=replace(one.args, group=group.name, group_ranks=str(list(ranks)), group_size=len(ranks)))
+    return one._replace(
+        args=replace(
+            one.args, group=group.name, group_ranks=str(list(ranks)), group_size=len(ranks)
+        )
+    )
 
 
 COLUMNS = (
@@ -82,24 +101,30 @@ COLUMNS = (
 )  # fmt: skip
 
 _NO_ARGS = CommunicationArgs()
-_NO_SIZES: dict[str, None] = dict.fromkeys(("input_elements", "output_elements", "input_bytes", "output_bytes"))
+_NO_SIZES: dict[str, None] = dict.fromkeys(
+    ("input_elements", "output_elements", "input_bytes", "output_bytes")
+)
 _RECORD = re.compile(r"record_param_comms$")
 _OPERATOR = re.compile(r"_?c10d(?:_functional)?::")
 
 
-def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> Table:
+def collective_table(
+    attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})
+) -> Table:
     """One row per collective of one rank, COLUMNS, in order of launch (gloo: of creation).
 
-    `kind` is the collective that was called, `moved_as` the one that moved the data: gloo carries out a reduce-scatter as an
-    all-reduce. `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
-    ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
-    time a work of gloo's waited for a worker thread, `ready_us` when its data were ready, `compute_done` which share of its
-    step's computing was done then, `compiled_share` which share of it the compiled graph did that its data came out of,
-    `compute_stream` whether its stream is one that computes, `held_us` how long computing that was launched stood still during
-    it, `concurrent` how many others of the rank were in flight on its device at the same time (a link that they share
-    gives each a part). Unknown is NA. `step` is
-    NA for a collective that no traced step launched.
-    `kind_of_row` is the kind of event rows whose kind neither a record nor a name shows, as RCCL's kernels in DataParallel.
+    `kind` is the collective that was called, `moved_as` the one that moved the data: gloo carries
+    out a reduce-scatter as an all-reduce. `bytes` is the larger of the rank's input and output
+    buffer, `order` counts the collectives of a group (a pair of ranks matches by it where no
+    sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the time a
+    work of gloo's waited for a worker thread, `ready_us` when its data were ready, `compute_done`
+    which share of its step's computing was done then, `compiled_share` which share of it the
+    compiled graph did that its data came out of, `compute_stream` whether its stream is one that
+    computes, `held_us` how long computing that was launched stood still during it, `concurrent` how
+    many others of the rank were in flight on its device at the same time (a link that they share
+    gives each a part). Unknown is NA. `step` is NA for a collective that no traced step launched.
+    `kind_of_row` is the kind of event rows whose kind neither a record nor a name shows, as RCCL's
+    kernels in DataParallel.
     """
     events, on_device, trace = attribution.events, attribution.on_device, attribution.trace
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
@@ -121,7 +146,9 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
         group=[one.args.group for one in named],
         group_ranks=[one.args.group_ranks for one in named],
         sequence=[one.args.sequence for one in named],
-        bytes=[buffer_bytes(one.args, one.kind, size) for one, size in zip(named, ranks, strict=True)],
+        bytes=[
+            buffer_bytes(one.args, one.kind, size) for one, size in zip(named, ranks, strict=True)
+        ],
         group_size=ranks,
         start_us=events.start_us[rows],
         duration_us=events.duration_us[rows],
@@ -137,7 +164,9 @@ def collective_table(attribution: Attribution, kind_of_row: Mapping[int, str] = 
 
 
 def _group_sizes(named: Sequence[NamedCollective], world_size: int | None) -> list[int | None]:
-    """Ranks of each one's group: where nothing shows it, those of the job, unless the trace shows another size."""
+    """Ranks of each one's group: where nothing shows it, those of the job, unless the trace shows
+    another size.
+    """
     sizes = [one.size for one in named]
     shows_another = bool(set(sizes) - {None, 1, world_size})
     return sizes if shows_another else [size or world_size for size in sizes]
@@ -149,11 +178,14 @@ def _moved_as(events: EventTable, rows: IntColumn, kinds: Sequence[str | None]) 
     return [moved or kind for moved, kind in zip(performed, kinds, strict=True)]
 
 
-def _named(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, str]) -> Iterator[NamedCollective]:
-    """What each collective's own arguments, and those of what launched it, say of it; and which collective it is.
+def _named(
+    attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, str]
+) -> Iterator[NamedCollective]:
+    """What each collective's own arguments, and those of what launched it, say of it; and which
+    collective it is.
 
-    Each argument is the first that is known; the kind is that of the first name that has one: metadata, operators and ranges
-    before the kernel's own name.
+    Each argument is the first that is known; the kind is that of the first name that has one:
+    metadata, operators and ranges before the kernel's own name.
     """
     events = attribution.events
     sources = _launched_in(attribution, rows)
@@ -165,24 +197,35 @@ def _named(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, 
             of_source = events.communication.get(source, _NO_ARGS)
             recorded.append(replace(of_source, **_NO_SIZES) if of_several[index] else of_source)
         args = _first_known(recorded)
-        names = (args.collective_name or "", *(events.names[events.name[one]] for one in (*linked, row) if one >= 0))
-        yield NamedCollective(args, next(filter(None, map(collective_kind, names)), kind_of_row.get(row)))
+        names = (
+            args.collective_name or "",
+            *(events.names[events.name[one]] for one in (*linked, row) if one >= 0),
+        )
+        yield NamedCollective(
+            args, next(filter(None, map(collective_kind, names)), kind_of_row.get(row))
+        )
 
 
 def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
-    """What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none."""
+    """What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1
+    for none.
+    """
     events = attribution.events
     if not attribution.on_device:  # only the operator is known
         return [gloo.creators(events, rows)]
     operators = events.is_category(Category.CPU_OP)
-    candidates = (*(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)), nccl_ranges(events))
+    candidates = (
+        *(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)),
+        nccl_ranges(events),
+    )
     return [innermost(events, attribution.launch_row[rows], one) for one in candidates]
 
 
 def _first_known(recorded: Sequence[CommunicationArgs]) -> CommunicationArgs:
     """Each argument from the first that knows it."""
     values = (
-        filter(lambda value: value is not None, map(attrgetter(name), recorded)) for name in CommunicationArgs.__slots__
+        filter(lambda value: value is not None, map(attrgetter(name), recorded))
+        for name in CommunicationArgs.__slots__
     )
     return CommunicationArgs(*(next(known, None) for known in values))
 
@@ -198,11 +241,13 @@ def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColum
 
 
 def _ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
-    """For each collective (event rows) when its data were ready, microseconds after the trace's start; NaN if unknown.
+    """For each collective (event rows) when its data were ready, microseconds after the trace's
+    start; NaN if unknown.
 
-    On a device the collective's stream waits for an event recorded at its launch, that is for all compute kernels launched
-    before it there: ready is the latest end of those, or the launch itself if that is later. On the CPU a collective is
-    created when its data are ready; its range may begin later, when a worker takes it up.
+    On a device the collective's stream waits for an event recorded at its launch, that is for all
+    compute kernels launched before it there: ready is the latest end of those, or the launch itself
+    if that is later. On the CPU a collective is created when its data are ready; its range may
+    begin later, when a worker takes it up.
     """
     events = attribution.events
     if not attribution.on_device:
@@ -221,7 +266,9 @@ def _ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
 
 
 def _concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
-    """For each collective (event rows) how many others were in flight on its device at the same time."""
+    """For each collective (event rows) how many others were in flight on its device at the same
+    time.
+    """
     events = attribution.events
     spans = intervals.spans(events, rows) if attribution.on_device else gloo.in_flight(events, rows)
     others, devices = np.zeros((2, len(rows)), dtype=np.int64)
@@ -241,7 +288,10 @@ def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
     rows = np.flatnonzero(named_annotations(events, phases.PREFIX))
     for row, step in zip(rows, attribution.steps.index_at(events.start_us[rows]), strict=True):
         if step != NO_STEP:
-            own, number = counts.setdefault(events.names[events.name[row]], {}), attribution.steps.numbers[step]
+            own, number = (
+                counts.setdefault(events.names[events.name[row]], {}),
+                attribution.steps.numbers[step],
+            )
             own[number] = own.get(number, 0) + 1
     return counts
 
@@ -250,47 +300,60 @@ REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 
 
 def _held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None]) -> FloatColumn:
-    """For each reduction (event rows) how long during it the device computed nothing although computing had been launched.
+    """For each reduction (event rows) how long during it the device computed nothing although
+    computing had been launched.
 
-    Counted are kernels that were launched before the last reduction of the step was: nothing that waits for a gradient is
-    among them, and if nothing held them they would run during the reduction. A kernel counts from the end of its launch.
-    NaN for other collectives, for those of no step, and on the CPU.
+    Counted are kernels that were launched before the last reduction of the step was: nothing that
+    waits for a gradient is among them, and if nothing held them they would run during the
+    reduction. A kernel counts from the end of its launch. NaN for other collectives, for those of
+    no step, and on the CPU.
     """
     held = np.full(len(rows), np.nan)
     if not attribution.on_device:
         return held
     events, launch_us = attribution.events, attribution.launch_us
-    reduces = np.array([kind in REDUCING for kind in kinds], dtype=bool) & np.isfinite(launch_us[rows])
+    reduces = np.array([kind in REDUCING for kind in kinds], dtype=bool) & np.isfinite(
+        launch_us[rows]
+    )
     computing = attribution.rows(Kind.COMPUTE) & np.isfinite(launch_us)
     for own, here in _by_step_and_device(attribution, rows, reduces, computing):
         earlier = own[launch_us[own] < launch_us[rows[here]].max()]
-        waiting = intervals.union(events.end_us[attribution.launch_row[earlier]], events.start_us[earlier])
+        waiting = intervals.union(
+            events.end_us[attribution.launch_row[earlier]], events.start_us[earlier]
+        )
         still = intervals.difference(waiting, intervals.of_events(events, own))
-        held[here] = intervals.lengths_within(still, events.start_us[rows[here]], events.end_us[rows[here]])
+        held[here] = intervals.lengths_within(
+            still, events.start_us[rows[here]], events.end_us[rows[here]]
+        )
     return held
 
 
-# of a device's computing, from which on a stream is one that computes: copies around collectives are less
+# of a device's computing, from which on a stream is one that computes: copies around collectives
+# are less
 _COMPUTES = 0.1
-_GRAPH = "CompiledFunctionBackward"  # autograd's node of what AOTAutograd compiled (torch 2.0 and later)
+# autograd's node of what AOTAutograd compiled (torch 2.0 and later)
+_GRAPH = "CompiledFunctionBackward"
 
 
 def _compute_shares(
     attribution: Attribution, rows: IntColumn, ready_us: FloatColumn
 ) -> tuple[FloatColumn, FloatColumn]:
-    """For each collective (event rows) two shares, 0..1, of its step's computing: done when it was ready, and by its graph.
+    """For each collective (event rows) two shares, 0..1, of its step's computing: done when it was
+    ready, and by its graph.
 
-    On its device, without the optimizer's work, which waits for the last gradient. What remains could hide it. The second is
-    what the last compiled backward graph computed that ended before the collective was requested: what comes out of a graph is
-    ready when all of it has run; 0 where none ended before it in its step. NaN where the step, the moment or all computing is
-    unknown.
+    On its device, without the optimizer's work, which waits for the last gradient. What remains
+    could hide it. The second is what the last compiled backward graph computed that ended before
+    the collective was requested: what comes out of a graph is ready when all of it has run; 0 where
+    none ended before it in its step. NaN where the step, the moment or all computing is unknown.
     """
     events = attribution.events
     done, compiled = np.full((2, len(rows)), np.nan)
     graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(_GRAPH.__eq__))
     graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
     called_us = attribution.launch_us if attribution.on_device else events.start_us
-    for own, here in _by_step_and_device(attribution, rows, np.isfinite(ready_us), _before_optimizer(attribution)):
+    for own, here in _by_step_and_device(
+        attribution, rows, np.isfinite(ready_us), _before_optimizer(attribution)
+    ):
         computed = intervals.of_events(events, own)
         total_us = intervals.length(computed)
         if not total_us > 0:
@@ -299,10 +362,15 @@ def _compute_shares(
         compiled[here] = 0.0
         begins = attribution.steps.start_us[attribution.step[rows[here[0]]]]
         when = called_us[rows[here]] if attribution.on_device else ready_us[here]
-        for place, last in zip(here, np.searchsorted(events.end_us[graphs], when, side="right") - 1, strict=True):
+        for place, last in zip(
+            here, np.searchsorted(events.end_us[graphs], when, side="right") - 1, strict=True
+        ):
             if last >= 0 and events.start_us[graphs[last]] >= begins:
                 graph = graphs[last]
-                inside = own[(called_us[own] >= events.start_us[graph]) & (called_us[own] < events.end_us[graph])]
+                inside = own[
+                    (called_us[own] >= events.start_us[graph])
+                    & (called_us[own] < events.end_us[graph])
+                ]
                 compiled[place] = intervals.length(intervals.of_events(events, inside)) / total_us
     return done, compiled
 
@@ -310,7 +378,9 @@ def _compute_shares(
 def _by_step_and_device(
     attribution: Attribution, rows: IntColumn, wanted: BoolColumn, computing: BoolColumn
 ) -> Iterator[tuple[IntColumn, IntColumn]]:
-    """For each step and device its marked events of `computing`, and the places of its collectives that are `wanted`."""
+    """For each step and device its marked events of `computing`, and the places of its collectives
+    that are `wanted`.
+    """
     devices = attribution.events.device
     of_step = attribution.by_step(computing)
     wanted = wanted & (attribution.step[rows] >= 0)
@@ -325,7 +395,9 @@ def _before_optimizer(attribution: Attribution) -> BoolColumn:
     """Rows that compute in a step, those that the optimizer launched left out."""
     events = attribution.events
     computing = attribution.rows(Kind.COMPUTE) & (attribution.step >= 0)
-    ranges = np.flatnonzero(named_annotations(events, "Optimizer.step#") | named_annotations(events, phases.OPTIMIZER))
+    ranges = np.flatnonzero(
+        named_annotations(events, "Optimizer.step#") | named_annotations(events, phases.OPTIMIZER)
+    )
     if not len(ranges):
         return computing
     begins = np.full(len(attribution.steps), np.inf)
@@ -336,13 +408,16 @@ def _before_optimizer(attribution: Attribution) -> BoolColumn:
 
 
 def _on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
-    """For each collective (event rows) whether its stream is one on which its device computes: then nothing hides it."""
+    """For each collective (event rows) whether its stream is one on which its device computes: then
+    nothing hides it.
+    """
     events = attribution.events
     computing = np.flatnonzero(attribution.rows(Kind.COMPUTE))
     every, count = np.concatenate((rows, computing)), len(rows)
     table = Table.of(device=events.device[every], thread=events.thread[every])
     spent = np.append(np.zeros(count), events.duration_us[computing])
     times, totals = (
-        one.sums(spent)[one.code[:count]] for one in (table.group("device", "thread"), table.group("device"))
+        one.sums(spent)[one.code[:count]]
+        for one in (table.group("device", "thread"), table.group("device"))
     )
     return (totals > 0) & (times >= _COMPUTES * totals)

@@ -1,4 +1,6 @@
-"""What one trace does not show: devices that are not read, work of no step, communication that left no trace."""
+"""What one trace does not show: devices that are not read, work of no step, communication that left
+no trace.
+"""
 
 import re
 from collections import Counter
@@ -19,7 +21,8 @@ _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
 _LEAST_SHARE = 0.01  # of device time, in events of no step: less is usual at a trace's edges
 _NAMED = 3  # kernels of unknown libraries that are named
 _LONGEST_NAME = 80
-# Operators of torch.distributed, records of what they move, and a backend's ranges (gloo:all_reduce, mpi:broadcast, ...).
+# Operators of torch.distributed, records of what they move, and a backend's ranges
+# (gloo:all_reduce, mpi:broadcast, ...).
 _COMMUNICATES = re.compile(
     r"^(?:c10d::(?!barrier)|record_param_comms(?!barrier)|[a-z]\w*:(?!:)(?!barrier)_?(?:all|reduce|broadcast|gather|scatter|send|recv))"
 )
@@ -31,7 +34,8 @@ def shows_no_device(attribution: Attribution) -> bool:
 
 
 def communication_lost(attribution: Attribution) -> bool:
-    """Whether a trace shows operators that communicate, and not one kernel, copy or range that does.
+    """Whether a trace shows operators that communicate, and not one kernel, copy or range that
+    does.
 
     A group of one rank moves nothing; what is recorded of groups decides, where anything is.
     """
@@ -39,8 +43,13 @@ def communication_lost(attribution: Attribution) -> bool:
     if attribution.trace.world_size == 1 or attribution.rows(*shown).any():
         return False
     events = attribution.events
-    asking = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.named(_COMMUNICATES.match)
-    records = [events.communication.get(row, CommunicationArgs()) for row in np.flatnonzero(asking).tolist()]
+    asking = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.named(
+        _COMMUNICATES.match
+    )
+    records = [
+        events.communication.get(row, CommunicationArgs())
+        for row in np.flatnonzero(asking).tolist()
+    ]
     named = [(args, event_kind.collective_kind(args.collective_name or "")) for args in records]
     sizes = [group_size(args, kind) for args, kind in named if kind not in (None, "barrier")]
     return any(size != 1 for size in sizes) if sizes else len(records) > 0
@@ -58,12 +67,18 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
 def _device_findings(attribution: Attribution) -> Iterator[Finding]:
     """What is lacking of the device's work, and of communication."""
     trace = attribution.trace
-    no_kernels = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    no_kernels = (
+        attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    )
     if trace.unread:
         categories = ", ".join(f"{count:,} {name}" for name, count in trace.unread)
-        what_lacks = "its compute and communication are not given" if no_kernels else "no sum includes them"
+        what_lacks = (
+            "its compute and communication are not given" if no_kernels else "no sum includes them"
+        )
         message = f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}; {what_lacks}"
-        yield TraceCode.DEVICE_NOT_READ.finding(message, severity="error" if no_kernels else "warning")
+        yield TraceCode.DEVICE_NOT_READ.finding(
+            message, severity="error" if no_kernels else "warning"
+        )
     elif no_kernels:
         yield _no_kernels(attribution)
     if communication_lost(attribution) and not (trace.cut_short and no_kernels):
@@ -72,7 +87,10 @@ def _device_findings(attribution: Attribution) -> Iterator[Finding]:
 
 def _no_kernels(attribution: Attribution) -> Finding:
     trace = attribution.trace
-    message, next_step = "calls that launch work on a device but no kernel: nothing is known of the device", None
+    message, next_step = (
+        "calls that launch work on a device but no kernel: nothing is known of the device",
+        None,
+    )
     if not launching_calls(attribution.events).any():
         message = "collectives of NCCL and nothing of a device: it records the CPU alone"
         next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -87,24 +105,28 @@ def _communication_not_shown(attribution: Attribution) -> Finding:
     next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
     if attribution.on_device:
         missing = "no kernel of theirs"
-        next_step = (
-            "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
-        )
+        next_step = "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
     source = attribution.trace.source
     if attribution.trace.cut_short:
         source, next_step = f"what could be read of {source}", _WHOLE_FILE
-    message = f"{source} holds operators that communicate and {missing}: its communication is not given"
+    message = (
+        f"{source} holds operators that communicate and {missing}: its communication is not given"
+    )
     return TraceCode.TRACE_INCOMPLETE.finding(message, next_step)
 
 
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
     if attribution.on_device and not steps.marked:
-        yield TraceCode.NO_STEPS.finding(f"{trace.source} marks no ProfilerStep: its whole length is taken as one step")
+        yield TraceCode.NO_STEPS.finding(
+            f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
+        )
     if not shows_no_device(attribution):
         empty, cut = empty_steps(attribution), np.flatnonzero(windows.cut)
         what = "work of a device" if attribution.on_device else "event"
-        yield from _not_timed(attribution, empty, f"{'holds' if len(empty) == 1 else 'hold'} no {what}")
+        yield from _not_timed(
+            attribution, empty, f"{'holds' if len(empty) == 1 else 'hold'} no {what}"
+        )
         yield from _not_timed(attribution, cut, "may lack events that stood behind the file's end")
     copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
     texts = {
@@ -121,7 +143,11 @@ def _not_timed(attribution: Attribution, indices: IntColumn, what_lacks: str) ->
     steps = attribution.steps
     if not len(indices):
         return
-    named = f" (step {listed([steps.numbers[index] for index in indices.tolist()], _NAMED)})" if steps.marked else ""
+    named = (
+        f" (step {listed([steps.numbers[index] for index in indices.tolist()], _NAMED)})"
+        if steps.marked
+        else ""
+    )
     times = "its time is" if len(indices) == 1 else "their times are"
     yield TraceCode.STEPS_EMPTY.finding(
         f"{len(indices)} of {counted(len(steps), 'step')} of {attribution.trace.source} {what_lacks}{named}: {times} not given",
@@ -142,11 +168,16 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     parts = [
         f"{int(rows.sum())} ({float(durations_us[rows].sum()):,.1f} µs, "
         f"{int((rows & attribution.rows(Kind.COLLECTIVE)).sum())} of them collectives) {text}"
-        for rows, text in ((attribution.by_time, counted_in), (outside, "are not in any step's sums"))
+        for rows, text in (
+            (attribution.by_time, counted_in),
+            (outside, "are not in any step's sums"),
+        )
         if rows.any()
     ]
     what = "device events" if on_device else "communication ranges"
-    often = "usual at a trace's edges; if they are many, call profiler.step() after each training step"
+    often = (
+        "usual at a trace's edges; if they are many, call profiler.step() after each training step"
+    )
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
         f"{what} of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}",
         None if on_device else often,
@@ -164,7 +195,9 @@ def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
     if not len(rows):
         return
     counts = Counter(events.names[code] for code in events.name[rows].tolist())
-    named = ", ".join(f"{name[:_LONGEST_NAME]} ({count})" for name, count in counts.most_common(_NAMED))
+    named = ", ".join(
+        f"{name[:_LONGEST_NAME]} ({count})" for name, count in counts.most_common(_NAMED)
+    )
     more = ""
     if len(counts) > _NAMED:
         more = f" and {counted(len(counts) - _NAMED, 'other name')}"

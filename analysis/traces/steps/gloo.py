@@ -1,9 +1,9 @@
 """How long gloo's collectives queued before a worker thread took them up.
 
-A process group's workers serve one queue, first come, first served, and each carries out one work after another. The
-`gloo:` range lies on the worker's thread. Depending on torch's version it begins when the work is created, and then
-overlaps its worker's previous one while it queues, or when the worker takes it up; then the operator that created it ended
-before.
+A process group's workers serve one queue, first come, first served, and each carries out one work
+after another. The `gloo:` range lies on the worker's thread. Depending on torch's version it begins
+when the work is created, and then overlaps its worker's previous one while it queues, or when the
+worker takes it up; then the operator that created it ended before.
 """
 
 from dataclasses import replace
@@ -12,21 +12,28 @@ import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import EventTable, FloatColumn, IntColumn
 from dpscope.analysis.traces.steps import intervals
-from dpscope.analysis.traces.steps.event_kind import collective_kind, named_annotations, named_operators
+from dpscope.analysis.traces.steps.event_kind import (
+    collective_kind,
+    named_annotations,
+    named_operators,
+)
 from dpscope.profiling.records import range_names as phases
 
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """For each `gloo:` range the time from its creation until a worker was free for it; NaN if unknown."""
+    """For each `gloo:` range the time from its creation until a worker was free for it; NaN if
+    unknown.
+    """
     created, taken_up = created_us(events, rows), in_flight(events, rows)[:, 0]
     return np.clip(taken_up - created, 0.0, events.end_us[rows] - created)
 
 
 def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """When each `gloo:` range's work was created, which is when its data were ready; NaN if unknown.
+    """When each `gloo:` range's work was created, which is when its data were ready; NaN if
+    unknown.
 
-    At its start where it overlaps the one before it on its thread. Elsewhere the start may be the taking up: the evidence is the
-    operator that created it.
+    At its start where it overlaps the one before it on its thread. Elsewhere the start may be the
+    taking up: the evidence is the operator that created it.
     """
     starts = events.start_us[rows]
     by_operator = np.append(events.end_us, np.nan)[creators(events, rows)]
@@ -35,9 +42,11 @@ def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
 
 
 def in_flight(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """When each `gloo:` range's worker carried it out: shape (rows, 2), from its taking up to its end.
+    """When each `gloo:` range's worker carried it out: shape (rows, 2), from its taking up to its
+    end.
 
-    It takes up a work when it is done with the one before, or at the range's start if that is later.
+    It takes up a work when it is done with the one before, or at the range's start if that is
+    later.
     """
     starts, ends, threads = events.start_us[rows], events.end_us[rows], events.thread[rows]
     taken_up = starts.copy()
@@ -51,14 +60,18 @@ def in_flight(events: EventTable, rows: IntColumn) -> FloatColumn:
 def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     """The `c10d` operator (an event's row) that created each range; -1 if unknown.
 
-    The operators of a kind and size and its ranges are in the same order, that of creation. gloo carries out a
-    reduce-scatter as an all-reduce of the whole, and names it so. Where they are not as many, or only some ranges record their
-    size, since a worker had not closed its last one when the tracer stopped, a range that began within an operator is that
-    one's (torch up to 2.11).
+    The operators of a kind and size and its ranges are in the same order, that of creation. gloo
+    carries out a reduce-scatter as an all-reduce of the whole, and names it so. Where they are not
+    as many, or only some ranges record their size, since a worker had not closed its last one when
+    the tracer stopped, a range that began within an operator is that one's (torch up to 2.11).
     """
     found = np.full(len(rows), -1, dtype=np.int64)
     kinds = np.array(
-        [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names], dtype=object
+        [
+            collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None
+            for name in events.names
+        ],
+        dtype=object,
     )
     carried_out = set(kinds[events.name[rows]].tolist()) - {None}
     if "reduce_scatter" not in carried_out:
@@ -73,7 +86,8 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
         if len(operators) != len(own) or len(np.unique(elements[rows[own]] > 0)) > 1:
             found[own] = _around(events, rows[own], operators)
             continue
-        # By size and, within a size, by start: gloo's workers may begin works of several sizes out of order.
+        # By size and, within a size, by start: gloo's workers may begin works of several sizes out
+        # of order.
         own = own[np.lexsort((events.start_us[rows[own]], elements[rows[own]]))]
         operators = operators[np.lexsort((events.start_us[operators], elements[operators]))]
         if (events.start_us[operators] <= events.end_us[rows[own]]).all():
@@ -82,9 +96,13 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
 
 
 def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntColumn:
-    """The operator during which each range began; -1 for none, and for those that several ranges began in."""
+    """The operator during which each range began; -1 for none, and for those that several ranges
+    began in.
+    """
     operators = np.append(operators[np.argsort(events.start_us[operators], kind="stable")], -1)
-    place = np.searchsorted(events.start_us[operators[:-1]], events.start_us[rows], side="right") - 1
+    place = (
+        np.searchsorted(events.start_us[operators[:-1]], events.start_us[rows], side="right") - 1
+    )
     chosen = operators[place]
     within = (chosen >= 0) & (events.start_us[rows] <= events.end_us[chosen])
     alone = np.bincount(place[within], minlength=len(operators))[place] == 1
@@ -94,19 +112,23 @@ def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntCol
 def ended_in_their_pass(events: EventTable) -> EventTable:
     """The table, with `gloo:` ranges ending at the latest where what waited for them did.
 
-    Those that begin in dpscope's own range of a forward or backward pass end with it. In a trace without such ranges that
-    shows DDP they end before the next optimizer step begins, both by torch's own ranges: DDP's backward pass has waited for
-    them by then.
+    Those that begin in dpscope's own range of a forward or backward pass end with it. In a trace
+    without such ranges that shows DDP they end before the next optimizer step begins, both by
+    torch's own ranges: DDP's backward pass has waited for them by then.
     """
     rows = np.flatnonzero(named_annotations(events, "gloo:"))
     if not len(rows):
         return events
     starts = events.start_us[rows]
-    passes = np.flatnonzero(named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD))
+    passes = np.flatnonzero(
+        named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD)
+    )
     if len(passes):
         passes = passes[np.argsort(events.start_us[passes], kind="stable")]
         ends_us = events.end_us[passes]
-        latest = np.append(ends_us, np.inf)[intervals.index_at(events.start_us[passes], ends_us, starts)]
+        latest = np.append(ends_us, np.inf)[
+            intervals.index_at(events.start_us[passes], ends_us, starts)
+        ]
     elif named_annotations(events, "DistributedDataParallel.forward").any():
         begins = np.sort(events.start_us[named_annotations(events, "Optimizer.step#")])
         latest = np.append(begins, np.inf)[np.searchsorted(begins, starts, side="right")]

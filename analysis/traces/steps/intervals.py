@@ -1,13 +1,18 @@
 """Interval arithmetic on numpy arrays.
 
-A set of intervals is an array of shape (n, 2), float64: [start, end) rows, sorted and disjoint unless stated
-otherwise. Times are microseconds here, but any unit serves.
+A set of intervals is an array of shape (n, 2), float64: [start, end) rows, sorted and disjoint
+unless stated otherwise. Times are microseconds here, but any unit serves.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+)
 
 Intervals = npt.NDArray[np.float64]
 
@@ -15,7 +20,9 @@ EMPTY: Intervals = np.empty((0, 2))
 
 
 def spans(events: EventTable, rows: BoolColumn | IntColumn) -> Intervals:
-    """Start and end of the events that are marked or listed, in their order, overlaps among them."""
+    """Start and end of the events that are marked or listed, in their order, overlaps among
+    them.
+    """
     return np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
 
 
@@ -97,13 +104,16 @@ def length_within(intervals: Intervals, windows: Intervals) -> float:
 
 
 def index_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> IntColumn:
-    """For each time the last interval, in order of `starts`, that has begun; -1 if there is none or it has ended."""
+    """For each time the last interval, in order of `starts`, that has begun; -1 if there is none or
+    it has ended.
+    """
     index = np.searchsorted(starts, times, side="right") - 1
     return np.where(times < np.append(ends, -np.inf)[index], index, -1)
 
 
 def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) -> IntColumn:
-    """For each of `at_rows` (-1 for none) the innermost candidate range of its thread in which it begins, else -1.
+    """For each of `at_rows` (-1 for none) the innermost candidate range of its thread in which it
+    begins, else -1.
 
     Ranges of a thread nest: two of them never overlap in part.
     """
@@ -118,14 +128,18 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
         index = np.searchsorted(events.start_us[own], times, side="right") - 1
         ends, parents = np.append(events.end_us[own], np.inf), None
         while (outside := times > ends[index]).any():
-            parents = _parents(events.start_us[own], events.end_us[own]) if parents is None else parents
+            parents = (
+                _parents(events.start_us[own], events.end_us[own]) if parents is None else parents
+            )
             index[outside] = parents[index[outside]]
         result[mine] = np.append(own, -1)[index]
     return result
 
 
 def _parents(starts: FloatColumn, ends: FloatColumn) -> IntColumn:
-    """For each range, in order of start, the latest earlier one that is still open when it starts; -1 for none."""
+    """For each range, in order of start, the latest earlier one that is still open when it starts;
+    -1 for none.
+    """
     parents = np.full(len(starts), -1, dtype=np.int64)
     open_ranges: list[int] = []
     for index, start in enumerate(starts.tolist()):

@@ -1,4 +1,6 @@
-"""How long the kernels of a trace run while communication runs and while none does, by what makes kernels comparable."""
+"""How long the kernels of a trace run while communication runs and while none does, by what makes
+kernels comparable.
+"""
 
 import zlib
 from collections.abc import Sequence
@@ -24,20 +26,24 @@ COLUMNS = (
     "overlap_us",
     "pace",
 )
-_LEAST_OVERLAP = 0.5  # of a kernel's duration; kernels between 0 and this share are neither free nor overlapped
+# of a kernel's duration; kernels between 0 and this share are neither free nor overlapped
+_LEAST_OVERLAP = 0.5
 _SAME = ("kernel_name", "operator_name", "launch", "sizes", "backward", "edge")
-_NODE = "autograd::engine::evaluate_function: "  # torch's range around each node of the backward pass
+# torch's range around each node of the backward pass
+_NODE = "autograd::engine::evaluate_function: "
 
 
 def kernel_times(attribution: Attribution) -> Table:
-    """A row of COLUMNS per kernel that is overlapped or free; `overlap_us` is its time next to communication.
+    """A row of COLUMNS per kernel that is overlapped or free; `overlap_us` is its time next to
+    communication.
 
-    Kernels of a class have the same kernel name, operator, input sizes, grid and block, and are alike in whether they belong to
-    the backward pass and in whether they are the first, the last or neither of their step. Where no input sizes are recorded, a
-    class holds one place in the order of the step only, and only if each step launches as many of these kernels. `pace` is how
-    long the step's free kernels took over those of their classes in all steps: clocks and other programs slow down whole
-    steps. On a CPU timeline, operators that call no other operator stand for kernels. If the trace overlaps any kernel, classes
-    without an overlapped kernel are omitted.
+    Kernels of a class have the same kernel name, operator, input sizes, grid and block, and are
+    alike in whether they belong to the backward pass and in whether they are the first, the last or
+    neither of their step. Where no input sizes are recorded, a class holds one place in the order
+    of the step only, and only if each step launches as many of these kernels. `pace` is how long
+    the step's free kernels took over those of their classes in all steps: clocks and other programs
+    slow down whole steps. On a CPU timeline, operators that call no other operator stand for
+    kernels. If the trace overlaps any kernel, classes without an overlapped kernel are omitted.
     """
     kernels = _kernels(attribution)
     overlap_us, time_us = kernels["overlap_us"], kernels["time_us"]
@@ -53,7 +59,9 @@ def kernel_times(attribution: Attribution) -> Table:
 
 
 def _kernels(attribution: Attribution) -> Table:
-    """A row per kernel of a step, in order of start, with its class and its place among the kernels of its class."""
+    """A row per kernel of a step, in order of start, with its class and its place among the kernels
+    of its class.
+    """
     events = attribution.events
     operators = events.is_category(Category.CPU_OP)
     in_step = (attribution.step >= 0) & ~attribution.windows.is_cut(
@@ -87,7 +95,10 @@ def _kernels(attribution: Attribution) -> Table:
     kernels = kernels.assign(edge=(position == 0) + 2 * (position == count - 1))
     in_steps = kernels.group("device", "step", *_SAME)
     kernels = kernels.assign(place=in_steps.places)
-    same, launched = kernels.group("device", *_SAME), in_steps.sizes[in_steps.code].astype(np.float64)
+    same, launched = (
+        kernels.group("device", *_SAME),
+        in_steps.sizes[in_steps.code].astype(np.float64),
+    )
     equal = (same.least(launched) == same.most(launched))[same.code]
     kernels = kernels.take((kernels["sizes"] >= 0) | equal)
     place = np.where(kernels["sizes"] < 0, kernels["place"], -1)
@@ -95,7 +106,9 @@ def _kernels(attribution: Attribution) -> Table:
 
 
 def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
-    """A number for each row that is the same in every process and trace, by the multiplication of FNV-1a with mixing."""
+    """A number for each row that is the same in every process and trace, by the multiplication of
+    FNV-1a with mixing.
+    """
     found = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
         found = (found ^ column.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
@@ -104,24 +117,37 @@ def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
 
 
 def _pace(kernels: Table) -> FloatColumn:
-    """Of each kernel's step: the time of its free kernels over that of as many of their classes on average; 1 without any."""
+    """Of each kernel's step: the time of its free kernels over that of as many of their classes on
+    average; 1 without any.
+    """
     classes, steps = kernels.group("device", "kernel_class"), kernels.group("device", "step")
     free_us = np.where(kernels.truths("overlapped"), np.nan, kernels["time_us"])
     usual_us = np.where(np.isnan(free_us), np.nan, classes.means(free_us)[classes.code])
     expected_us = steps.sums(usual_us)
-    ratio = np.divide(steps.sums(free_us), expected_us, out=np.ones(len(steps)), where=expected_us > 0)
+    ratio = np.divide(
+        steps.sums(free_us), expected_us, out=np.ones(len(steps)), where=expected_us > 0
+    )
     return np.asarray(ratio[steps.code], dtype=np.float64)
 
 
 def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
-    """How much of each event overlaps communication of its device, or of the process on a CPU timeline."""
+    """How much of each event overlaps communication of its device, or of the process on a CPU
+    timeline.
+    """
     events = attribution.events
-    communication = attribution.rows(*(COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE,)))
+    communication = attribution.rows(
+        *(COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE,))
+    )
     result = np.zeros(len(rows))
     for device in np.unique(events.device[rows]).tolist():  # the CPU's have none
         here = events.device[rows] == device
-        own, kernels = intervals.of_events(events, communication & attribution.occupies(device)), rows[here]
-        result[here] = intervals.lengths_within(own, events.start_us[kernels], events.end_us[kernels])
+        own, kernels = (
+            intervals.of_events(events, communication & attribution.occupies(device)),
+            rows[here],
+        )
+        result[here] = intervals.lengths_within(
+            own, events.start_us[kernels], events.end_us[kernels]
+        )
     return np.where(result > 1e-6, result, 0.0)
 
 

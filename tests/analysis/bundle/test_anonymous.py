@@ -11,12 +11,16 @@ from dpscope.analysis.bundle.anonymous import Anonymizer
 def names(monkeypatch: pytest.MonkeyPatch) -> Anonymizer:
     monkeypatch.setattr("socket.gethostname", lambda: "login1.hpc.example.org")
     monkeypatch.setattr("getpass.getuser", lambda: "mmuster")
-    return Anonymizer(["n0417.hpc.example.org", "n0418", "gpu"], [Path("/scratch/mmuster/runs/big")])
+    return Anonymizer(
+        ["n0417.hpc.example.org", "n0418", "gpu"], [Path("/scratch/mmuster/runs/big")]
+    )
 
 
 def test_the_same_host_is_the_same_number_in_every_form(names: Anonymizer) -> None:
     text = "n0417: rank 3 waits for n0418; n0417.hpc.example.org:29500 refused, requested by login1"
-    assert names.text(text) == "host0: rank 3 waits for host1; host0:29500 refused, requested by host3"
+    assert (
+        names.text(text) == "host0: rank 3 waits for host1; host0:29500 refused, requested by host3"
+    )
     # A word that begins like a host, or goes on behind it, is another word.
     assert names.text("n04178 n0417-ib xn0418") == "n04178 n0417-ib xn0418"
 
@@ -25,11 +29,16 @@ def test_the_names_of_trace_files_tell_no_host(monkeypatch: pytest.MonkeyPatch) 
     """As torch's tensorboard_trace_handler names them, by host and process, and as people do."""
     monkeypatch.setattr("socket.gethostname", lambda: "atlas")
     names = Anonymizer(["n0417.hpc.example.org"])
-    text = "n0417_4711.1690000000.pt.trace.json.gz, trace_n0417_rank3.json, atlas_12.345.pt.trace.json"
-    assert (
-        names.text(text) == "host0_4711.1690000000.pt.trace.json.gz, trace_host0_rank3.json, host1_12.345.pt.trace.json"
+    text = (
+        "n0417_4711.1690000000.pt.trace.json.gz, trace_n0417_rank3.json, atlas_12.345.pt.trace.json"
     )
-    assert names.text("atlas_size, n04170_1.json, atlas_2d") == "atlas_size, n04170_1.json, atlas_2d"
+    assert (
+        names.text(text)
+        == "host0_4711.1690000000.pt.trace.json.gz, trace_host0_rank3.json, host1_12.345.pt.trace.json"
+    )
+    assert (
+        names.text("atlas_size, n04170_1.json, atlas_2d") == "atlas_size, n04170_1.json, atlas_2d"
+    )
 
 
 def test_paths_users_and_addresses(names: Anonymizer) -> None:
@@ -45,12 +54,18 @@ def test_paths_users_and_addresses(names: Anonymizer) -> None:
 
 
 def test_other_words_stay(names: Anonymizer) -> None:
-    text = "torch 2.11.0, NCCL 2.30.3, at::native::add<float>, 00000000:07:00.0, 12:30:59, root, 1.5.2"
+    text = (
+        "torch 2.11.0, NCCL 2.30.3, at::native::add<float>, 00000000:07:00.0, 12:30:59, root, 1.5.2"
+    )
     assert names.text(text) == text
 
 
 def test_a_host_with_a_usual_name_is_replaced_only_in_fields_for_hosts(names: Anonymizer) -> None:
-    record = {"hostname": "gpu", "device_type": "gpu", "settings": {"n0418": ["on n0418", 3, None, True]}}
+    record = {
+        "hostname": "gpu",
+        "device_type": "gpu",
+        "settings": {"n0418": ["on n0418", 3, None, True]},
+    }
     assert names.value(record) == {
         "hostname": "host2",
         "device_type": "gpu",

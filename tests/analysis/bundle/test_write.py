@@ -1,4 +1,6 @@
-"""Bundles of the example run: unpacked they are that run, small, without names. Reduced traces give the same measures."""
+"""Bundles of the example run: unpacked they are that run, small, without names. Reduced traces give
+the same measures.
+"""
 
 import gzip
 import json
@@ -23,12 +25,18 @@ FINDING = RunCode.WIDE_SPREAD.finding("of n0417")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The example, as measured on a host with a revealing name; its folder also holds files of others."""
+    """The example, as measured on a host with a revealing name; its folder also holds files of
+    others.
+    """
     path = tmp_path / "mine"
     shutil.copytree(EXAMPLE_RUN, path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["environment"]["hostname"] = "n0417"
-    network = {"address": "10.199.8.2", "interface": "ib0", "interface_chosen_by": "GLOO_SOCKET_IFNAME"}
+    network = {
+        "address": "10.199.8.2",
+        "interface": "ib0",
+        "interface_chosen_by": "GLOO_SOCKET_IFNAME",
+    }
     manifest["hosts"] = [{"node": 1, "hostname": "n0900", **network}]
     (path / "manifest.json").write_text(json.dumps(manifest))
     log = next(path.glob("cells/ddp-*/repeat0/log.txt"))
@@ -45,14 +53,20 @@ def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) ->
         file.extractall(tmp_path / "there")
     there = tmp_path / "there" / "mine"
     assert run_json(report_of(there, Targets())) == run_json(report_of(run, Targets()))
-    texts = {path: path.read_text() for path in there.rglob("*") if path.suffix in (".json", ".txt")}
+    texts = {
+        path: path.read_text() for path in there.rglob("*") if path.suffix in (".json", ".txt")
+    }
     assert [path for path, text in texts.items() if "n0417" in text] == []
     assert json.loads(texts[there / "bundle" / "findings.json"])[0]["message"] == "of host0"
     assert json.loads(texts[there / "bundle" / "doctor.json"])["hostname"] == "host0"
     (other,) = json.loads(texts[there / "manifest.json"])["hosts"]
     assert (other["hostname"], other["address"], other["interface"]) == ("host1", "address0", "ib0")
     # 300 lines: 100 are left out, which the file states.
-    (log,) = (text.splitlines() for path, text in texts.items() if path.name == "log.txt" and len(text) > 1)
+    (log,) = (
+        text.splitlines()
+        for path, text in texts.items()
+        if path.name == "log.txt" and len(text) > 1
+    )
     assert log[0] == "[100 lines before these are not in the bundle]"
     assert log[1:] == [f"line {line} of host0" for line in range(100, 300)]
     assert not list(there.rglob("*.docx"))
@@ -60,17 +74,25 @@ def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) ->
 
 
 def test_of_an_attached_script_only_names_of_options_are_kept(run: Path) -> None:
-    """Also where a finding quotes its command, and in a folder of an older version, which stored secrets."""
+    """Also where a finding quotes its command, and in a folder of an older version, which stored
+    secrets.
+    """
     script = "/srv/me/project/train.py --lr 0.125 --api-key hunter2"
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["script"] = script
-    finding = {"severity": "info", "code": "job_not_measured", "next_step": f"dpscope attach -- {script}"}
+    finding = {
+        "severity": "info",
+        "code": "job_not_measured",
+        "next_step": f"dpscope attach -- {script}",
+    }
     manifest["findings"] = [{**finding, "message": "a job failed"}]
     manifest["environment"]["settings"] = {"NCCL_TOKEN": "hunter2", "NCCL_ALGO": "Ring"}
     (run / "manifest.json").write_text(json.dumps(manifest))
     log = next(run.glob("cells/ddp-*/repeat0/log.txt"))
     log.write_text("loading https://me:hunter2@host/data\n")
-    members = collect(run, [RunCode.WIDE_SPREAD.finding(f"of {script}")], {}, most_bytes=2_000_000).members
+    members = collect(
+        run, [RunCode.WIDE_SPREAD.finding(f"of {script}")], {}, most_bytes=2_000_000
+    ).members
     texts = [one.content.decode() for one in members if one.name.endswith((".json", ".txt"))]
     assert not [one for one in texts for word in ("hunter2", "/srv/me", "0.125") if word in one]
     stored = json.loads(next(one.content for one in members if one.name == "manifest.json"))
@@ -81,10 +103,15 @@ def test_of_an_attached_script_only_names_of_options_are_kept(run: Path) -> None
 @pytest.mark.long
 def test_traces_that_do_not_fit_are_named(run: Path) -> None:
     whole = collect(run, [], {})
-    traces = [member for member in whole.members if "/traces/" in member.name or "/counters/" in member.name]
+    traces = [
+        member
+        for member in whole.members
+        if "/traces/" in member.name or "/counters/" in member.name
+    ]
     gz = [len(member.content) for member in traces if member.name.endswith(".gz")]
     rest = sum(len(member.content) for member in whole.members) - sum(gz)
-    # Room for all that is no trace (uncompressed it is larger) and for the first repeats' 8 of 12 traces, not for all.
+    # Room for all that is no trace (uncompressed it is larger) and for the first repeats' 8 of 12
+    # traces, not for all.
     most = rest + sum(gz) // 2 + 30 * 300
     less = collect(run, [], {}, most)
     assert 0 < len(less.in_part) + len(less.left_out) < 6
@@ -117,7 +144,9 @@ def test_a_real_trace_measures_the_same(name: str, tmp_path: Path) -> None:
     before, after = analyze_traces([source]), analyze_traces([target])
     pd.testing.assert_frame_equal(after.steps, before.steps)
     pd.testing.assert_frame_equal(after.collectives, before.collectives)
-    assert [finding.code for finding in after.findings] == [finding.code for finding in before.findings]
+    assert [finding.code for finding in after.findings] == [
+        finding.code for finding in before.findings
+    ]
     whole, reduced = read_trace(source), read_trace(target)
     for name in ("zero_ns", "host", "rank", "world_size", "device_names"):
         assert getattr(reduced, name) == getattr(whole, name)

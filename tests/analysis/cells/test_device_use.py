@@ -1,4 +1,6 @@
-"""FLOPs a second, their share of the peak, and the loss from it: by hand and against a published training."""
+"""FLOPs a second, their share of the peak, and the loss from it: by hand and against a published
+training.
+"""
 
 import json
 from dataclasses import replace
@@ -29,7 +31,9 @@ POINTS = tuple(column.name for column in DEVICE.columns if column.quantity == "p
 
 
 def test_convolutions_and_products_have_their_own_peak() -> None:
-    """156 TFLOP of convolutions at TF32's 156 TFLOP/s take 1 s, 39 TFLOP of products in single precision at 19.5 another 2 s."""
+    """156 TFLOP of convolutions at TF32's 156 TFLOP/s take 1 s, 39 TFLOP of products in single
+    precision at 19.5 another 2 s.
+    """
     speed = known(gpu_speed(A100))
     flops = StepFlops(total=195 * 10**12, convolutions=156 * 10**12, convolution_precision="tf32")
     assert least_step_us(flops, speed) == pytest.approx(3e6)
@@ -42,14 +46,29 @@ def test_convolutions_and_products_have_their_own_peak() -> None:
         (StepFlops(total=312 * 10**9, product_precision="half"), A100, 1000.0, ""),
         (StepFlops(total=10**9), "cpu", None, "a CPU has no specified peak"),
         (StepFlops(total=10**9), "NVIDIA B999", None, "no specified peak of NVIDIA B999"),
-        (StepFlops(missing="compiled graphs are not counted"), A100, None, "compiled graphs are not counted"),
-        (None, A100, None, "not counted: a script, or a run of an older version (--flops states them)"),
+        (
+            StepFlops(missing="compiled graphs are not counted"),
+            A100,
+            None,
+            "compiled graphs are not counted",
+        ),
+        (
+            None,
+            A100,
+            None,
+            "not counted: a script, or a run of an older version (--flops states them)",
+        ),
     ],
 )
-def test_a_cells_row(flops: StepFlops | None, name: str, least_us: float | None, reason: str) -> None:
+def test_a_cells_row(
+    flops: StepFlops | None, name: str, least_us: float | None, reason: str
+) -> None:
     run = loaded()
     cell = next(iter(run.cells))
-    changed = replace(run, cells={**run.cells, cell: with_ranks(run.cells[cell], flops=flops, device_names=(name,))})
+    changed = replace(
+        run,
+        cells={**run.cells, cell: with_ranks(run.cells[cell], flops=flops, device_names=(name,))},
+    )
     row = compare(changed).rows[cell]
     if least_us is None:
         assert (row.mfu, row.reasons["mfu"]) == (None, reason)
@@ -70,11 +89,16 @@ def test_a_cells_row(flops: StepFlops | None, name: str, least_us: float | None,
 def test_published_utilisation(
     parameters: int, layers: int, width: int, context: int, tokens_per_s: int, percent: float
 ) -> None:
-    """MPT 1b to 13b on 8 H100 in bf16, of mosaicml/llm-foundry (scripts/train/benchmarking/README.md, Apache-2.0).
+    """MPT 1b to 13b on 8 H100 in bf16, of mosaicml/llm-foundry
+    (scripts/train/benchmarking/README.md, Apache-2.0).
 
-    Tokens per second and GPU give its MFU: 6 FLOPs a parameter and token, 12 x width x context a layer for attention.
+    Tokens per second and GPU give its MFU: 6 FLOPs a parameter and token, 12 x width x context a
+    layer for attention.
     """
-    speed, per_token = known(gpu_speed("NVIDIA H100 80GB HBM3")), 6 * parameters + 12 * layers * width * context
+    speed, per_token = (
+        known(gpu_speed("NVIDIA H100 80GB HBM3")),
+        6 * parameters + 12 * layers * width * context,
+    )
     a_second = StepFlops(total=tokens_per_s * per_token, product_precision="half")
     assert 100 * least_step_us(a_second, speed) / 1e6 == pytest.approx(percent, rel=2e-3)
 
@@ -83,13 +107,17 @@ SINGLE, DDP = Cell("single", 1, 8), Cell("ddp", 2, 8)
 
 
 def on(data: Job, device: str, flops: StepFlops | None, tflops: float | None = None) -> Job:
-    """The cell on a device, with FLOPs that rank 0 counted and the rate at which each process multiplied matrices."""
+    """The cell on a device, with FLOPs that rank 0 counted and the rate at which each process
+    multiplied matrices.
+    """
     peak = None if tflops is None else MatmulPeak(tflops, side=512, dtype="float32", threads=1)
     return with_ranks(data, device_names=(device,), flops=flops, matmul_peak=peak)
 
 
 def ddp_cell(step_us: float = 1000.0) -> Job:
-    """A traced step of 1250 us: compute 700, exposed wait 100, transfer 250, other 50, idle 150; untraced `step_us`."""
+    """A traced step of 1250 us: compute 700, exposed wait 100, transfer 250, other 50, idle 150;
+    untraced `step_us`.
+    """
     steps = windows(
         DDP, 5, 2, step_us=1250.0, compute_us=700.0, communication_us=400.0, exposed_us=400.0, exposed_wait_us=100.0,
         exposed_transfer_us=250.0, idle_us=150.0,
@@ -98,41 +126,62 @@ def ddp_cell(step_us: float = 1000.0) -> Job:
 
 
 def test_the_loss_from_100_percent_adds_up() -> None:
-    """156 TFLOP/s x 500 us in TF32: half of the untraced step, 40 of the traced step's 100 points."""
+    """156 TFLOP/s x 500 us in TF32: half of the untraced step, 40 of the traced step's 100
+    points.
+    """
     flops = StepFlops(total=78 * 10**9, product_precision="tf32")
     run = run_of(on(ddp_cell(), A100, flops))
     comparison = compare(run)
     row = comparison.table.iloc[0]
     assert row["achieved_tflops"] == pytest.approx(78.0)
     assert row["mfu"] == pytest.approx(0.5)
-    assert row[list(POINTS)].drop("lost_contention_points").tolist() == pytest.approx([40, 8, 20, 4, 12, 16])
+    assert row[list(POINTS)].drop("lost_contention_points").tolist() == pytest.approx(
+        [40, 8, 20, 4, 12, 16]
+    )
     assert row[list(POINTS)].isna()["lost_contention_points"]
-    assert comparison.reasons[DDP.name, "lost_contention_points"] == comparison.reasons[DDP.name, "contention_us"]
+    assert (
+        comparison.reasons[DDP.name, "lost_contention_points"]
+        == comparison.reasons[DDP.name, "contention_us"]
+    )
     assert comparison.reasons[DDP.name, "cpu_peak_share"].startswith("a GPU")
     assert device_use(run, comparison) is not None
     steps = windows(SINGLE, 5, 2, step_us=1000.0, compute_us=900.0, idle_us=100.0)
-    alone = on(cell_data(SINGLE, [[1000.0] * 5] * 2, steps), A100, flops)  # which has no exposed communication to lose
+    # which has no exposed communication to lose
+    alone = on(cell_data(SINGLE, [[1000.0] * 5] * 2, steps), A100, flops)
     points = compare(run_of(alone)).table.iloc[0][list(POINTS)].dropna()
-    assert points.to_dict() == pytest.approx({"used_points": 50, "lost_idle_points": 10, "lost_below_peak_points": 40})
+    assert points.to_dict() == pytest.approx(
+        {"used_points": 50, "lost_idle_points": 10, "lost_below_peak_points": 40}
+    )
 
 
 def test_more_than_the_peak_is_a_finding() -> None:
     for flops, above in ((155 * 10**9, False), (157 * 10**9, True)):
         run = run_of(on(ddp_cell(), A100, StepFlops(total=flops, product_precision="tf32")))
-        found = [one.message for one in conclusions(run, compare(run)) if one.code == RunCode.ABOVE_PEAK.code]
+        found = [
+            one.message
+            for one in conclusions(run, compare(run))
+            if one.code == RunCode.ABOVE_PEAK.code
+        ]
         assert found == [f"{DDP.name} reaches 101% of the specified peak of its GPU"] * above
 
 
 def test_a_cpu_is_compared_with_the_fastest_product_that_the_run_timed() -> None:
-    """The single device multiplied matrices at 0.1 TFLOP/s; DDP's processes, two at a time, at 0.08."""
-    single = cell_data(SINGLE, [[1000.0] * 5] * 2, windows(SINGLE, 5, 2, step_us=1000.0, compute_us=1e3, idle_us=0.0))
+    """The single device multiplied matrices at 0.1 TFLOP/s; DDP's processes, two at a time, at
+    0.08.
+    """
+    single = cell_data(
+        SINGLE,
+        [[1000.0] * 5] * 2,
+        windows(SINGLE, 5, 2, step_us=1000.0, compute_us=1e3, idle_us=0.0),
+    )
     flops = StepFlops(total=25 * 10**6)
     table = compare(run_of(on(single, "cpu", flops, 0.1), on(ddp_cell(), "cpu", flops, 0.08))).table
     assert table["cpu_peak_tflops"].tolist() == pytest.approx([0.1, 0.1])
     assert table["cpu_peak_share"].tolist() == pytest.approx([0.25, 0.25])
     assert table["mfu"].isna().all()
     assert table[list(POINTS)].sum(axis=1).tolist() == pytest.approx([100, 100])
-    run = run_of(on(ddp_cell(), "cpu", StepFlops(total=10**9)))  # no product timed, no peak: nothing is drawn or shared
+    # no product timed, no peak: nothing is drawn or shared
+    run = run_of(on(ddp_cell(), "cpu", StepFlops(total=10**9)))
     comparison = compare(run)
     assert device_use(run, comparison) is None
     assert comparison.reasons[DDP.name, "used_points"].startswith("no matrix product was timed")
@@ -141,9 +190,13 @@ def test_a_cpu_is_compared_with_the_fastest_product_that_the_run_timed() -> None
 def test_two_runs_compared() -> None:
     """10% more FLOPs in 80% of the time: 1.375 times the rate."""
     before = run_of(on(ddp_cell(), A100, StepFlops(total=78 * 10**9, product_precision="tf32")))
-    after = run_of(on(ddp_cell(800.0), A100, StepFlops(total=858 * 10**8, product_precision="tf32")))
+    after = run_of(
+        on(ddp_cell(800.0), A100, StepFlops(total=858 * 10**8, product_precision="tf32"))
+    )
     (change,) = use_changes(before, after)
-    assert (change.before_tflops, change.after_tflops, change.ratio.value) == pytest.approx((78, 107.25, 1.375))
+    assert (change.before_tflops, change.after_tflops, change.ratio.value) == pytest.approx(
+        (78, 107.25, 1.375)
+    )
     assert (change.before_share, change.after_share) == pytest.approx((0.5, 0.6875))
     assert change.record()["mfu_after"] == pytest.approx(0.6875)
     table = known(use_table([change]))
@@ -158,13 +211,18 @@ def test_stated_flops() -> None:
 
 
 def test_stated_flops_that_would_be_of_no_cell_or_of_unlike_cells_are_refused() -> None:
-    counted, script = StepFlops(total=10**9), cell_data(Cell("ddp", 2, 16), [[1.0] * 5], windows(DDP, 5))
+    counted, script = (
+        StepFlops(total=10**9),
+        cell_data(Cell("ddp", 2, 16), [[1.0] * 5], windows(DDP, 5)),
+    )
     with pytest.raises(DpscopeError, match="--flops does nothing here: the run counted"):
         check_flops(run_of(on(ddp_cell(), A100, counted)))
     with pytest.raises(DpscopeError, match="batches of 8, 16 per device"):
         check_flops(run_of(ddp_cell(), script))
     check_flops(run_of(on(ddp_cell(), A100, counted), script))
-    (row,) = compare(run_of(on(ddp_cell(), A100, None)), flops=StatedFlops(78e9, "tf32")).table.to_dict("records")
+    (row,) = compare(
+        run_of(on(ddp_cell(), A100, None)), flops=StatedFlops(78e9, "tf32")
+    ).table.to_dict("records")
     assert row["mfu"] == pytest.approx(0.5)
 
 
@@ -173,7 +231,9 @@ def test_foreign_traces_with_stated_flops(tmp_path: Path) -> None:
     folder = write_ddp_job(tmp_path / "job")
 
     def row(flops: str) -> dict[str, float]:
-        ended = CliRunner().invoke(app, ["analyze", str(folder), "--flops", flops, "--format", "json"])
+        ended = CliRunner().invoke(
+            app, ["analyze", str(folder), "--flops", flops, "--format", "json"]
+        )
         (cell,) = json.loads(ended.stdout)["cells"]
         return dict(cell)
 

@@ -10,13 +10,21 @@ from tests.helpers.made_rows import made_row, with_values
 
 def test_no_column_is_the_end_of_two_kinds_of_bounds() -> None:
     kinds = (INTERVAL, RANK_RANGE, VALUE_RANGE)
-    ends = [{name for column in NAMES for name in kind.of(column) if name in NAMES} for kind in kinds]
+    ends = [
+        {name for column in NAMES for name in kind.of(column) if name in NAMES} for kind in kinds
+    ]
     assert [len(names) % 2 for names in ends] == [0, 0, 0]
     assert len(set.union(*ends)) == sum(map(len, ends))
 
 
 def test_an_interval_is_read_whole_or_not_at_all() -> None:
-    row = made_row("ddp-d2-b8", step_low_us=2.0, step_high_us=5.0, exposed_rank_min_us=1.0, exposed_rank_max_us=4.0)
+    row = made_row(
+        "ddp-d2-b8",
+        step_low_us=2.0,
+        step_high_us=5.0,
+        exposed_rank_min_us=1.0,
+        exposed_rank_max_us=4.0,
+    )
     assert row.interval("step_us") == Interval(2.0, 5.0)
     assert Interval(2.0, 5.0).half_width(3.0) == 2.0
     assert with_values(row, step_high_us=None).interval("step_us") is None

@@ -10,7 +10,12 @@ from matplotlib.patches import Rectangle
 
 from dpscope.analysis.cells.comparison import Comparison, compare
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.cells.scaling import (
+    ScalingChoice,
+    ScalingSeries,
+    scaling_choices,
+    scaling_series,
+)
 from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.comparisons import (
     judge_target,
@@ -32,7 +37,9 @@ from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, timed_cell
 
 
-def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> Job:
+def steps(
+    strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8
+) -> Job:
     cell = Cell(strategy=strategy, devices=devices, batch_size=batch_size)
     noise = np.random.default_rng(devices * batch_size).normal(1, 0.001, (2, count))
     return cell_data(cell, (step_us * noise).tolist(), NO_TABLES.steps)
@@ -68,11 +75,18 @@ def test_weak_and_strong_series_with_intervals() -> None:
     assert weak.points[0].serial_fraction == pytest.approx(0.25, abs=0.02)
     assert known(weak.fit).law == "karp_flatt"
     (record, _) = json.loads(json.dumps(scaling_records(comparison(weak, strong))))
-    assert (record["strategy"], record["scaling"], record["law"]["name"]) == ("ddp", "weak", "karp_flatt")
+    assert (record["strategy"], record["scaling"], record["law"]["name"]) == (
+        "ddp",
+        "weak",
+        "karp_flatt",
+    )
     assert record["points"][0]["efficiency"]["value"] == pytest.approx(0.8, rel=0.01)
     assert law_table(comparison(weak, strong)) is None  # one count each: no law
     table = known(scaling_table(comparison(weak, strong)))
-    assert [row[:2] for row in table.rows] == [("DDP weak, b = 8", "2"), ("DDP strong, G = 16", "2")]
+    assert [row[:2] for row in table.rows] == [
+        ("DDP weak, b = 8", "2"),
+        ("DDP strong, G = 16", "2"),
+    ]
 
 
 def test_three_counts_fit_a_law() -> None:
@@ -88,7 +102,9 @@ def test_three_counts_fit_a_law() -> None:
 
 
 @pytest.mark.parametrize(("step_us", "shown"), [(2100.0, "NA"), (1980.0, "0.98")])
-def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(step_us: float, shown: str) -> None:
+def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(
+    step_us: float, shown: str
+) -> None:
     # 2 x 1,000 / 2,100 = 0.952: (1/0.952 - 1/2) / (1/2) = 1.1, no fraction; at 1,980 us it is 0.98
     (weak,) = series([steps("ddp", 2, 8, step_us)], {8: SINGLES[8]})
     table = known(scaling_table(comparison(weak)))
@@ -120,7 +136,9 @@ def test_figure_shows_ideal_law_band_and_target() -> None:
 
 
 def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
-    cell = cell_data(Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], NO_TABLES.steps)
+    cell = cell_data(
+        Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], NO_TABLES.steps
+    )
     weak, _ = series([cell], SINGLES)
     assert weak.points[0].speedup.low is None
     (finding,) = judge_target([weak], 0.5)
@@ -128,7 +146,8 @@ def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "severity", "said"), [(0.7, "info", "reached on 2 devices"), (0.9, "warning", "missed on 2 devices")]
+    ("target", "severity", "said"),
+    [(0.7, "info", "reached on 2 devices"), (0.9, "warning", "missed on 2 devices")],
 )
 def test_target_efficiency(target: float, severity: str, said: str) -> None:
     weak, _ = series([steps("ddp", 2, 8, 1250.0)], SINGLES)  # 80%
@@ -138,29 +157,47 @@ def test_target_efficiency(target: float, severity: str, said: str) -> None:
 
 
 def test_strong_or_weak() -> None:
-    # batch 16 on 2 devices: weak 16 each, 2,000 us for 32 samples; strong 8 each, 1,250 us for 16 samples:
-    # 16 against 12.8 samples per ms: 1.25 times
+    # batch 16 on 2 devices: weak 16 each, 2,000 us for 32 samples; strong 8 each, 1,250 us for 16
+    # samples: 16 against 12.8 samples per ms: 1.25 times
     cells = [steps("ddp", 2, 16, 2000.0), steps("ddp", 2, 8, 1250.0)]
     (choice,) = scaling_choices(cells, step_spread(cells))
     assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
     assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
-    keeping = "keeping 16 samples per device gives 1.25x the throughput of splitting 16 over all devices"
+    keeping = (
+        "keeping 16 samples per device gives 1.25x the throughput of splitting 16 over all devices"
+    )
     assert keeping in strong_or_weak(choice).message
-    hooked = ScalingChoice("ddp", 2, 16, "ddp-d2-b16-hook-fp16", "ddp-d2-b8-hook-fp16", Estimate(0.8, 0.75, 0.82, 20))
-    splitting = "splitting 16 over all devices gives 1.25x the throughput of keeping 16 samples per device"
-    assert strong_or_weak(hooked).message.startswith(f"DDP hook-fp16 on 2 devices, batch 16: {splitting}")
+    hooked = ScalingChoice(
+        "ddp", 2, 16, "ddp-d2-b16-hook-fp16", "ddp-d2-b8-hook-fp16", Estimate(0.8, 0.75, 0.82, 20)
+    )
+    splitting = (
+        "splitting 16 over all devices gives 1.25x the throughput of keeping 16 samples per device"
+    )
+    assert strong_or_weak(hooked).message.startswith(
+        f"DDP hook-fp16 on 2 devices, batch 16: {splitting}"
+    )
     for ratio, text in (
-        (Estimate(1.1, 0.9, 1.2, 20), "the difference between strong and weak scaling is not significant"),
+        (
+            Estimate(1.1, 0.9, 1.2, 20),
+            "the difference between strong and weak scaling is not significant",
+        ),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ):
         assert text in strong_or_weak(replace(choice, ratio=ratio)).message
 
 
 def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
-    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 is a point separate from 1 x 4."""
+    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 is a point separate from 1 x
+    4.
+    """
     cells = [
         timed_cell(Cell("ddp", devices, 8, nodes=nodes), step_us, step_us)
-        for devices, nodes, step_us in ((2, 1, 1100.0), (4, 1, 1200.0), (8, 2, 1500.0), (4, 2, 1400.0))
+        for devices, nodes, step_us in (
+            (2, 1, 1100.0),
+            (4, 1, 1200.0),
+            (8, 2, 1500.0),
+            (4, 2, 1400.0),
+        )
     ]
     weak = [one for one in series(cells, {8: SINGLES[8]}) if one.scaling == "weak"]
     assert [[point.cell for point in one.points] for one in weak] == [
@@ -169,21 +206,32 @@ def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_an
     ]
     assert [one.label for one in weak] == ["DDP weak, b = 8", "DDP over 2 nodes weak, b = 8"]
     # 4 x 1,000 / 1,200 and 4 x 1,000 / 1,400
-    assert [one.points[-1].speedup.value for one in weak] == pytest.approx([16 / 3, 20 / 7], rel=0.01)
+    assert [one.points[-1].speedup.value for one in weak] == pytest.approx(
+        [16 / 3, 20 / 7], rel=0.01
+    )
 
 
 def accumulating(
-    strategy: CellStrategy, devices: int, batch_size: int, accumulate: int, step_us: float, amp: Amp | None = None
+    strategy: CellStrategy,
+    devices: int,
+    batch_size: int,
+    accumulate: int,
+    step_us: float,
+    amp: Amp | None = None,
 ) -> Job:
     options = CellOptions(accumulate=accumulate, amp=amp)
     return timed_cell(Cell(strategy, devices, batch_size, options=options), step_us, step_us)
 
 
 def test_accumulation_that_falls_as_devices_are_added_is_one_strong_series() -> None:
-    """A global batch of 48 in micro-batches of 12, as scripts cut it: 4 on one device, 2 on each of two, 1 on each of four."""
+    """A global batch of 48 in micro-batches of 12, as scripts cut it: 4 on one device, 2 on each of
+    two, 1 on each of four.
+    """
     run = run_of(
         *(
-            accumulating("single" if devices == 1 else "ddp", devices, 48 // devices, 4 // devices, step_us)
+            accumulating(
+                "single" if devices == 1 else "ddp", devices, 48 // devices, 4 // devices, step_us
+            )
             for devices, step_us in ((1, 1000.0), (2, 600.0), (4, 400.0))
         ),
         accumulating("single", 1, 48, 3, 900.0),  # micro-batches of 16
@@ -191,7 +239,10 @@ def test_accumulation_that_falls_as_devices_are_added_is_one_strong_series() -> 
     found = compare(run)
     (strong,) = found.scaling
     assert (strong.label, strong.scaling) == ("DDP in micro-batches of 12 strong, G = 48", "strong")
-    assert [point.speedup.value for point in strong.points] == [pytest.approx(1000 / 600), pytest.approx(2.5)]
+    assert [point.speedup.value for point in strong.points] == [
+        pytest.approx(1000 / 600),
+        pytest.approx(2.5),
+    ]
     row = found.table.set_index("cell").loc["ddp-d2-b24-accumulate-2"]
     assert row["strong_efficiency"] == pytest.approx(1000 / 600 / 2)
     assert row["ideal_split_us"] == pytest.approx(600 - 1000 / 2)
@@ -201,7 +252,12 @@ def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline
     two = accumulating("ddp", 2, 24, 2, 600.0)
     alike, same = accumulating("single", 1, 48, 4, 1000.0), accumulating("single", 1, 48, 2, 900.0)
     assert single_device_baselines(run_of(two, alike, same), two.cell) == {48: same}
-    assert single_device_baselines(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")), two.cell) == {}
+    assert (
+        single_device_baselines(
+            run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")), two.cell
+        )
+        == {}
+    )
     missing = compare(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")))
     reason = missing.reasons["ddp-d2-b24-accumulate-2", "strong_efficiency"]
     assert reason == "no single-device cell with the same options at the global batch"
@@ -209,8 +265,15 @@ def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline
 
 def test_one_device_under_the_same_strategy_stands_in_for_a_single_one() -> None:
     """2 x 1,000 / 1,250 at batch 8; neither another batch nor another strategy counts."""
-    cells = {Cell("ddp", 1, 8): 1000.0, Cell("ddp", 2, 8): 1250.0, Cell("ddp", 1, 16): 900.0, Cell("fsdp", 1, 8): 900.0}
-    found = compare(run_of(*(timed_cell(cell, step_us, step_us) for cell, step_us in cells.items())))
+    cells = {
+        Cell("ddp", 1, 8): 1000.0,
+        Cell("ddp", 2, 8): 1250.0,
+        Cell("ddp", 1, 16): 900.0,
+        Cell("fsdp", 1, 8): 900.0,
+    }
+    found = compare(
+        run_of(*(timed_cell(cell, step_us, step_us) for cell, step_us in cells.items()))
+    )
     assert list(found.over_itself) == ["ddp-d2-b8"]
     assert found.over_itself["ddp-d2-b8"].value == pytest.approx(1.6)
     assert found.over_itself["ddp-d2-b8"].low is not None
@@ -218,11 +281,15 @@ def test_one_device_under_the_same_strategy_stands_in_for_a_single_one() -> None
 
 
 def test_more_than_n_times_the_throughput_on_n_devices_is_a_warning() -> None:
-    """4 x 1,000 / 900 with an interval; 5.07 on 2 devices from one repeat; 1.05 x 2 from one repeat is chance."""
+    """4 x 1,000 / 900 with an interval; 5.07 on 2 devices from one repeat; 1.05 x 2 from one repeat
+    is chance.
+    """
     four = comparison(*series([steps("ddp", 4, 8, 900.0)], SINGLES))
     (warning,) = superlinear_findings(four)
     assert (warning.severity, warning.code) == ("warning", "superlinear_speedup")
-    assert warning.message.startswith("ddp-d4-b8: 4.44x the throughput of one device on 4 devices (95% interval 4.4")
+    assert warning.message.startswith(
+        "ddp-d4-b8: 4.44x the throughput of one device on 4 devices (95% interval 4.4"
+    )
     rows = {"ddp-d2-b8": CellRow(cell="ddp-d2-b8", strategy="ddp", devices=2)}
     for value, count in ((5.07, 1), (2.1, 0)):
         once = Comparison(rows, over_itself={"ddp-d2-b8": Estimate(value, None, None, 50)})

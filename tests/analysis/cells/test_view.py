@@ -1,4 +1,6 @@
-"""How columns are declared and computed: once, in the order in which they ask each other, with the reason of what is missing."""
+"""How columns are declared and computed: once, in the order in which they ask each other, with the
+reason of what is missing.
+"""
 
 from collections.abc import Iterator
 
@@ -41,16 +43,24 @@ def test_a_column_asks_others_whatever_the_order_and_each_is_computed_once(own: 
 
     cell = view()
     # 2 devices x 8 samples in 1,000 us: 16,000 samples/s
-    assert (doubled_per_s(cell), cell.counted_per_s, cell.doubled_per_s) == (32_000.0, 16_000.0, 32_000.0)
+    assert (doubled_per_s(cell), cell.counted_per_s, cell.doubled_per_s) == (
+        32_000.0,
+        16_000.0,
+        32_000.0,
+    )
     assert calls == [cell]
     assert counted_per_s(view()) == 16_000.0
     assert len(calls) == 2
 
 
-def test_what_is_missing_is_asked_once_and_its_reason_is_that_of_all_columns_that_need_it(own: Group) -> None:
+def test_what_is_missing_is_asked_once_and_its_reason_is_that_of_all_columns_that_need_it(
+    own: Group,
+) -> None:
     calls = []
 
-    @own.column("meter", "count", "What a meter showed", interval=lambda cell, value: (value - 1, value + 1))
+    @own.column(
+        "meter", "count", "What a meter showed", interval=lambda cell, value: (value - 1, value + 1)
+    )
     def meter_watts(cell: CellView) -> float:
         calls.append(cell)
         raise Missing("no meter is attached")
@@ -83,7 +93,10 @@ def test_columns_that_ask_each_other_in_a_circle_are_an_error(own: Group) -> Non
         return cell.first_count
 
     for column in (first_count, second_count, first_count):
-        with pytest.raises(RecursionError, match=r"in a circle: (first_count -> second|second_count -> first)_count"):
+        with pytest.raises(
+            RecursionError,
+            match=r"in a circle: (first_count -> second|second_count -> first)_count",
+        ):
             column(view())
 
 
@@ -164,5 +177,12 @@ def test_every_group_declares_its_columns_in_one_place() -> None:
     """Else the order of columns would depend on which module was imported first."""
     for group in GROUPS:
         assert (
-            len({column.compute.__module__ for column in group.columns if column.name == column.compute.__name__}) == 1
+            len(
+                {
+                    column.compute.__module__
+                    for column in group.columns
+                    if column.name == column.compute.__name__
+                }
+            )
+            == 1
         )

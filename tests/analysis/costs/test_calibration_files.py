@@ -27,7 +27,8 @@ NEW_HEADING = """#
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
 """
 NEW = (
-    "# Collective test starting: {name}\n# nThread 1 nGpus 4 minBytes 1024 maxBytes 1048576\n# Using devices\n" + RANKS
+    "# Collective test starting: {name}\n# nThread 1 nGpus 4 minBytes 1024 maxBytes 1048576\n# Using devices\n"
+    + RANKS
 )
 ALL_GATHER = """1048576         65536     float    none      -1    20.00   52.43   39.32       0    19.00   55.19   41.39       0
     16777216       1048576     float    none      -1    80.00  209.72  157.29       0      N/A     N/A     N/A     N/A
@@ -49,11 +50,15 @@ def log(rows: str, name: str = "all_reduce_perf") -> str:
 
 
 def test_old_logs() -> None:
-    calibration = calibration_from_logs([LOGS / f"nccl_{name}.log" for name in ("allreduce", "broadcast", "reduce")])
+    calibration = calibration_from_logs(
+        [LOGS / f"nccl_{name}.log" for name in ("allreduce", "broadcast", "reduce")]
+    )
     assert [fit.collective for fit in calibration.fits] == ["all_reduce", "broadcast", "reduce"]
     assert {(point.devices, point.dtype) for point in calibration.points} == {(8, "float32")}
     assert len(calibration.points) == 3 * 32  # 4 B to 8 GiB; those of 0 B move nothing
-    largest = {point.collective: point for point in calibration.points if point.size_bytes == 8589934592}
+    largest = {
+        point.collective: point for point in calibration.points if point.size_bytes == 8589934592
+    }
     assert {name: point.times_us for name, point in largest.items()} == {
         "all_reduce": (63896.0,),
         "broadcast": (36896.0,),
@@ -61,7 +66,11 @@ def test_old_logs() -> None:
     }
     assert largest["all_reduce"].count == 2147483648
     assert calibration.device_names == ("A100-SXM4-40GB",) * 8
-    assert (calibration.source, calibration.backend, calibration.environment) == ("nccl-tests", "nccl", None)
+    assert (calibration.source, calibration.backend, calibration.environment) == (
+        "nccl-tests",
+        "nccl",
+        None,
+    )
     # By the model's name: 12 links of 25 GB/s.
     assert {count: (rate.name, rate.gb_per_s) for count, rate in calibration.links.items()} == {
         8: ("NVLink 3 x12", 300.0)
@@ -77,7 +86,9 @@ def test_other_json_in_a_folder_is_no_calibration(tmp_path: Path) -> None:
 
 
 def test_in_place_columns_and_a_stated_link() -> None:
-    calibration = calibration_from_logs([LOGS / "nccl_allreduce.log"], in_place=True, link=parse_link("250GB/s"))
+    calibration = calibration_from_logs(
+        [LOGS / "nccl_allreduce.log"], in_place=True, link=parse_link("250GB/s")
+    )
     assert calibration.points[-1].times_us == (63959.0,)
     assert calibration.links[8].gb_per_s == 250.0
     assert calibration.links[8].source == "stated by the user"
@@ -89,7 +100,8 @@ def test_in_place_columns_and_a_stated_link() -> None:
         (ALL_GATHER, "all_gather_perf", "all_gather"),
         (ALL_GATHER, "alltoall_perf", "all_to_all"),
         (REDUCE_SCATTER, "reduce_scatter_perf", "reduce_scatter"),
-        (REDUCE_SCATTER, "unnamed", "reduce_scatter"),  # distinguished from all-reduce by busbw / algbw = 3/4
+        # distinguished from all-reduce by busbw / algbw = 3/4
+        (REDUCE_SCATTER, "unnamed", "reduce_scatter"),
         (ALL_REDUCE, "unnamed", "all_reduce"),  # 6/4
     ],
 )
@@ -117,9 +129,14 @@ def test_several_tests_in_one_log(tmp_path: Path) -> None:
     text = f"{log(ALL_REDUCE)}# Avg bus bandwidth : 1\n{log(REDUCE_SCATTER, 'reduce_scatter_perf')}"
     calibration = calibration_from_logs([write(tmp_path, text)])
     assert [fit.collective for fit in calibration.fits] == ["all_reduce", "reduce_scatter"]
-    in_turns = "\n".join(f"{task}: {line}" for line in log(ALL_REDUCE).splitlines() for task in range(2))
+    in_turns = "\n".join(
+        f"{task}: {line}" for line in log(ALL_REDUCE).splitlines() for task in range(2)
+    )
     read = calibration_from_logs([write(tmp_path, in_turns)])
-    assert [(point.devices, point.size_bytes) for point in read.points] == [(4, 1048576), (4, 16777216)] * 2
+    assert [(point.devices, point.size_bytes) for point in read.points] == [
+        (4, 1048576),
+        (4, 16777216),
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,10 @@ def test_several_tests_in_one_log(tmp_path: Path) -> None:
         (ALL_REDUCE, "line 1: a row without the headings"),
         (NEW_HEADING + ALL_REDUCE, "lists 0 rank"),
         (NEW + NEW_HEADING + ALL_REDUCE[:60], "7 values under 13 headings"),
-        (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", "2o.oo"), "2o.oo stands where a number must"),
+        (
+            NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", "2o.oo"),
+            "2o.oo stands where a number must",
+        ),
         (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", " 0.00"), "a time of 0.00 µs"),
     ],
 )
@@ -164,9 +184,14 @@ def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
     ],
 )
 def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
-    """What srun -l, mpirun, Intel MPI and pdsh put before each line changes nothing; rows keep their line numbers."""
+    """What srun -l, mpirun, Intel MPI and pdsh put before each line changes nothing; rows keep
+    their line numbers.
+    """
     plain = calibration_from_logs([write(tmp_path, log(ALL_REDUCE), "plain.log")])
-    others = ["gpu01:77:77 [0] NCCL INFO Launch mode Parallel", "1: gpu02:78:78 [0] NCCL INFO cudaDriver 12"]
+    others = [
+        "gpu01:77:77 [0] NCCL INFO Launch mode Parallel",
+        "1: gpu02:78:78 [0] NCCL INFO cudaDriver 12",
+    ]
     lines = [*others, *(prefix + line for line in log(ALL_REDUCE).splitlines())]
     read = calibration_from_logs([write(tmp_path, "\n".join(lines), "prefixed.log")])
     assert (read.points, read.nodes, read.links) == (plain.points, plain.nodes, plain.links)
@@ -178,22 +203,32 @@ def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
 
 
 def test_groups_of_a_split_job_are_no_larger_collective(tmp_path: Path) -> None:
-    """NCCL_TESTS_SPLIT lists the ranks of all groups; rows are of the first rank's, here of two on one node."""
-    text = log(ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72"))  # busbw = algbw on two ranks
+    """NCCL_TESTS_SPLIT lists the ranks of all groups; rows are of the first rank's, here of two on
+    one node.
+    """
+    # busbw = algbw on two ranks
+    text = log(ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72"))
     for rank in (1, 3):
         text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  1")
     calibration = calibration_from_logs([write(tmp_path, text)])
-    assert {(point.collective, point.devices) for point in calibration.points} == {("all_reduce", 2)}
+    assert {(point.collective, point.devices) for point in calibration.points} == {
+        ("all_reduce", 2)
+    }
     assert len(calibration.device_names) == 2
 
 
 def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -> None:
     text = log(ALL_REDUCE)
-    second = text.replace("102 on    node1", "102 on    node2").replace("103 on    node1", "103 on    node2")
-    two = calibration_from_logs([write(tmp_path, "".join(f"0: {line}\n" for line in second.splitlines()), "two.log")])
+    second = text.replace("102 on    node1", "102 on    node2").replace(
+        "103 on    node1", "103 on    node2"
+    )
+    two = calibration_from_logs(
+        [write(tmp_path, "".join(f"0: {line}\n" for line in second.splitlines()), "two.log")]
+    )
     assert two.nodes == {4: 2}
     titles = [table.title for table in calibration_tables(two)]
-    assert titles[0] == "all_reduce on 2x2 devices"  # the layout that the rate between nodes and --predict state
+    # the layout that the rate between nodes and --predict state
+    assert titles[0] == "all_reduce on 2x2 devices"
     both = calibration_from_logs([write(tmp_path, text, "one.log"), tmp_path / "two.log"])
     assert both.spans(4) == {1, 2}
     assert {len(both.on_nodes(nodes).points) for nodes in (1, 2)} == {2}
@@ -201,18 +236,19 @@ def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -
 
 # Two jobs, three jobs, cut lists, rows of another job: what a log itself contradicts.
 
-TWO_RANKS = ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72")  # busbw = algbw on two ranks
+# busbw = algbw on two ranks
+TWO_RANKS = ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72")
 OF_ONE_JOB = "# Using devices\n" + RANKS[: RANKS.index("#  Rank  2")]
 
 
 def job(host: str, microseconds: float) -> list[str]:
-    """The lines of a job of two ranks on a host: 1 MiB and 2 MiB in the given time and twice as much."""
+    """The lines of a job of two ranks on a host: 1 MiB and 2 MiB in the given time and twice as
+    much.
+    """
     rows = ""
     for size, time in ((1 << 20, microseconds), (1 << 21, 2 * microseconds)):
         rate = size / time / 1e3
-        rows += (
-            f"{size} {size // 4} float sum -1 {time:.2f} {rate:.2f} {rate:.2f} 0 {time:.2f} {rate:.2f} {rate:.2f} 0\n"
-        )
+        rows += f"{size} {size // 4} float sum -1 {time:.2f} {rate:.2f} {rate:.2f} 0 {time:.2f} {rate:.2f} {rate:.2f} 0\n"
     text = f"# nThread 1 nGpus 2 agg iters: 1 graph: 0\n{OF_ONE_JOB.replace('node1', host)}{NEW_HEADING}{rows}"
     return f"{text}# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1\n".splitlines()
 
@@ -224,26 +260,46 @@ def interleaved(*jobs: list[str]) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (interleaved(job("a", 64), job("b", 117)), r"rank 0 is listed 2 times \(on a, b\): several jobs"),
-        (interleaved(job("a", 64), job("b", 117), job("c", 64)), r"rank 0 is listed 3 times \(on a, b, c\)"),
+        (
+            interleaved(job("a", 64), job("b", 117)),
+            r"rank 0 is listed 2 times \(on a, b\): several jobs",
+        ),
+        (
+            interleaved(job("a", 64), job("b", 117), job("c", 64)),
+            r"rank 0 is listed 3 times \(on a, b, c\)",
+        ),
         (interleaved(job("a", 64), job("a", 64)), r"rank 0 is listed 2 times \(on a, a\)"),
         # one job lists its ranks before the other does
-        ("\n".join(job("a", 64)[:4]) + "\n" + interleaved(job("b", 64), job("b", 64))[120:], "several jobs"),
-        # the lists were removed, or one job began earlier: each job ends once, and nothing follows its end
         (
-            interleaved(job("a", 64)[4:], job("b", 64)[4:]).replace("#       size", OF_ONE_JOB + "#       size", 1),
+            "\n".join(job("a", 64)[:4]) + "\n" + interleaved(job("b", 64), job("b", 64))[120:],
+            "several jobs",
+        ),
+        # the lists were removed, or one job began earlier: each job ends once, and nothing follows
+        # its end
+        (
+            interleaved(job("a", 64)[4:], job("b", 64)[4:]).replace(
+                "#       size", OF_ONE_JOB + "#       size", 1
+            ),
             "more than one job",
         ),
         (log(ALL_REDUCE).replace(RANKS, RANKS * 2), "rank 0 is listed 2 times"),
         (log(ALL_REDUCE).replace("#  Rank  1", "#  cut"), "lacks rank 1"),
         # 4 ranks are listed, but the rates are those of 2
         (log(TWO_RANKS), r"busbw / algbw is 1.00, and on the 4 ranks listed it is all_reduce 1.50"),
-        (log(ALL_REDUCE, "all_gather_perf"), r"busbw / algbw is 1.50, and on the 4 ranks listed it is all_gather 0.75"),
+        (
+            log(ALL_REDUCE, "all_gather_perf"),
+            r"busbw / algbw is 1.50, and on the 4 ranks listed it is all_gather 0.75",
+        ),
         (log(TWO_RANKS, "sendrecv_perf"), "sendrecv_perf tests no collective"),
-        (log(ALL_REDUCE).replace(RANKS, RANKS[: RANKS.index("#  Rank  1")]), "lists 1 rank .*MPI=1"),
+        (
+            log(ALL_REDUCE).replace(RANKS, RANKS[: RANKS.index("#  Rank  1")]),
+            "lists 1 rank .*MPI=1",
+        ),
     ],
 )
-def test_logs_that_contradict_themselves_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_logs_that_contradict_themselves_are_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(DpscopeError, match=message) as raised:
         calibration_from_logs([write(tmp_path, text, "all_reduce_perf.log")])
     assert "\n" not in str(raised.value)
@@ -252,14 +308,21 @@ def test_logs_that_contradict_themselves_are_refused(tmp_path: Path, text: str, 
 def test_a_job_that_ended_early_is_not_counted_with_the_next(tmp_path: Path) -> None:
     """Its ranks are not those of the next job's rows."""
     for lines in (4, 7):  # before and after the headings
-        text = "\n".join([*job("a", 64)[:lines], "a: Test CUDA failure common.cu:941", *job("b", 64)])
+        text = "\n".join(
+            [*job("a", 64)[:lines], "a: Test CUDA failure common.cu:941", *job("b", 64)]
+        )
         calibration = calibration_from_logs([write(tmp_path, text)])
-        assert [(point.devices, point.times_us) for point in calibration.points] == [(2, (64.0,)), (2, (128.0,))]
+        assert [(point.devices, point.times_us) for point in calibration.points] == [
+            (2, (64.0,)),
+            (2, (128.0,)),
+        ]
 
 
 def test_slow_networks_and_logs_without_rates_are_read(tmp_path: Path) -> None:
     """Rates of 0.01 GB/s decide nothing, and neither do missing columns."""
-    slow = ALL_REDUCE.replace("52.43   78.64", " 0.01    0.01").replace("209.72  314.57", "0.01  0.02")
+    slow = ALL_REDUCE.replace("52.43   78.64", " 0.01    0.01").replace(
+        "209.72  314.57", "0.01  0.02"
+    )
     assert len(calibration_from_logs([write(tmp_path, log(slow))]).points) == 2
     without = [
         " ".join(word for place, word in enumerate(row.split()) if place not in (6, 7, 10, 11))
@@ -280,42 +343,62 @@ OTHER = {
 
 @pytest.mark.parametrize("differs", list(OTHER))
 @pytest.mark.parametrize("places", ["one table", "one file", "two files"])
-def test_different_tests_of_a_collective_are_not_one(tmp_path: Path, differs: str, places: str) -> None:
+def test_different_tests_of_a_collective_are_not_one(
+    tmp_path: Path, differs: str, places: str
+) -> None:
     first, other = ALL_REDUCE, OTHER[differs]
     if differs == "root":  # of a reduce, whose busbw is algbw
-        first, other = (rows.replace("78.64", "52.43").replace("314.57", "209.72") for rows in (first, other))
+        first, other = (
+            rows.replace("78.64", "52.43").replace("314.57", "209.72") for rows in (first, other)
+        )
         first = first.replace(" -1 ", "  0 ")
     name = "reduce_perf" if differs == "root" else "all_reduce_perf"
     paths = {
         "one table": lambda: [write(tmp_path, log(first + other, name))],
         "one file": lambda: [write(tmp_path, log(first, name) + log(other, name))],
-        "two files": lambda: [write(tmp_path, log(first, name), "a.log"), write(tmp_path, log(other, name), "b.log")],
+        "two files": lambda: [
+            write(tmp_path, log(first, name), "a.log"),
+            write(tmp_path, log(other, name), "b.log"),
+        ],
     }[places]()
-    with pytest.raises(DpscopeError, match=rf"different tests of \w+ on 4 devices \({differs} \S+ and \S+\)"):
+    with pytest.raises(
+        DpscopeError, match=rf"different tests of \w+ on 4 devices \({differs} \S+ and \S+\)"
+    ):
         calibration_from_logs(paths)
 
 
 def test_options_and_variables_of_nccl_distinguish_tests(tmp_path: Path) -> None:
     variable = "node1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to {}."
-    ring, tree = ("\n".join([*job("a", 64)[:4], variable.format(name), *job("a", 64)[4:]]) for name in ("Ring", "Tree"))
+    ring, tree = (
+        "\n".join([*job("a", 64)[:4], variable.format(name), *job("a", 64)[4:]])
+        for name in ("Ring", "Tree")
+    )
     with pytest.raises(DpscopeError, match=r"\(NCCL_ALGO Ring and Tree\)"):
         calibration_from_logs([write(tmp_path, f"{ring}\n{tree}")])
     plain = "\n".join(job("a", 64))
     with pytest.raises(DpscopeError, match=r"\(NCCL_ALGO Ring and unset\)"):
         calibration_from_logs([write(tmp_path, f"{ring}\n{plain}")])
     with pytest.raises(DpscopeError, match=r"\(graph 0 and 1\)"):
-        calibration_from_logs([write(tmp_path, f"{plain}\n{plain.replace('graph: 0', 'graph: 1')}")])
+        calibration_from_logs(
+            [write(tmp_path, f"{plain}\n{plain.replace('graph: 0', 'graph: 1')}")]
+        )
 
 
 def test_repeats_are_merged_unless_they_disagree(tmp_path: Path) -> None:
     """Two jobs of two ranks each, one at 20 and one at 10 GB/s: no rate is both's."""
     a, slightly, b = (job(host, time) for host, time in (("a", 64), ("a", 70), ("b", 117)))
     calibration = calibration_from_logs([write(tmp_path, "\n".join([*a, *slightly]))])
-    assert [point.times_us for point in calibration.points] == [(64.0,), (128.0,), (70.0,), (140.0,)]
+    assert [point.times_us for point in calibration.points] == [
+        (64.0,),
+        (128.0,),
+        (70.0,),
+        (140.0,),
+    ]
     labelled = interleaved([f"0: {line}" for line in a], [f"1: {line}" for line in b])
     for text in ("\n".join([*a, *b]), labelled):
         with pytest.raises(
-            DpscopeError, match=r"2.10 MB on 2 devices takes 128.0 µs on a and 234.0 µs on b: too different"
+            DpscopeError,
+            match=r"2.10 MB on 2 devices takes 128.0 µs on a and 234.0 µs on b: too different",
         ):
             calibration_from_logs([write(tmp_path, text)])
 
@@ -336,9 +419,13 @@ def test_wrong_results_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_predictions_from_wrong_results_repeat_the_warning(tmp_path: Path) -> None:
-    calibration = calibration_from_logs([write(tmp_path, log(ALL_REDUCE.replace("78.64       0", "78.64      50")))])
+    calibration = calibration_from_logs(
+        [write(tmp_path, log(ALL_REDUCE.replace("78.64       0", "78.64      50")))]
+    )
     printed, as_json = io.StringIO(), io.StringIO()
     print_forecasts(calibration, [8], "table", Console(file=printed, width=200))
     assert "gave wrong results in 1 of 2 rows (#wrong)" in printed.getvalue()
     print_forecasts(calibration, [8], "json", Console(file=as_json))
-    assert [one["code"] for one in json.loads(as_json.getvalue())["findings"]] == ["calibration_results_wrong"]
+    assert [one["code"] for one in json.loads(as_json.getvalue())["findings"]] == [
+        "calibration_results_wrong"
+    ]

@@ -1,4 +1,6 @@
-"""Collectives on counts that were not measured: clusters with known times, planted cliffs, and what is not known."""
+"""Collectives on counts that were not measured: clusters with known times, planted cliffs, and what
+is not known.
+"""
 
 import io
 import json
@@ -21,7 +23,9 @@ MIB = 1 << 20
 
 
 def quiet(cliffs: dict[tuple[int, int], float] | None = None) -> Cluster:
-    return Cluster(SHAPES["fat tree"], noise=0.0, count_noise=0.0, outliers=0.0, cliffs=cliffs or {})
+    return Cluster(
+        SHAPES["fat tree"], noise=0.0, count_noise=0.0, outliers=0.0, cliffs=cliffs or {}
+    )
 
 
 def calibrated(folder: Path, times: dict[int, dict[int, float]], prefix: str = "") -> Calibration:
@@ -37,16 +41,23 @@ def by_size(predicted: Sequence[CollectiveForecast], devices: int) -> dict[int, 
 
 
 def test_a_quiet_tree_is_extended_as_its_law_has_it(tmp_path: Path) -> None:
-    """Latency grows with log2 of the nodes, transfer with 2(n-1)/n: within a few percent 64 times beyond."""
+    """Latency grows with log2 of the nodes, transfer with 2(n-1)/n: within a few percent 64 times
+    beyond.
+    """
     cluster = quiet()
     predicted = forecasts(calibrated(tmp_path, cluster.times_us((4, 8, 16, 32)), "0: "), [64, 2048])
     for devices in (64, 2048):
         for size, one in by_size(predicted, devices).items():
             assert one.nodes == devices // 4
-            assert one.time_us == pytest.approx(cluster.truth(devices, size), rel=0.12), (devices, size)
+            assert one.time_us == pytest.approx(cluster.truth(devices, size), rel=0.12), (
+                devices,
+                size,
+            )
 
 
-def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated(tmp_path: Path) -> None:
+def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated(
+    tmp_path: Path,
+) -> None:
     cluster = Cluster(SHAPES["Ethernet"], seed=3)
     times = cluster.times_us((8, 16))
     between = 3 * MIB
@@ -55,7 +66,8 @@ def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated
     predicted = by_size(forecasts(calibrated(tmp_path, times), [16]), 16)
     assert predicted[4 * MIB].time_us == pytest.approx(times[16][4 * MIB], abs=0.01)
     assert predicted[4 * MIB].basis == predicted[4 * MIB].source == "measured"
-    assert (predicted[4 * MIB].low_us, predicted[4 * MIB].high_us) == (None, None)  # a band is that of a prediction
+    # a band is that of a prediction
+    assert (predicted[4 * MIB].low_us, predicted[4 * MIB].high_us) == (None, None)
     assert predicted[between].time_us == pytest.approx(cluster.truth(16, between), rel=0.1)
     assert predicted[between].source == "calibrated on 4x4 devices"
     assert predicted[between].basis == "predicted"
@@ -78,7 +90,9 @@ def test_one_bad_count_and_a_cliff_change_no_slope_and_are_findings(tmp_path: Pa
 
 
 def test_nothing_grows_faster_than_the_network_can(tmp_path: Path) -> None:
-    """Noise that rises with the count is no slope: 64 times the count at most doubles a large message's time."""
+    """Noise that rises with the count is no slope: 64 times the count at most doubles a large
+    message's time.
+    """
     times = quiet().times_us((8, 16, 32))
     for devices, factor in ((16, 1.3), (32, 1.7)):
         times[devices] = {size: time * factor for size, time in times[devices].items()}
@@ -98,7 +112,9 @@ def test_nothing_grows_faster_than_the_network_can(tmp_path: Path) -> None:
 def test_beyond_four_times_nothing_is_predicted_unless_the_law_holds(
     tmp_path: Path, counts: tuple[int, ...], slow: float
 ) -> None:
-    """On a quiet tree 4 times the largest count is predicted either way, and 8 times only with evidence."""
+    """On a quiet tree 4 times the largest count is predicted either way, and 8 times only with
+    evidence.
+    """
     times = quiet().times_us(counts)
     times[32] = {size: slow * time for size, time in times[32].items()}
     predicted = forecasts(calibrated(tmp_path, times), [128, 132, 256])
@@ -120,7 +136,8 @@ def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> No
         widths = [
             one.high_us / one.low_us
             for devices in (64, 128, 256, 2048)
-            if (one := by_size(predicted, devices)[size]).high_us is not None and one.low_us is not None
+            if (one := by_size(predicted, devices)[size]).high_us is not None
+            and one.low_us is not None
         ]
         assert widths == sorted(widths)
         assert all(width <= WIDEST**2 * 1.001 for width in widths)
@@ -134,7 +151,9 @@ def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -> None:
-    """All shapes, noise of 10%: median error at most 35% at twice, 40% at four times; the benchmark has more."""
+    """All shapes, noise of 10%: median error at most 35% at twice, 40% at four times; the benchmark
+    has more.
+    """
     errors: dict[int, list[float]] = {64: [], 128: []}
     inside: list[bool] = []
     for seed, truth in enumerate(SHAPES.values()):
@@ -170,7 +189,16 @@ def test_json_has_a_row_per_count_and_size(tmp_path: Path) -> None:
         print_forecasts(given, [64], "table", Console(file=written, width=80))
         assert "all_reduce by device count and size" in written.getvalue()
     assert len(rows) == 2 * len(SIZES)
-    assert set(rows[0]) == {"collective", "devices", "nodes", "size_bytes", "time_us", "low_us", "high_us", "source"}
+    assert set(rows[0]) == {
+        "collective",
+        "devices",
+        "nodes",
+        "size_bytes",
+        "time_us",
+        "low_us",
+        "high_us",
+        "source",
+    }
 
 
 @pytest.mark.parametrize("text", ["", "64,", "1", "many", "-4", "64;128"])
@@ -181,4 +209,6 @@ def test_counts_that_are_none_are_one_line(text: str) -> None:
 
 def test_a_calibration_without_times_is_refused() -> None:
     with pytest.raises(DpscopeError, match="holds no measured times"):
-        print_forecasts(without_points({"all_reduce": (1.0, 1.0)}), [64], "table", Console(file=io.StringIO()))
+        print_forecasts(
+            without_points({"all_reduce": (1.0, 1.0)}), [64], "table", Console(file=io.StringIO())
+        )

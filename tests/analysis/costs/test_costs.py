@@ -1,4 +1,6 @@
-"""What a calibration over several nodes gives for a base that was measured on one, and vice versa. Expected by hand."""
+"""What a calibration over several nodes gives for a base that was measured on one, and vice versa.
+Expected by hand.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +22,8 @@ SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
 WITHIN = timed(2, 10.0, 10.0, SIZES)
-ACROSS = timed(4, 100.0, 1.0, SIZES, nodes=2)  # 2x2: bus bandwidth 1e7 B / 10,100 us x 2 x 3/4 = 1.485 GB/s
+# 2x2: bus bandwidth 1e7 B / 10,100 us x 2 x 3/4 = 1.485 GB/s
+ACROSS = timed(4, 100.0, 1.0, SIZES, nodes=2)
 BOTH = fitted(WITHIN, ACROSS)
 
 
@@ -45,11 +48,15 @@ def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
 
 
 def test_latency_at_a_calibrated_count_has_the_share_of_the_reports_fit() -> None:
-    """10 us + 1 MB / 10 GB/s on two devices and 300 us + 1.5 MB / 10 GB/s on four, where no a + b log2(n) has both latencies."""
+    """10 us + 1 MB / 10 GB/s on two devices and 300 us + 1.5 MB / 10 GB/s on four, where no a + b
+    log2(n) has both latencies.
+    """
     several = fitted(WITHIN, timed(4, 300.0, 10.0 / 1.5, SIZES))
     for devices, latency_us, transfer_us in ((2, 10.0, 100.0), (4, 300.0, 150.0)):
         found = cost(costs(several, devices, devices), devices, devices)
-        assert (found.latency_us, found.transfer_us) == pytest.approx((latency_us, transfer_us), rel=0.01)
+        assert (found.latency_us, found.transfer_us) == pytest.approx(
+            (latency_us, transfer_us), rel=0.01
+        )
 
 
 def test_more_nodes_with_as_many_devices_are_carried() -> None:
@@ -59,16 +66,23 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
     assert found.words == "calibrated on 2x2 devices and carried to 4x2 by a law"
     both = fitted(WITHIN, ACROSS, timed(8, 200.0, 0.8, SIZES, nodes=4))
     assert cost(costs(both), 8, 2).words == "calibrated on 4x2 devices"
-    assert cost(costs(both), 16, 2).words == "calibrated on 2x2, 4x2 devices and carried to 8x2 by a law"
+    assert (
+        cost(costs(both), 16, 2).words
+        == "calibrated on 2x2, 4x2 devices and carried to 8x2 by a law"
+    )
 
 
 def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> None:
-    """Within four devices from two, 10 x 1.6 / 1.3 + 1.5 x 100; between two nodes 2 hops of 100/6 and S / rate."""
+    """Within four devices from two, 10 x 1.6 / 1.3 + 1.5 x 100; between two nodes 2 hops of 100/6
+    and S / rate.
+    """
     rate = known(rate_between(BOTH))
     assert str(rate.place) == "2x2"
     assert rate.gb_per_s == pytest.approx(1e7 / 10_100 / 1e3 * 1.5)
     found = cost(costs(), 8, 4)
-    assert found.total_us == pytest.approx(16 / 1.3 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02)
+    assert found.total_us == pytest.approx(
+        16 / 1.3 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02
+    )
     assert found.words == "the rate between nodes calibrated on 2x2, hierarchy"
 
 
@@ -103,7 +117,15 @@ def test_contention_is_that_of_as_many_nodes() -> None:
     def under_load(nodes: int | None, slower: float) -> Contention:
         alone = (100.0,) * 5
         return Contention(
-            "all_reduce", 2, SIZE, alone, alone, alone, alone, tuple(slower * one for one in alone), nodes
+            "all_reduce",
+            2,
+            SIZE,
+            alone,
+            alone,
+            alone,
+            alone,
+            tuple(slower * one for one in alone),
+            nodes,
         )
 
     both = fitted(WITHIN, timed(2, 0.0, 0.5, SIZES, nodes=2))
@@ -119,14 +141,17 @@ FAST, SLOW = LinkRate(10.0, "fast", "sheet"), LinkRate(0.01, "slow", "sheet")
 
 
 def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
-    """2x2 by a tree: two hops of 100/6 and 2 MB at 10 GB/s, as within a node; a hierarchy takes 10 us more, a ring 17.
+    """2x2 by a tree: two hops of 100/6 and 2 MB at 10 GB/s, as within a node; a hierarchy takes 10
+    us more, a ring 17.
 
-    With a slow link within it is the hierarchy: two hops between, 1 MB at 10 GB/s, two hops of 5 within, 1 MB at 0.01 GB/s."""
+    With a slow link within it is the hierarchy: two hops between, 1 MB at 10 GB/s, two hops of 5
+    within, 1 MB at 0.01 GB/s."""
     assert cost(costs(), 4, 2, Links(inter=FAST)).total_us == pytest.approx(100 / 3 + 200, rel=0.02)
     slow = cost(costs(), 4, 2, Links(SLOW, FAST))
     assert slow.total_us == pytest.approx(100 / 3 + 10 + 100_000 + 100, rel=0.001)
     assert "; within a node slow: specification" in slow.words
-    # what was timed over several nodes holds the old links: the rate between them and the stated one, 33 + 110 + 673
+    # what was timed over several nodes holds the old links: the rate between them and the stated
+    # one, 33 + 110 + 673
     alone = cost(costs(), 4, 2, Links(intra=FAST))
     assert alone.total_us == pytest.approx(100 / 3 + 110 + 1e6 / 1485, rel=0.02)
     assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.words
@@ -134,10 +159,16 @@ def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
 
 
 def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
-    """Broadcasts have no hierarchy here: 1 MB at 0.01 GB/s, not at 10; one device a node has no link within."""
+    """Broadcasts have no hierarchy here: 1 MB at 0.01 GB/s, not at 10; one device a node has no
+    link within.
+    """
     question = costs()
-    assert question.cost("broadcast", SIZE, Place(4, 2), Links(SLOW, FAST)).transfer_us == pytest.approx(100_000)
-    assert question.cost("broadcast", SIZE, Place(4, 1), Links(SLOW, FAST)).transfer_us == pytest.approx(100)
+    assert question.cost(
+        "broadcast", SIZE, Place(4, 2), Links(SLOW, FAST)
+    ).transfer_us == pytest.approx(100_000)
+    assert question.cost(
+        "broadcast", SIZE, Place(4, 1), Links(SLOW, FAST)
+    ).transfer_us == pytest.approx(100)
 
 
 def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
@@ -166,13 +197,18 @@ def test_the_source_of_a_stated_links_latency(
 ) -> None:
     found = cost(costs(every), 2, 1, Links(inter=FAST))  # a ring of two: 2 hops
     assert found.latency_us == pytest.approx(2 * per_hop_us, rel=0.02)
-    assert found.words == f"fast: specification, so the step is at least this, {latency_source}, ring"
+    assert (
+        found.words == f"fast: specification, so the step is at least this, {latency_source}, ring"
+    )
 
 
 def test_a_base_over_several_nodes_has_a_latency_for_each_level() -> None:
     question = costs(devices=4, per_node=2)
     assert "5 us a hop as calibrated within a node" in cost(question, 2, 2, Links(intra=FAST)).words
-    assert "16.7 us a hop as calibrated on 2x2 devices" in cost(question, 2, 1, Links(inter=FAST)).words
+    assert (
+        "16.7 us a hop as calibrated on 2x2 devices"
+        in cost(question, 2, 1, Links(inter=FAST)).words
+    )
 
 
 def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
@@ -181,17 +217,28 @@ def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
     for nodes in (8, 16):
         (forecast,) = [one for one in forecasts(every, [2 * nodes]) if one.size_bytes == SIZE]
         found = cost(costs(every), 2 * nodes, 2)
-        assert (found.total_us, found.low_us, found.high_us) == (forecast.time_us, forecast.low_us, forecast.high_us)
+        assert (found.total_us, found.low_us, found.high_us) == (
+            forecast.time_us,
+            forecast.low_us,
+            forecast.high_us,
+        )
         assert found.words == forecast.source
     (forecast,) = [one for one in forecasts(every, [4096]) if one.size_bytes == SIZE]
     reason = why_not(costs(every), 4096, 2)
     assert forecast.source == f"not known: {reason}"
-    assert reason.startswith("all_reduce calibrated on 2x2, 4x2 devices: 512 times beyond the measured counts: ")
+    assert reason.startswith(
+        "all_reduce calibrated on 2x2, 4x2 devices: 512 times beyond the measured counts: "
+    )
 
 
 def test_a_size_between_calibrated_ones_costs_what_the_columns_of_the_report_have() -> None:
-    """By the fit, which 5 calls at 100 kB that took 1.2 times as long hardly bend; its band is the fit's error of prediction."""
-    slow = [replace(one, times_us=(1.2 * 20.0,) * 5) if one.size_bytes == 100_000 else one for one in WITHIN]
+    """By the fit, which 5 calls at 100 kB that took 1.2 times as long hardly bend; its band is the
+    fit's error of prediction.
+    """
+    slow = [
+        replace(one, times_us=(1.2 * 20.0,) * 5) if one.size_bytes == 100_000 else one
+        for one in WITHIN
+    ]
     sizes = (*SIZES, 30_000_000)
     within = [*slow, *timed(2, 10.0, 10.0, sizes[4:])]
     question = costs(fitted(within))

@@ -7,7 +7,8 @@ from dpscope.analysis.costs.formulas import dp_transfer_us, ring_us
 
 def test_ring_of_every_kind() -> None:
     # 1 MB on 4 ranks at 10 GB/s: 100 us for one pass; alpha 2 us
-    assert ring_us("all_reduce", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(6 * 2 + 150)  # 2(N-1), 2(N-1)/N
+    # 2(N-1), 2(N-1)/N
+    assert ring_us("all_reduce", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(6 * 2 + 150)
     assert ring_us("all_gather", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(3 * 2 + 75)
     assert ring_us("reduce_scatter", 1e6, 4, 10.0) == pytest.approx(75)
     assert ring_us("broadcast", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(3 * 2 + 100)
@@ -16,6 +17,7 @@ def test_ring_of_every_kind() -> None:
 
 
 def test_dp_by_copies_serves_one_device_after_another() -> None:
-    # 20 MB of parameters and 1 MB of buffers to each of 3 devices at 10 GB/s, and 20 MB back: 3 x 4,100 us; by NCCL once
+    # 20 MB of parameters and 1 MB of buffers to each of 3 devices at 10 GB/s, and 20 MB back: 3 x
+    # 4,100 us; by NCCL once
     assert dp_transfer_us(20e6, 1e6, 4, 10.0, peer_copies=True) == pytest.approx(12_300)
     assert dp_transfer_us(20e6, 1e6, 4, 10.0, peer_copies=False) == pytest.approx(4_100)

@@ -1,4 +1,6 @@
-"""Rates of links as stated, by NVML or calibrated; costs over several nodes; ratios of contention. By hand."""
+"""Rates of links as stated, by NVML or calibrated; costs over several nodes; ratios of contention.
+By hand.
+"""
 
 import msgspec
 import pytest
@@ -32,19 +34,24 @@ def all_reduce_rate(costs: Costs, devices: int, nodes: int = 1) -> RingRate | No
 
 def rates(costs: Costs, counts: tuple[int, ...], nodes: int = 1) -> dict[int, float | None]:
     found = {count: all_reduce_rate(costs, count, nodes) for count in counts}
-    return {count: None if rate is None else round(rate.gb_per_s, 3) for count, rate in found.items()}
+    return {
+        count: None if rate is None else round(rate.gb_per_s, 3) for count, rate in found.items()
+    }
 
 
 def exact_us(costs: Costs, devices: int, nodes: int, size_bytes: float) -> float | None:
     """What a measured all-reduce is compared with; None where that is not known."""
     try:
-        return costs.cost("all_reduce", size_bytes, Place(devices, devices // nodes), exact=True).total_us
+        return costs.cost(
+            "all_reduce", size_bytes, Place(devices, devices // nodes), exact=True
+        ).total_us
     except Missing:
         return None
 
 
 def test_the_slowest_pair_of_each_device_count_bounds_its_ring() -> None:
-    # 4 A100 PCIe, bridged in pairs: two by 12 NVLinks of 25 GB/s, more by PCIe 4.0 x16, 16 x 128 / 130 / 8 x 16
+    # 4 A100 PCIe, bridged in pairs: two by 12 NVLinks of 25 GB/s, more by PCIe 4.0 x16, 16 x 128 /
+    # 130 / 8 x 16
     bridged = Costs(interconnect=recorded("a100_pcie_x4_bridged"))
     assert rates(bridged, (2, 4)) == {2: 300.0, 4: 31.508}
     # DGX-1V: GPU 0 has 2 links to GPU 3 and 1 to GPUs 1 and 2; all 8 have 6 links of 25 GB/s
@@ -66,12 +73,19 @@ def test_what_is_stated_counts_before_nvml_and_both_before_a_calibration() -> No
     descriptions = [rate.description for rate in found if rate is not None]
     assert "stated with --link" in descriptions[0]
     assert descriptions[1].startswith("NVLink 4 x18, 450 GB/s one way: NVML names the link")
-    assert descriptions[2] == "10 GB/s, the bus bandwidth by the calibration's fit at 268.4 MB (no link is known)"
+    assert (
+        descriptions[2]
+        == "10 GB/s, the bus bandwidth by the calibration's fit at 268.4 MB (no link is known)"
+    )
 
 
 def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
-    """4 ranks, 100 us + S / 10 GB/s, largest size 1e6 B: 200 us, 5 GB/s, bus bandwidth 5 x 2 x 3/4 = 7.5 GB/s."""
-    costs = Costs(calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000))
+    """4 ranks, 100 us + S / 10 GB/s, largest size 1e6 B: 200 us, 5 GB/s, bus bandwidth 5 x 2 x 3/4
+    = 7.5 GB/s.
+    """
+    costs = Costs(
+        calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000)
+    )
     rate = known(all_reduce_rate(costs, 4))
     assert rate.gb_per_s == pytest.approx(7.5)
     assert "7.5 GB/s, the bus bandwidth by the calibration's fit at 1.00 MB" in rate.description
@@ -80,14 +94,18 @@ def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
 
 
 def test_a_calibration_of_one_node_predicts_no_cell_over_two() -> None:
-    """1 x 4 GPUs are not 2 x 2: neither what one host's links are specified for nor what was timed on it holds."""
+    """1 x 4 GPUs are not 2 x 2: neither what one host's links are specified for nor what was timed
+    on it holds.
+    """
     measured = calibration({"all_reduce": (0.0, 10.0)}, devices=4)
     costs, two = Costs(None, measured, recorded("a100_sxm4_x4")), Place(4, 2)
     assert (costs.basis(Place(4, 4)), costs.basis(two)) == ("calibration", None)
     assert exact_us(costs, 4, 1, 1e6) == pytest.approx(100.0)
     assert exact_us(costs, 4, 2, 1e6) is None
     assert (rates(costs, (4,)), rates(costs, (4,), nodes=2)) == ({4: 300.0}, {4: None})
-    assert costs.no_basis(two).startswith("the cell spans 2 nodes and the calibration was made on 1 node: ")
+    assert costs.no_basis(two).startswith(
+        "the cell spans 2 nodes and the calibration was made on 1 node: "
+    )
     # What is stated holds for the cells it is stated for: 100 Gb/s are 12.5 GB/s.
     assert rates(Costs(parse_link("100Gb/s"), measured), (4,), nodes=2) == {4: 12.5}
 
@@ -102,7 +120,8 @@ def test_a_log_of_two_nodes_predicts_cells_over_two_and_none_on_one() -> None:
 
 
 SIZES = (100_000, 200_000, 400_000)
-BOTH = fitted(timed(2, 0.0, 1.0, SIZES), timed(2, 0.0, 0.025, SIZES, nodes=2))  # within a node, and between two
+# within a node, and between two
+BOTH = fitted(timed(2, 0.0, 1.0, SIZES), timed(2, 0.0, 0.025, SIZES, nodes=2))
 
 
 def test_cells_are_predicted_from_times_on_the_same_number_of_hosts() -> None:
@@ -143,4 +162,9 @@ def test_ratios_of_medians_with_their_spread_of_each_device_count() -> None:
     assert ratios.summary.startswith("two in flight take 1.60x (")
     measured = msgspec.structs.replace(calibration({}), contention=(TIMED,))
     assert contention_of(measured, 2) == ratios
-    assert contention_of(measured, 4) is contention_of(calibration({}), 2) is contention_of(None, 2) is None
+    assert (
+        contention_of(measured, 4)
+        is contention_of(calibration({}), 2)
+        is contention_of(None, 2)
+        is None
+    )

@@ -50,13 +50,19 @@ def table(folder: Path, text: str) -> Sequence[EpochTime]:
 
 
 def pick(found: list[EpochEstimate], quantity: str, method: str, *setting: object) -> EpochEstimate:
-    (one,) = (e for e in found if (e.quantity, e.method) == (quantity, method) and e[: len(setting)] == setting)
+    (one,) = (
+        e
+        for e in found
+        if (e.quantity, e.method) == (quantity, method) and e[: len(setting)] == setting
+    )
     return one
 
 
 def test_sound_communication_of_the_published_tables() -> None:
     found = [
-        e for e in epoch_estimates(ROWS) if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")
+        e
+        for e in epoch_estimates(ROWS)
+        if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")
     ]
     assert len(found) == 32  # one per multi-device row
     sound = {e[:5]: e.value for e in found if e.sound}
@@ -70,13 +76,19 @@ def test_sound_communication_of_the_published_tables() -> None:
 def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
     # Whole seconds: 11 +- 1 minus (16 +- 1)/4 is 7 +- 1.25.
     found, of_cluster = epoch_estimates(ROWS), ("coursework_cluster", None, "dp")
-    assert pick(found, "communication_seconds", "same_local_batch", *of_cluster, 512, 4)[7:10] == (7.0, 5.75, 8.25)
-    assert pick(found, "speedup", "strong", *of_cluster, 512, 2)[7:10] == (13 / 9, 1.2, 1.75)  # from 12/10 to 14/8
+    assert pick(found, "communication_seconds", "same_local_batch", *of_cluster, 512, 4)[7:10] == (
+        7.0,
+        5.75,
+        8.25,
+    )
+    # from 12/10 to 14/8
+    assert pick(found, "speedup", "strong", *of_cluster, 512, 2)[7:10] == (13 / 9, 1.2, 1.75)
     unsure = pick(found, "speedup", "strong", *of_cluster, 128, 2)
     assert unsure[7:10] == (16 / 18, 15 / 19, 1.0)
     assert "faster or slower than one device is not certain" in unsure.reason
     exact = [e for e in found if e.study == "benchmark_resnet50" and e.value is not None]
-    assert all(e.low == e.value == e.high and not e.uncertain for e in exact)  # without a resolution
+    # without a resolution
+    assert all(e.low == e.value == e.high and not e.uncertain for e in exact)
     # 2 +- 1 s over 1 +- 1 s: from 1/2, and unbounded above.
     text = "strategy,batch_size,batch_size_is,devices,epoch_seconds,resolution_s\n"
     rows = table(tmp_path, text + "single,8,global,1,2,1\nddp,8,global,2,1,1\n")
@@ -85,15 +97,20 @@ def test_interval_is_the_resolution_of_both_clocks(tmp_path: Path) -> None:
 
 
 def test_effective_bandwidth_by_hand(tmp_path: Path) -> None:
-    # 1000 samples, b = 10: 50 steps on 2 devices. DDP moves 2(1/2) x 4 MB = 4 MB a step, 0.2 GB an epoch; DP 8 MB, 0.4
-    # GB. Added: 7 - 10/2 = 2 s, so 0.1 and 0.2 GB/s.
+    # 1000 samples, b = 10: 50 steps on 2 devices. DDP moves 2(1/2) x 4 MB = 4 MB a step, 0.2 GB an
+    # epoch; DP 8 MB, 0.4 GB. Added: 7 - 10/2 = 2 s, so 0.1 and 0.2 GB/s.
     head = "strategy,batch_size,batch_size_is,devices,epoch_seconds,parameters,samples_per_epoch\n"
     rows = "single,10,per_device,1,10,1000000,1000\n{},10,per_device,2,7,1000000,1000\n"
     for strategy, expected in (("ddp", 0.1), ("dp", 0.2), ("fsdp", None)):
         rate = pick(
-            epoch_estimates(table(tmp_path, head + rows.format(strategy))), "effective_bandwidth", "same_local_batch"
+            epoch_estimates(table(tmp_path, head + rows.format(strategy))),
+            "effective_bandwidth",
+            "same_local_batch",
         )
-        assert (rate.value, rate.sound) == (expected and pytest.approx(expected), expected is not None)
+        assert (rate.value, rate.sound) == (
+            expected and pytest.approx(expected),
+            expected is not None,
+        )
     assert "what this strategy moves" in rate.reason
 
 
@@ -109,9 +126,15 @@ def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:
         ("effective_bandwidth", "same_local_batch", None),  # never infinite
     ):
         assert pick(found, quantity, method).value == value
-    found = epoch_estimates(table(tmp_path, "strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\nddp,32,2,6\n"))
+    found = epoch_estimates(
+        table(tmp_path, "strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\nddp,32,2,6\n")
+    )
     assert pick(found, "speedup", "same_batch_size").value == pytest.approx(10 / 6)
-    for quantity, method in (("speedup", "strong"), ("speedup", "weak"), ("communication_seconds", "same_local_batch")):
+    for quantity, method in (
+        ("speedup", "strong"),
+        ("speedup", "weak"),
+        ("communication_seconds", "same_local_batch"),
+    ):
         unknown = pick(found, quantity, method)
         assert (*unknown[7:10], unknown.sound) == (None, None, None, False)
         assert "batch_size_is is not given" in unknown.reason
@@ -127,7 +150,9 @@ def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:
     ],
 )
 def test_why_there_is_no_sound_value(tmp_path: Path, rows: str, reason: str) -> None:
-    unknown = pick(epoch_estimates(table(tmp_path, HEAD + rows)), "communication_seconds", "same_local_batch")
+    unknown = pick(
+        epoch_estimates(table(tmp_path, HEAD + rows)), "communication_seconds", "same_local_batch"
+    )
     assert unknown.value is None
     assert reason in unknown.reason
 
@@ -148,11 +173,22 @@ def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path:
     found = pick(epoch_estimates(own_run), "communication_seconds", "same_local_batch")
     assert (found.value, "of run base" in found.reason) == (1.0, True)
     same_strategy = table(tmp_path, head + ",ddp,32,per_device,1,10\n,ddp,32,per_device,2,6\n")
-    assert pick(epoch_estimates(same_strategy), "communication_seconds", "same_local_batch").value == 1.0
-    two_runs = head + "a,single,32,per_device,1,10\nb,single,32,per_device,1,9\nmany,ddp,32,per_device,2,6\n"
+    assert (
+        pick(epoch_estimates(same_strategy), "communication_seconds", "same_local_batch").value
+        == 1.0
+    )
+    two_runs = (
+        head
+        + "a,single,32,per_device,1,10\nb,single,32,per_device,1,9\nmany,ddp,32,per_device,2,6\n"
+    )
     other_data = "dataset" + head[3:] + "A,single,32,per_device,1,10\nB,ddp,32,per_device,2,6\n"
     for text in (two_runs, other_data):
-        assert pick(epoch_estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch").value is None
+        assert (
+            pick(
+                epoch_estimates(table(tmp_path, text)), "communication_seconds", "same_local_batch"
+            ).value
+            is None
+        )
 
 
 _SECONDS = st.one_of(st.none(), st.floats(1e-3, 1e6))
@@ -169,9 +205,16 @@ _ROW = st.tuples(
 
 
 @pytest.mark.long
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-@given(rows=st.lists(_ROW, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1], row[3])), drop=st.booleans())
-def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[tuple[object, ...]], drop: bool) -> None:
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
+@given(
+    rows=st.lists(_ROW, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1], row[3])),
+    drop=st.booleans(),
+)
+def test_any_table_gives_ordered_bounds_or_a_reason(
+    tmp_path: Path, rows: list[tuple[object, ...]], drop: bool
+) -> None:
     names = "strategy batch_size batch_size_is devices epoch_seconds resolution_s samples_per_epoch parameters"
     frame = pd.DataFrame(rows, columns=names.split())
     frame.loc[frame["strategy"] == "single", "devices"] = 1
@@ -198,7 +241,9 @@ def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[t
             assert estimate.low == estimate.value == estimate.high
 
 
-EQUAL = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epoch,steps_per_epoch\n"
+EQUAL = (
+    "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epoch,steps_per_epoch\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +255,15 @@ EQUAL = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epo
         ("6400,100", ",100"),
     ],
 )
-def test_equal_steps_at_a_batch_per_device_are_n_times_the_samples(tmp_path: Path, single: str, several: str) -> None:
-    """Four devices take 100 s for what one does in 4 x 60 s: 2.4x, 0.6 efficient, 100 - 60 s added."""
-    rows = table(tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,100,{several}\n")
+def test_equal_steps_at_a_batch_per_device_are_n_times_the_samples(
+    tmp_path: Path, single: str, several: str
+) -> None:
+    """Four devices take 100 s for what one does in 4 x 60 s: 2.4x, 0.6 efficient, 100 - 60 s
+    added.
+    """
+    rows = table(
+        tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,100,{several}\n"
+    )
     found = epoch_estimates(rows)
     for quantity, method, value in (
         ("speedup", "weak", 2.4),
@@ -228,11 +279,21 @@ def test_equal_steps_at_a_batch_per_device_are_n_times_the_samples(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("single", "several"),
-    [("50000,782", "50000,196"), ("50000,782", "50000,195"), (",782", ",196"), (",782", ",195"), ("50000,", "50000,")],
+    [
+        ("50000,782", "50000,196"),
+        ("50000,782", "50000,195"),
+        (",782", ",196"),
+        (",782", ",195"),
+        ("50000,", "50000,"),
+    ],
 )
-def test_epochs_that_are_divided_hold_equal_samples(tmp_path: Path, single: str, several: str) -> None:
+def test_epochs_that_are_divided_hold_equal_samples(
+    tmp_path: Path, single: str, several: str
+) -> None:
     """782 steps on one device are 195.5 on four: with or without the last, partial batch."""
-    rows = table(tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,20,{several}\n")
+    rows = table(
+        tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,20,{several}\n"
+    )
     assert pick(epoch_estimates(rows), "speedup", "weak").value == pytest.approx(3.0)
 
 
@@ -246,7 +307,10 @@ def test_an_epoch_of_unknown_length_is_asked_about(tmp_path: Path) -> None:
         assert "a speedup of 0.60 if" in unknown.reason
         assert "of 2.40 if" in unknown.reason
         assert "give samples_per_epoch or steps_per_epoch" in unknown.reason
-    assert pick(epoch_estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value == 3.0
+    assert (
+        pick(epoch_estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value
+        == 3.0
+    )
 
 
 def test_a_law_is_of_the_fewest_nodes(tmp_path: Path) -> None:
@@ -257,4 +321,8 @@ def test_a_law_is_of_the_fewest_nodes(tmp_path: Path) -> None:
     )
     times = table(tmp_path, rows)
     (law,) = law_fits(times, epoch_estimates(times))
-    assert law.speedups == {2: pytest.approx(80 / 42), 4: pytest.approx(80 / 22), 8: pytest.approx(80 / 12)}
+    assert law.speedups == {
+        2: pytest.approx(80 / 42),
+        4: pytest.approx(80 / 22),
+        8: pytest.approx(80 / 12),
+    }

@@ -31,9 +31,16 @@ def test_json_holds_estimates_and_findings() -> None:
     content = json.loads(as_text(TIMES, "json"))
     assert set(content) == {"estimates", "laws", "findings"}
     assert len(content["estimates"]) == 32 * 7
-    assert all(set(finding) == {"severity", "code", "message", "next_step"} for finding in content["findings"])
+    assert all(
+        set(finding) == {"severity", "code", "message", "next_step"}
+        for finding in content["findings"]
+    )
     added = ("coursework_ddp", "communication_seconds", "same_local_batch")
-    chosen = [one for one in content["estimates"] if (one["study"], one["quantity"], one["method"]) == added]
+    chosen = [
+        one
+        for one in content["estimates"]
+        if (one["study"], one["quantity"], one["method"]) == added
+    ]
     assert [one["value"] for one in chosen] == [pytest.approx(5.45), pytest.approx(8.875)]
     assert "NaN" not in json.dumps(content)
     assert tuple(content["estimates"][0]) == EpochEstimate._fields
@@ -55,9 +62,11 @@ def test_unknown_study_is_null_and_bars_are_escaped(tmp_path: Path) -> None:
 
 
 def test_three_epoch_times_give_bandwidth_and_a_law(tmp_path: Path) -> None:
-    """Weak scaling: 100/55 and 100/32. Added: 5 and 7 s. 250 steps x 100 MB over 5 s, 125 x 150 MB over 7 s.
+    """Weak scaling: 100/55 and 100/32. Added: 5 and 7 s. 250 steps x 100 MB over 5 s, 125 x 150 MB
+    over 7 s.
 
-    Gustafson: s = (0.55 x 0.1 + 0.96 x 0.28) / (0.55^2 + 0.96^2) = 0.2645; 4 - 3 s is 2.6% and 2 - s 4.5% off; 8 - 7 s = 6.148.
+    Gustafson: s = (0.55 x 0.1 + 0.96 x 0.28) / (0.55^2 + 0.96^2) = 0.2645; 4 - 3 s is 2.6% and 2 -
+    s 4.5% off; 8 - 7 s = 6.148.
     """
     table = tmp_path / "times.csv"
     table.write_text(THREE_TIMES)
@@ -85,9 +94,13 @@ def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "dpscope.launch.cli", "estimate"]
     for path, part in ((TIMES, "14.11"), (odd, "clock's resolution")):
-        ended = subprocess.run([*command, str(path)], cwd=tmp_path, capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            [*command, str(path)], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         assert part in " ".join(ended.stdout.split())
         assert max(map(len, ended.stdout.splitlines())) <= 80
-    absent = subprocess.run([*command, "absent.csv"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    absent = subprocess.run(
+        [*command, "absent.csv"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (absent.returncode, absent.stdout) == (2, "")
     assert absent.stderr == "dpscope: absent.csv does not exist; name a CSV file\n"

@@ -18,7 +18,12 @@ def table(folder: Path, text: str) -> Path:
 def test_a_step_is_an_epoch_of_one_step(tmp_path: Path) -> None:
     path = table(tmp_path, "Ranks,batch_per_rank,step_ms,strategy\n1,8,97,single\n4,8,100,ddp\n")
     single, four = read_epoch_times(path).rows
-    assert (single.strategy, single.epoch_seconds, single.steps, single.local_batch) == ("single", 0.097, 1, 8)
+    assert (single.strategy, single.epoch_seconds, single.steps, single.local_batch) == (
+        "single",
+        0.097,
+        1,
+        8,
+    )
     assert (four.devices, four.global_batch, four.epoch_samples) == (4, 32, 32)
     found = {(one.quantity, one.method): one.value for one in epoch_estimates((single, four))}
     assert found["speedup", "weak"] == pytest.approx(4 * 97 / 100)
@@ -47,7 +52,10 @@ def test_settings_are_studies_and_results_are_not(tmp_path: Path) -> None:
         ("ranks,step_ms\n2,nan\n", "row 2, column step_ms: 'nan' is empty"),
         ("ranks,step_ms,batch_per_rank\n2,5,\n", "row 2, column batch_per_rank: '' is empty"),
         ("ranks,step_ms,strategy\n2,5,single\n", "row 2, column ranks: '2' for strategy single"),
-        ("ranks,step_ms,nodes\n2,5,3\n", "row 2, column nodes: '3' for 2 devices; a node has at least one"),
+        (
+            "ranks,step_ms,nodes\n2,5,3\n",
+            "row 2, column nodes: '3' for 2 devices; a node has at least one",
+        ),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, part: str) -> None:

@@ -1,4 +1,6 @@
-"""Tables of epoch times: what is accepted, the message of each mistake, and findings, each with a table that shows it."""
+"""Tables of epoch times: what is accepted, the message of each mistake, and findings, each with a
+table that shows it.
+"""
 
 from pathlib import Path
 
@@ -26,7 +28,8 @@ def write(folder: Path, text: str, name: str = "table.csv") -> Path:
 
 def test_the_example_table() -> None:
     times = read_epoch_times(PUBLISHED / "epoch_times.csv")
-    assert [row.epoch_seconds is None for row in times.rows].count(True) == 1  # one run out of memory
+    # one run out of memory
+    assert [row.epoch_seconds is None for row in times.rows].count(True) == 1
     first = times.rows[0]
     assert {row.study for row in times.of_study("coursework_ddp").rows} == {"coursework_ddp"}
     assert (len(times.rows), first.study, first.resolution_s) == (66, "coursework_l4", 0.01)
@@ -40,7 +43,14 @@ def test_spelling_that_is_accepted(tmp_path: Path) -> None:
     row, single = times.rows
     assert (row.strategy, row.epoch_seconds) == ("ddp", None)
     assert (single.epoch_seconds, single.devices) == (10.0, 1)
-    unknown = (row.study, row.run, row.parameters, row.samples_per_epoch, row.batch_size_is, row.resolution_s)
+    unknown = (
+        row.study,
+        row.run,
+        row.parameters,
+        row.samples_per_epoch,
+        row.batch_size_is,
+        row.resolution_s,
+    )
     assert unknown == (None,) * 6  # four columns are enough
     assert "resolution_s" in times.absent_columns
     assert times.unknown_columns == ("note",)
@@ -51,10 +61,19 @@ def test_spelling_that_is_accepted(tmp_path: Path) -> None:
     [
         ("", ("is empty", "strategy, batch_size, devices, epoch_seconds")),
         (SMALLEST, ("no rows",)),
-        ("strategy|batch_size|devices|epoch_seconds\nddp|32|2|5\n", ("row 1", "no column", "separated by commas")),
+        (
+            "strategy|batch_size|devices|epoch_seconds\nddp|32|2|5\n",
+            ("row 1", "no column", "separated by commas"),
+        ),
         ("strategy,batch_size,devices\nddp,32,2\n", ("row 1", "no column epoch_seconds")),
-        ("strategy,batch_size,devices,devices,epoch_seconds\nddp,1,2,2,3\n", ("column devices", "twice")),
-        (SMALLEST + "single,32,1,10\nddp,32,2,fast\n", ("row 3", "column epoch_seconds", "'fast'", "not a number")),
+        (
+            "strategy,batch_size,devices,devices,epoch_seconds\nddp,1,2,2,3\n",
+            ("column devices", "twice"),
+        ),
+        (
+            SMALLEST + "single,32,1,10\nddp,32,2,fast\n",
+            ("row 3", "column epoch_seconds", "'fast'", "not a number"),
+        ),
         (SMALLEST + "ddp,32,2,OOM\n", ("row 2", "epoch_seconds", "'OOM'", "empty: out of memory")),
         (SMALLEST + "ddp,32,2,0\n", ("epoch_seconds", "'0'")),
         (SMALLEST + "ddp,32,2,1e999\n", ("epoch_seconds", "'1e999'")),
@@ -64,14 +83,22 @@ def test_spelling_that_is_accepted(tmp_path: Path) -> None:
         (SMALLEST + "single,32,2,5\n", ("column devices", "'2'", "single is one device")),
         (SMALLEST + "ddp,32,2\n", ("row 2", "3 cells under 4 headings")),
         (SMALLEST + 'ddp,32,2,"5\n', ("row 2", "quotes")),
-        (SMALLEST + "ddp,32,2,5\nddp,32,2,6\n", ("row 3", "again, as in row 2", "column nodes", "column run or study")),
+        (
+            SMALLEST + "ddp,32,2,5\nddp,32,2,6\n",
+            ("row 3", "again, as in row 2", "column nodes", "column run or study"),
+        ),
         ("nodes," + SMALLEST + "3,ddp,32,2,5\n", ("row 2", "column nodes", "'3'", "2 devices")),
-        ("batch_size_is," + SMALLEST + "local,ddp,32,2,5\n", ("batch_size_is", "'local'", "global nor per_device")),
+        (
+            "batch_size_is," + SMALLEST + "local,ddp,32,2,5\n",
+            ("batch_size_is", "'local'", "global nor per_device"),
+        ),
         ("resolution_s," + SMALLEST + "-1,ddp,32,2,5\n", ("resolution_s", "'-1'", "from 0 on")),
         (SMALLEST + f"ddp,32,2,{'9' * 60}x\n", ("epoch_seconds", "...'")),
     ],
 )
-def test_a_mistake_is_reported_in_one_line(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+def test_a_mistake_is_reported_in_one_line(
+    tmp_path: Path, text: str, parts: tuple[str, ...]
+) -> None:
     path = write(tmp_path, text)
     with pytest.raises(DpscopeError) as caught:
         read_epoch_times(path)
@@ -85,13 +112,21 @@ def test_a_mistake_is_reported_in_one_line(tmp_path: Path, text: str, parts: tup
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"strategy,\xff\xfe\n")
-    for path, part in ((tmp_path / "absent.csv", "does not exist"), (tmp_path, "directory"), (binary, "not UTF-8")):
+    for path, part in (
+        (tmp_path / "absent.csv", "does not exist"),
+        (tmp_path, "directory"),
+        (binary, "not UTF-8"),
+    ):
         with pytest.raises(DpscopeError, match=part):
             read_epoch_times(path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-@given(st.text(alphabet=st.sampled_from('strategy,batch_sizedevices\n"0123456789.eE+-naN \t'), max_size=80))
+@given(
+    st.text(
+        alphabet=st.sampled_from('strategy,batch_sizedevices\n"0123456789.eE+-naN \t'), max_size=80
+    )
+)
 def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> None:
     path = write(tmp_path, SMALLEST + tail)
     try:
@@ -104,10 +139,14 @@ def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> 
 def test_a_misspelt_column_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match="did you mean 'epoch_secs' for epoch_seconds"):
         read_epoch_times(write(tmp_path, "strategy,batch_size,devices,epoch_secs\nddp,32,2,5\n"))
-    path = write(tmp_path, "strategy,batch_size,devices,epoch_seconds,samples_per_epch,remark\nddp,32,2,5,100,x\n")
+    path = write(
+        tmp_path,
+        "strategy,batch_size,devices,epoch_seconds,samples_per_epch,remark\nddp,32,2,5,100,x\n",
+    )
     (finding,) = (one for one in found_in(path) if one.code == "unknown_column")
     assert (
-        finding.message == "unknown columns, not used: 'samples_per_epch' (did you mean samples_per_epoch?), 'remark'"
+        finding.message
+        == "unknown columns, not used: 'samples_per_epch' (did you mean samples_per_epoch?), 'remark'"
     )
 
 
@@ -117,7 +156,8 @@ def found_in(path: Path) -> list[Finding]:
 
 
 TABLES = {
-    "clock_too_coarse": (SOUND.replace("55,,", "55,4,"), SOUND.replace("55,,", "55,0.1,")),  # 5 +- 4
+    # 5 +- 4
+    "clock_too_coarse": (SOUND.replace("55,,", "55,4,"), SOUND.replace("55,,", "55,0.1,")),
     "unknown_column": (SOUND.replace("provenance", "provenence"), SOUND),
     "nothing_to_estimate": (HEAD + SINGLE, SOUND),
     "added_time_unknown": (SOUND.replace("ddp,20,global", "ddp,20,"), SOUND),
@@ -139,24 +179,37 @@ def test_table_findings(tmp_path: Path, code: str) -> None:
     ("text", "reason"),
     [
         (SOUND.replace("ddp,20,global", "ddp,20,"), "batch_size_is is not given"),
-        (SOUND.replace("1,100,", "1,,"), "(20, 2): the single device ran out of memory at batch 10"),
+        (
+            SOUND.replace("1,100,", "1,,"),
+            "(20, 2): the single device ran out of memory at batch 10",
+        ),
         (SOUND.replace("2,55", "2,"), "(20, 2): no epoch time: out of memory"),
-        (SOUND.replace("ddp,20", "ddp,30"), "(30, 2): no single-device time at 15 samples per device"),
+        (
+            SOUND.replace("ddp,20", "ddp,30"),
+            "(30, 2): no single-device time at 15 samples per device",
+        ),
         # 40 - 100/2 = -10
         (SOUND.replace("2,55", "2,40"), "negative: N devices took less than 1/N of the time"),
     ],
 )
-def test_an_added_time_that_is_unknown_has_its_reason(tmp_path: Path, text: str, reason: str) -> None:
-    (finding,) = (one for one in found_in(write(tmp_path, text)) if one.code == "added_time_unknown")
+def test_an_added_time_that_is_unknown_has_its_reason(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (finding,) = (
+        one for one in found_in(write(tmp_path, text)) if one.code == "added_time_unknown"
+    )
     assert reason in finding.message
 
 
 def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
-    sound = HEAD + SINGLE.splitlines(keepends=True)[0] + DDP  # without T_1(20), which allows an unsound subtraction
+    # without T_1(20), which allows an unsound subtraction
+    sound = HEAD + SINGLE.splitlines(keepends=True)[0] + DDP
     assert found_in(write(tmp_path, sound)) == []
 
 
 def test_a_finding_common_to_all_studies_is_reported_once() -> None:
-    (one,) = (one for one in found_in(PUBLISHED / "epoch_times.csv") if one.code == "dp_is_no_all_reduce")
+    (one,) = (
+        one for one in found_in(PUBLISHED / "epoch_times.csv") if one.code == "dp_is_no_all_reduce"
+    )
     studies = "coursework_l4, coursework_cluster, coursework_weak, benchmark_resnet50"
     assert one.message.startswith(f"{studies}: DataParallel")

@@ -1,4 +1,6 @@
-"""Comparisons of trainings with two parameters, `a` of two elements and `b` of one; batch 4 on 2 devices."""
+"""Comparisons of trainings with two parameters, `a` of two elements and `b` of one; batch 4 on 2
+devices.
+"""
 
 import math
 from collections import Counter
@@ -11,7 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining, sample_difference
+from dpscope.analysis.equality.data import (
+    EqualityData,
+    ProcessData,
+    RecordedTraining,
+    sample_difference,
+)
 from dpscope.analysis.equality.differences import Differences, tolerances, training_differences
 from dpscope.analysis.equality.result import EqualityReport, What
 from dpscope.analysis.output.equality import headline
@@ -34,10 +41,13 @@ DP = Cell(strategy="dp-host", devices=2, batch_size=2)
 DDP = Cell(strategy="ddp", devices=2, batch_size=2)
 STEPS = 3
 Values = list[list[float]]
-PLAIN: Values = [[3.0, 4.0, 0.0], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]  # a's two elements and b's, per step
+# a's two elements and b's, per step
+PLAIN: Values = [[3.0, 4.0, 0.0], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]
 
 
-def process(gradients: Values, rank: int = 0, ranks: int = 1, losses: list[float] | None = None) -> ProcessData:
+def process(
+    gradients: Values, rank: int = 0, ranks: int = 1, losses: list[float] | None = None
+) -> ProcessData:
     """A process with the same values as gradients and weights."""
     values = np.array(gradients)
     share = 4 // ranks
@@ -49,10 +59,15 @@ def process(gradients: Values, rank: int = 0, ranks: int = 1, losses: list[float
         + np.repeat(np.arange(STEPS), share) * 4,
     }
     for what in ("gradient", "weight"):
-        arrays[f"{what}_hash"] = np.array([[hash(tuple(row)) % 2**63 for row in part] for part in parts], np.uint64).T
+        arrays[f"{what}_hash"] = np.array(
+            [[hash(tuple(row)) % 2**63 for row in part] for part in parts], np.uint64
+        ).T
         arrays[f"{what}_norm"] = np.stack([np.linalg.norm(part, axis=1) for part in parts], axis=1)
         arrays |= {f"{what}.{place}": part for place, part in enumerate(parts)}
-    parameters = ParameterRecord(name="a", elements=2, stored=2), ParameterRecord(name="b", elements=1, stored=1)
+    parameters = (
+        ParameterRecord(name="a", elements=2, stored=2),
+        ParameterRecord(name="b", elements=1, stored=1),
+    )
     return ProcessData(RankRecord(rank, STEPS, parameters, ("bn",), ()), arrays)
 
 
@@ -60,7 +75,9 @@ def training(cell: Cell, *ranks: ProcessData, kind: TrainingKind = "compared") -
     return RecordedTraining(cell, kind, ranks)
 
 
-def compared(*others: RecordedTraining, in_shares: RecordedTraining | None = None) -> EqualityReport:
+def compared(
+    *others: RecordedTraining, in_shares: RecordedTraining | None = None
+) -> EqualityReport:
     """The report on trainings and a single device of which all values are PLAIN."""
     return compare_trainings(data(training(SINGLE, process(PLAIN)), *others, in_shares=in_shares))
 
@@ -72,7 +89,9 @@ def scaled(factor: float) -> Values:
 def settings(*cells: Cell) -> EqualitySettings:
     matrix = ResolvedMatrix(devices=(2,), batch_sizes=(4,))
     config = EqualityConfig(Workload(device="cpu"), Optimizer(), matrix, STEPS, timeout_s=900.0)
-    jobs = tuple(EqualityJob(cell=cell, trainings=(EqualityTraining(kind="compared"),)) for cell in cells)
+    jobs = tuple(
+        EqualityJob(cell=cell, trainings=(EqualityTraining(kind="compared"),)) for cell in cells
+    )
     return EqualitySettings(
         config=config, device="cpu", threads_per_process=1, precision="float64", freeze_batch_norm=False, jobs=jobs,
     )  # fmt: skip
@@ -80,7 +99,13 @@ def settings(*cells: Cell) -> EqualitySettings:
 
 def data(*compared: RecordedTraining, in_shares: RecordedTraining | None = None) -> EqualityData:
     moved = training(compared[0].cell, process(scaled(1 + 1e-12)), kind="rounding")
-    return EqualityData(settings(*(one.cell for one in compared)), compared, moved, in_shares, rounding_in_shares=None)
+    return EqualityData(
+        settings(*(one.cell for one in compared)),
+        compared,
+        moved,
+        in_shares,
+        rounding_in_shares=None,
+    )
 
 
 def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
@@ -89,7 +114,8 @@ def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
     assert list(found) == ["loss", "gradient", "weight"]
     gradients = found["gradient"]
     assert gradients.tensors == ("a", "b")
-    # a: sqrt(0^2 + 0.5^2) / sqrt(3^2 + 4^2). b is 0 and counts as the root mean square of 3, 4, 0: 0.1 / sqrt(25 / 3).
+    # a: sqrt(0^2 + 0.5^2) / sqrt(3^2 + 4^2). b is 0 and counts as the root mean square of 3, 4, 0:
+    # 0.1 / sqrt(25 / 3).
     assert gradients.relative[0].tolist() == pytest.approx([0.1, 0.1 / math.sqrt(25 / 3)])
     assert gradients.absolute[0].tolist() == pytest.approx([0.5, 0.1])
     assert not gradients.relative[1:].any()
@@ -98,7 +124,10 @@ def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
 
 
 def test_losses_are_the_ranks_mean() -> None:
-    ranks = [process(PLAIN, rank, 2, losses=losses) for rank, losses in enumerate(([1.0, 2.0, 3.0], [3.0, 2.0, 5.0]))]
+    ranks = [
+        process(PLAIN, rank, 2, losses=losses)
+        for rank, losses in enumerate(([1.0, 2.0, 3.0], [3.0, 2.0, 5.0]))
+    ]
     assert training(DDP, *ranks).losses().tolist() == [2.0, 2.0, 4.0]
 
 
@@ -132,7 +161,9 @@ def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> 
     first = known(report.pairs[0].first_difference)
     assert (first.step, first.what, first.tensor) == (2, "gradient", "a")
     assert first.relative == pytest.approx(1e-9 / 5, rel=1e-4)
-    assert [finding.code for finding in report.findings if finding.severity == "error"] == ["unexplained_difference"]
+    assert [finding.code for finding in report.findings if finding.severity == "error"] == [
+        "unexplained_difference"
+    ]
     assert not report.sound
     (summed, *_) = compared(training(DP, process([PLAIN[0], [12.0, 16.0, 0.0], PLAIN[2]]))).findings
     assert "from step 1 on: the gradient of a by 1 of its norm" in summed.message
@@ -151,7 +182,9 @@ def test_differences_within_the_tolerance_are_equal_and_beyond_it_reported() -> 
         (None, "different"),  # without one there is no evidence
     ],
 )
-def test_batch_norm_explains_a_difference_only_with_evidence(in_shares: float | None, verdict: str) -> None:
+def test_batch_norm_explains_a_difference_only_with_evidence(
+    in_shares: float | None, verdict: str
+) -> None:
     shares = None
     if in_shares is not None:
         shares = training(SINGLE, process(scaled(in_shares)), kind="in_shares")
@@ -166,23 +199,36 @@ def test_the_rank_that_differs_is_named() -> None:
     report = compare_trainings(data(training(DP, process(PLAIN)), training(DDP, *ranks)))
     (result,) = report.ranks
     first = known(result.first_difference)
-    assert (result.same_bits, first.step, first.what, result.ranks_apart) == (False, 1, "gradient", (1,))
+    assert (result.same_bits, first.step, first.what, result.ranks_apart) == (
+        False,
+        1,
+        "gradient",
+        (1,),
+    )
     (message,) = (finding.message for finding in report.findings if finding.severity == "error")
     assert "ddp-d2-b2: from step 1 on rank 1 has different gradients from rank 0's" in message
 
 
 def test_without_a_judged_step_nothing_is_equal() -> None:
-    """A training that is not finite from its first step on shows nothing, whatever the other one does."""
+    """A training that is not finite from its first step on shows nothing, whatever the other one
+    does.
+    """
     diverged = [[math.inf] * 3] * STEPS
     trained = data(training(SINGLE, process(diverged)), training(DP, process(PLAIN)))
-    report = compare_trainings(replace(trained, rounding=training(SINGLE, process(diverged), kind="rounding")))
+    report = compare_trainings(
+        replace(trained, rounding=training(SINGLE, process(diverged), kind="rounding"))
+    )
     assert [(pair.verdict, pair.judged_steps) for pair in report.pairs] == [("not judged", 0)]
     assert [one.code for one in report.findings if one.severity != "info"] == ["nothing_judged"]
     assert not report.sound
-    alike = compare_trainings(data(training(SINGLE, process(diverged)), training(DP, process(diverged))))
+    alike = compare_trainings(
+        data(training(SINGLE, process(diverged)), training(DP, process(diverged)))
+    )
     assert [(pair.verdict, pair.judged_steps) for pair in alike.pairs] == [("not judged", 0)]
     later = [PLAIN[0], *diverged[1:]]
-    (pair,) = compare_trainings(data(training(SINGLE, process(later)), training(DP, process(later)))).pairs
+    (pair,) = compare_trainings(
+        data(training(SINGLE, process(later)), training(DP, process(later)))
+    ).pairs
     assert (pair.verdict, pair.judged_steps) == ("bit-equal", 1)
     assert headline(report) == "no step can be judged: see the findings"
 
@@ -190,6 +236,7 @@ def test_without_a_judged_step_nothing_is_equal() -> None:
 def test_samples_that_differ() -> None:
     one = [Counter([5, 6]), Counter([7, 8])]
     assert sample_difference(one, [Counter([6, 5]), Counter([8, 7])]) is None  # in any order
-    assert sample_difference(one, [Counter([5, 6]), Counter([8, 8])]) == (1, [7], [8])  # step, missing, extra
+    # step, missing, extra
+    assert sample_difference(one, [Counter([5, 6]), Counter([8, 8])]) == (1, [7], [8])
     ranks = [process(PLAIN, rank, 2) for rank in (0, 1)]
     assert training(DDP, *ranks).samples() == training(SINGLE, process(PLAIN)).samples()

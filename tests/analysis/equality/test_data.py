@@ -1,4 +1,6 @@
-"""The files of one process of `dpscope equal`, read: what cannot have been stored is refused in a line."""
+"""The files of one process of `dpscope equal`, read: what cannot have been stored is refused in a
+line.
+"""
 
 import json
 from pathlib import Path

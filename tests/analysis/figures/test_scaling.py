@@ -15,7 +15,8 @@ from dpscope.analysis.figures.style import whiskers
 from dpscope.analysis.stats.samples import Estimate
 from tests.helpers.made_rows import made_row
 
-# Strong scaling of a global batch of 64: 1.6x on 2 and 2.5x on 4 devices. Karp-Flatt on 4: (1/2.5 - 1/4) / (3/4) = 0.2.
+# Strong scaling of a global batch of 64: 1.6x on 2 and 2.5x on 4 devices. Karp-Flatt on 4: (1/2.5 -
+# 1/4) / (3/4) = 0.2.
 STRONG = ScalingSeries(
     "ddp",
     "",
@@ -40,7 +41,9 @@ TRAINED = [
 ]  # fmt: skip
 
 
-def comparison(trained: Sequence[CellRow], scaling: tuple[ScalingSeries, ...] = (STRONG,)) -> Comparison:
+def comparison(
+    trained: Sequence[CellRow], scaling: tuple[ScalingSeries, ...] = (STRONG,)
+) -> Comparison:
     rows = {row.cell: row for row in trained}
     return Comparison(rows, scaling=scaling, target_efficiency=0.8)
 
@@ -54,12 +57,18 @@ def test_speedup_efficiency_and_accuracy_stand_side_by_side() -> None:
     assert {"ideal", "Amdahl, 20% serial"} <= {str(line.get_label()) for line in left.lines}
     (amdahl,) = [line for line in left.lines if str(line.get_label()).startswith("Amdahl")]
     assert list(amdahl.get_ydata())[-1] == pytest.approx(2.5)  # type: ignore[arg-type]
-    efficiency = [list(line.get_ydata()) for line in middle.lines if len(list(line.get_ydata())) == 2]  # type: ignore[arg-type]
-    assert [80.0, 62.5] in [[pytest.approx(one) for one in pair] for pair in efficiency]  # 1.6 / 2, 2.5 / 4
+    efficiency = [
+        list(line.get_ydata()) for line in middle.lines if len(list(line.get_ydata())) == 2
+    ]  # type: ignore[arg-type]
+    # 1.6 / 2, 2.5 / 4
+    assert [80.0, 62.5] in [[pytest.approx(one) for one in pair] for pair in efficiency]
     assert "target efficiency" in {str(line.get_label()) for line in middle.lines}
     bars = [bar.get_height() for bar in right.patches if isinstance(bar, Rectangle)]
     assert bars == [91.0, 90.0]
-    assert [text.get_text() for text in right.get_xticklabels()] == ["single\n1 device", "DDP\n2 devices"]
+    assert [text.get_text() for text in right.get_xticklabels()] == [
+        "single\n1 device",
+        "DDP\n2 devices",
+    ]
 
 
 def test_a_study_needs_both_speedups_and_accuracies() -> None:

@@ -17,7 +17,9 @@ NAMES = ["single-d1-b8", "ddp-d2-b8-hook-fp16-bucket-view-static-graph-buffers-o
 
 def test_nothing_is_cut_where_names_are_long() -> None:
     title = "Where a traced step goes (dp-host: host copies)"
-    figure = _stacked(title, NAMES, {"compute": ([9.0, 9.5], "#0072B2")}, "time per step [ms]", NARROW)
+    figure = _stacked(
+        title, NAMES, {"compute": ([9.0, 9.5], "#0072B2")}, "time per step [ms]", NARROW
+    )
     assert figure is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as of axes for which names leave no room
@@ -31,27 +33,47 @@ def test_nothing_is_cut_where_names_are_long() -> None:
 
 
 def test_an_unknown_wait_is_no_wait_of_zero() -> None:
-    """Of two ranks the second one's waits are not known in step 1: neither who it waited for, nor that nobody did for it."""
+    """Of two ranks the second one's waits are not known in step 1: neither who it waited for, nor
+    that nobody did for it.
+    """
     cell = Cell("ddp", 2, 8)
     traced = windows(cell, 3, step_us=100.0, exposed_wait_us=20.0)
     lost = (traced["rank"] == 1) & (traced["step"] == 1)
     data = cell_data(
-        cell, [[100.0] * 5], traced.assign(exposed_wait_us=np.where(lost, np.nan, 20.0)), all_reduces(cell, 3, [])
+        cell,
+        [[100.0] * 5],
+        traced.assign(exposed_wait_us=np.where(lost, np.nan, 20.0)),
+        all_reduces(cell, 3, []),
     )
     strips = wait_strips(data)
-    assert strips["waits"].to_numpy() == pytest.approx(np.array([[20, 20, 20], [20, np.nan, 20]]), nan_ok=True)
-    assert strips["is waited for"].to_numpy() == pytest.approx(np.array([[0, 0, 0], [0, np.nan, 0]]), nan_ok=True)
+    assert strips["waits"].to_numpy() == pytest.approx(
+        np.array([[20, 20, 20], [20, np.nan, 20]]), nan_ok=True
+    )
+    assert strips["is waited for"].to_numpy() == pytest.approx(
+        np.array([[0, 0, 0], [0, np.nan, 0]]), nan_ok=True
+    )
 
 
 def test_a_figure_without_a_value_is_not_drawn() -> None:
     assert _stacked("Where a traced step goes", NAMES, {}, "time per step [ms]") is None
-    assert _stacked("Phases", NAMES, {"forward": ([0.0, 0.0], "#0072B2")}, "time per step [ms]") is None
+    assert (
+        _stacked("Phases", NAMES, {"forward": ([0.0, 0.0], "#0072B2")}, "time per step [ms]")
+        is None
+    )
 
 
 def test_a_phase_that_takes_no_time_is_not_in_the_legend() -> None:
     """A CPU copies no batch to a device."""
     cell = Cell("single", 1, 8)
-    traced = windows(cell, 2, step_us=9.0, forward_us=3.0, backward_us=4.0, optimizer_us=1.0, host_to_device_us=0.0)
+    traced = windows(
+        cell,
+        2,
+        step_us=9.0,
+        forward_us=3.0,
+        backward_us=4.0,
+        optimizer_us=1.0,
+        host_to_device_us=0.0,
+    )
     figure = phase_split(run_of(cell_data(cell, [[9.0] * 5], traced)))
     assert figure is not None
     (legend,) = figure.legends

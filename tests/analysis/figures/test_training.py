@@ -30,7 +30,9 @@ def test_epochs_appear_while_the_training_goes_on(tmp_path: Path) -> None:
     events.write(epochs[:1])
     with serving(tmp_path / "tensorboard", tmp_path) as address:
         assert scalars(address, run, "accuracy_percent/test", 1)[0][1:] == [1, 60.0]
-        tags = get(address, "data/plugin/scalars/tags", until=lambda found: set(found.get(run, ())) >= TAGS)
+        tags = get(
+            address, "data/plugin/scalars/tags", until=lambda found: set(found.get(run, ())) >= TAGS
+        )
         assert set(tags[run]) == TAGS
         events.write(epochs[:2])
         assert scalars(address, run, "accuracy_percent/test", 2)[1] == [1_700_000_006.0, 2, 70.0]
@@ -57,13 +59,19 @@ def test_a_resumed_training_is_one_run_with_every_epoch_once(tmp_path: Path) -> 
     folder = tmp_path / "tensorboard" / "training" / "ddp-d2-b16" / "seed0"
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
     found = EventAccumulator(str(folder)).Reload().Scalars("loss/train")
-    assert [(one.step, one.value) for one in found] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
+    assert [(one.step, one.value) for one in found] == [
+        (1, 1.0),
+        (2, 0.5),
+        (3, pytest.approx(1 / 3)),
+    ]
 
 
 def drawn(tmp_path: Path) -> dict[str, Figure]:
     epochs: list[dict[str, object]] = []
     for seed in range(3):
-        epochs += plain_epochs("single", 1, seed, [80.0, 90.0 + seed], [4.0, 4.0], losses=[2.0, 0.1])
+        epochs += plain_epochs(
+            "single", 1, seed, [80.0, 90.0 + seed], [4.0, 4.0], losses=[2.0, 0.1]
+        )
         epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0 + seed], [2.0, 3.0], losses=[2.0, 0.5])
     return training_figures(load_training(write_train_json(tmp_path, epochs)))
 
@@ -80,7 +88,9 @@ def test_figures_show_every_seed_thin_and_their_median_thick(tmp_path: Path) -> 
     lines = [line for line in by_time.get_lines() if line.get_color() == COLOURS["ddp"]]
     assert len(lines) == 4
     (middle,) = [line for line in lines if line.get_label() == "ddp-d2"]
-    assert middle.get_linewidth() > max(line.get_linewidth() for line in lines if line is not middle)
+    assert middle.get_linewidth() > max(
+        line.get_linewidth() for line in lines if line is not middle
+    )
     # Epochs of 2 and 3 s end at 2 and 5 s; the median of 90, 91, 92 is 91.
     assert points(middle) == [[2.0, 70.0], [5.0, 91.0]]
     (single,) = [line for line in by_epoch.get_lines() if line.get_label() == "single-d1"]

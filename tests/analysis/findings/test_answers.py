@@ -11,7 +11,8 @@ from tests.helpers.made_rows import made_row, with_values
 from tests.helpers.run_cells import cell_data, traced_table
 
 RATE = RingRate(1.08, "calibration", "calibrated")
-# Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB / 41 ms = 1.09 GB/s.
+# Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB /
+# 41 ms = 1.09 GB/s.
 LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  # 32.5 ms exposed
 ROW = made_row(
     cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
@@ -27,7 +28,9 @@ def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: Any) -> str:
 
 
 def test_how_far_off_and_why() -> None:
-    """242.9 / 32.5 = 7.5; 210.4 ms more, 180 of them slower compute. 38.1 ms more, 38.6 of them transferred at once."""
+    """242.9 / 32.5 = 7.5; 210.4 ms more, 180 of them slower compute. 38.1 ms more, 38.6 of them
+    transferred at once.
+    """
     assert text() == (
         "T_2 - T_1 gives 242.9 ms, 7.5 times the 32.5 ms measured as exposed: most of the difference is compute that runs "
         "slower on shared cores (180.0 ms). The ring formula gives 41.5 ms at the calibration's 1.08 "
@@ -36,11 +39,18 @@ def test_how_far_off_and_why() -> None:
 
 
 def test_rings_of_several_kinds_name_the_rate_of_each() -> None:
-    """FSDP's all-gathers and reduce-scatters were calibrated apart; a link has one rate for both."""
-    rates = RingRate(0.246, "calibration", "", "all_gather"), RingRate(0.179, "calibration", "", "reduce_scatter")
+    """FSDP's all-gathers and reduce-scatters were calibrated apart; a link has one rate for
+    both.
+    """
+    rates = (
+        RingRate(0.246, "calibration", "", "all_gather"),
+        RingRate(0.179, "calibration", "", "reduce_scatter"),
+    )
     assert "gives 41.5 ms at the calibration's 0.246 and 0.179 GB/s;" in text(ring_rates=rates)
     link = RingRate(25.0, "specification", "NVLink")
-    assert "gives 41.5 ms at the 25 GB/s of the link;" in text(ring_rates=(link, link), ring_source="specification")
+    assert "gives 41.5 ms at the 25 GB/s of the link;" in text(
+        ring_rates=(link, link), ring_source="specification"
+    )
 
 
 def test_a_negative_estimate_is_no_time() -> None:
@@ -53,7 +63,9 @@ def test_a_negative_estimate_is_no_time() -> None:
 
 
 def test_a_reason_larger_than_the_error_names_what_offsets_it() -> None:
-    """4 ms exposed: 7.15 - 4 = 3.15 = 8.21 slower compute - 5.06 that only tracing adds; 8.5 - 4 = 8.21 - 3.71 less idle."""
+    """4 ms exposed: 7.15 - 4 = 3.15 = 8.21 slower compute - 5.06 that only tracing adds; 8.5 - 4 =
+    8.21 - 3.71 less idle.
+    """
     slower = Ledger(38e3, 30e3, 1.5e3, 1.5e3, 1e3, 4e3, slowdown_us=8.21e3)
     found = text(slower, same_local_batch_us=7.15e3, added_idle_us=0.0, added_tracer_us=-5.06e3)
     assert "(8.21 ms; time that only tracing adds offsets 5.06 ms of it). The ring" in found
@@ -71,17 +83,26 @@ def test_what_is_close_needs_no_reason() -> None:
 
 
 def test_an_error_that_the_estimates_interval_covers_gets_no_reason() -> None:
-    found = text(same_local_batch_us=40e3, same_local_batch_low_us=30e3, same_local_batch_high_us=50e3)
+    found = text(
+        same_local_batch_us=40e3, same_local_batch_low_us=30e3, same_local_batch_high_us=50e3
+    )
     assert found.startswith(
         "T_2 - T_1 gives 40.0 ms (95% interval 30.0 to 50.0 ms). Measured as exposed: 32.5 ms, which lies within that interval, "
         "so this run cannot tell the two apart. The ring"
     )
-    close = text(same_local_batch_us=33e3, same_local_batch_low_us=-10e3, same_local_batch_high_us=76e3)  # by chance
-    assert close.startswith("T_2 - T_1 gives 33.0 ms (95% interval -10.0 to 76.0 ms), close to the 32.5 ms measured")
+    # by chance
+    close = text(
+        same_local_batch_us=33e3, same_local_batch_low_us=-10e3, same_local_batch_high_us=76e3
+    )
+    assert close.startswith(
+        "T_2 - T_1 gives 33.0 ms (95% interval -10.0 to 76.0 ms), close to the 32.5 ms measured"
+    )
 
 
 def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
-    """One all-reduce at a time, 79.6 ms; 41.5 by the formula. 60.6 - 41.5 is half of 38.1 ms; 60.5 - 41.5 is less."""
+    """One all-reduce at a time, 79.6 ms; 41.5 by the formula. 60.6 - 41.5 is half of 38.1 ms; 60.5
+    - 41.5 is less.
+    """
     alone_gb_per_s = 44.7e6 / 79.6e3 / 1e3
     reason = ": the formula leaves out latency, with which the calibration gives 60.6 ms."
     assert text(algbw_gb_per_s=alone_gb_per_s, predicted_transfer_us=60.6e3).endswith(
@@ -95,7 +116,9 @@ def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
 
 
 def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> None:
-    """All of the 79.6 ms lie under compute: only what neither a specification's nor the formula's gaps explain is compute's."""
+    """All of the 79.6 ms lie under compute: only what neither a specification's nor the formula's
+    gaps explain is compute's.
+    """
     hidden: dict[str, Any] = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3, "hidden_us": 79.6e3}
     assert "compute ran" not in text(**hidden, predicted_transfer_us=60.6e3)
     assert "compute ran" not in text(**hidden, ring_source="specification")

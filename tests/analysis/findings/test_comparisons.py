@@ -1,4 +1,6 @@
-"""Pairs of strategies, by hand: ratios, sentences, and one rule for what explains the gap between DP and DDP."""
+"""Pairs of strategies, by hand: ratios, sentences, and one rule for what explains the gap between
+DP and DDP.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +9,12 @@ import pytest
 
 from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
 from dpscope.analysis.figures.step import _title
-from dpscope.analysis.findings.comparisons import cost_sentence, cost_table, gap_finding, strategy_cost_finding
+from dpscope.analysis.findings.comparisons import (
+    cost_sentence,
+    cost_table,
+    gap_finding,
+    strategy_cost_finding,
+)
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import Job
@@ -28,10 +35,19 @@ def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() ->
         cost(Estimate(1.07, 1.05, 1.09, 60), saved, cell=f"fsdp-d4-b32{variant}")
         for variant, saved in (("", 2.1 * GB), ("-hook-fp16", 0.0))
     )
-    assert strategy_cost_finding(plain).message.startswith("4 devices, batch 32 per device: FSDP takes")
-    assert strategy_cost_finding(plain).next_step.startswith("use it if you need the memory that it saves")
-    assert strategy_cost_finding(hooked).message.startswith("4 devices, batch 32 per device, hook-fp16: FSDP takes")
-    assert strategy_cost_finding(hooked).next_step == "it saves no memory here: use it only if it costs no time"
+    assert strategy_cost_finding(plain).message.startswith(
+        "4 devices, batch 32 per device: FSDP takes"
+    )
+    assert strategy_cost_finding(plain).next_step.startswith(
+        "use it if you need the memory that it saves"
+    )
+    assert strategy_cost_finding(hooked).message.startswith(
+        "4 devices, batch 32 per device, hook-fp16: FSDP takes"
+    )
+    assert (
+        strategy_cost_finding(hooked).next_step
+        == "it saves no memory here: use it only if it costs no time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +87,9 @@ def test_what_a_strategy_costs_and_saves_is_one_sentence(one: StrategyCost, sent
     assert cost_sentence(one) == sentence
 
 
-def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int) -> Job:
+def measured(
+    strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int
+) -> Job:
     cell = Cell(strategy=strategy, devices=devices, batch_size=8, options=CellOptions(**options))  # type: ignore[arg-type]
     repeats = [[step_us + offset for offset in (-2, -1, 0, 1, 2, 3)] for _ in range(3)]
     data = cell_data(cell, repeats, windows(cell, 3, 3, step_us=step_us, compute_us=step_us))
@@ -105,23 +123,31 @@ def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     codes = [finding.code for finding in conclusions(run, comparison)]
     assert codes.count("strategy_cost") == 2
     assert codes.count("ddp_alone") == 1
-    alone = compare(run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None)))  # no baseline
+    # no baseline
+    alone = compare(run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None)))
     assert (alone.costs, alone.scaling) == ((), ())
     assert alone.table["weak_efficiency"].isna().all()
 
 
 def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
-    """A gap of 100 us of which the tracer's part is this; the rest is exposed communication and idle."""
+    """A gap of 100 us of which the tracer's part is this; the rest is exposed communication and
+    idle.
+    """
     rest = 100.0 - exposed_us - tracer_us
     ratio = Estimate(1.5, 1.4, 1.6, 30)
-    return StrategyGap("dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us)
+    return StrategyGap(
+        "dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us
+    )
 
 
 @pytest.mark.parametrize(
-    ("tracer_us", "explained"), [(0.0, True), (25.0, True), (-25.0, True), (25.1, False), (-26.0, False), (80.0, False)]
+    ("tracer_us", "explained"),
+    [(0.0, True), (25.0, True), (-25.0, True), (25.1, False), (-26.0, False), (80.0, False)],
 )
 def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool) -> None:
-    """A quarter of the gap is the limit: what the sentence does not explain is hatched, and nothing else is."""
+    """A quarter of the gap is the limit: what the sentence does not explain is hatched, and nothing
+    else is.
+    """
     one = gap(tracer_us)
     assert one.explained is explained
     assert ("Tracing changed the timing too much" in gap_finding(one).next_step) is not explained
@@ -132,7 +158,9 @@ def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool
 
 
 def test_a_part_smaller_than_the_tracers_explains_nothing() -> None:
-    """Exposed and idle are 9 us each of a gap of 99: the tracer's 10 are less than a quarter, and more than either."""
+    """Exposed and idle are 9 us each of a gap of 99: the tracer's 10 are less than a quarter, and
+    more than either.
+    """
     small = replace(gap(10.0), gap_us=99.0, exposed_us=9.0, idle_us=9.0)
     assert not small.explained
     assert small.largest_part == "exposed"

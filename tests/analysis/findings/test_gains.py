@@ -36,7 +36,9 @@ def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
     assert gain.others == {BY_TOTAL: pytest.approx(1.2207, rel=1e-3)}
     found = run_verdict(made, compared)
     assert found.strategy is None
-    assert found.which.text.startswith("Not decided between DDP and one device, as the estimates disagree: 0.94x")
+    assert found.which.text.startswith(
+        "Not decided between DDP and one device, as the estimates disagree: 0.94x"
+    )
     assert "0.94x one device's throughput by the median step (95% interval" in found.which.text
     assert "1.22x by the total time of the same steps on 2 devices" in found.which.text
 
@@ -49,21 +51,30 @@ def blocks_of(data: Job, steps: int, duration_s: float) -> Job:
     return with_ranks(data, blocks=(block,))
 
 
-@pytest.mark.parametrize(("block_s", "gain", "decided"), [(1.6e-3, 1.25, False), (2.5e-3, 0.8, True)])
+@pytest.mark.parametrize(
+    ("block_s", "gain", "decided"), [(1.6e-3, 1.25, False), (2.5e-3, 0.8, True)]
+)
 def test_whole_blocks_are_an_estimator_too(block_s: float, gain: float, decided: bool) -> None:
-    """Ten steps of 8 samples take one device 1 ms; DDP's two processes 1.6 ms (2 / 1.6 = 1.25 times) or 2.5 ms (0.8 times).
+    """Ten steps of 8 samples take one device 1 ms; DDP's two processes 1.6 ms (2 / 1.6 = 1.25
+    times) or 2.5 ms (0.8 times).
 
-    By their steps of 213 us and one device's of 100 us DDP is slower: 2 x 100 / 213 = 0.94 by the median and by the total time.
+    By their steps of 213 us and one device's of 100 us DDP is slower: 2 x 100 / 213 = 0.94 by the
+    median and by the total time.
     """
     single = blocks_of(timed("single", 1, 8, [100.0] * 10), 10, 1e-3)
     ddp = blocks_of(timed("ddp", 2, 8, [213.0] * 10), 10, block_s)
     made = run_of(single, ddp)
     compared = compare(made)
     found = known(gain_of(made, compared, "ddp-d2-b8"))
-    assert found.others == {BY_TOTAL: pytest.approx(0.939, rel=1e-3), BY_BLOCKS: pytest.approx(gain)}
+    assert found.others == {
+        BY_TOTAL: pytest.approx(0.939, rel=1e-3),
+        BY_BLOCKS: pytest.approx(gain),
+    }
     assert found.estimators_agree is decided
     which = run_verdict(made, compared).which.text
-    assert which.startswith("Do not parallelise" if decided else "Not decided between DDP and one device")
+    assert which.startswith(
+        "Do not parallelise" if decided else "Not decided between DDP and one device"
+    )
     assert decided or "0.94x by the total time of the same steps, 1.25x by whole blocks" in which
 
 
@@ -78,8 +89,12 @@ def test_three_estimators_of_two_directions_recommend_nothing() -> None:
     assert "1.22x by the total time of the same steps, 1.19x by whole blocks" in found.which.text
 
 
-@pytest.mark.parametrize(("step_us", "strategy", "begin"), [(150.0, "ddp", "Use DDP"), (300.0, "single", "Do not")])
-def test_estimators_that_agree_recommend_as_before(step_us: float, strategy: str, begin: str) -> None:
+@pytest.mark.parametrize(
+    ("step_us", "strategy", "begin"), [(150.0, "ddp", "Use DDP"), (300.0, "single", "Do not")]
+)
+def test_estimators_that_agree_recommend_as_before(
+    step_us: float, strategy: str, begin: str
+) -> None:
     made = run(step_us)
     found = run_verdict(made, compare(made))
     assert (found.strategy, found.which.text.startswith(begin)) == (strategy, True)
@@ -87,7 +102,9 @@ def test_estimators_that_agree_recommend_as_before(step_us: float, strategy: str
 
 
 def test_the_gain_at_the_same_global_batch_is_stated_too() -> None:
-    """One device takes 178 us for 16 samples: 178 / 150 = 1.19 where the same batch per device gives 2 x 100 / 150 = 1.33."""
+    """One device takes 178 us for 16 samples: 178 / 150 = 1.19 where the same batch per device
+    gives 2 x 100 / 150 = 1.33.
+    """
     made = run(150.0, timed("single", 1, 16, [178.0] * 10))
     text = run_verdict(made, compare(made)).which.text
     assert text.startswith("Use DDP: 1.33x one device's throughput")

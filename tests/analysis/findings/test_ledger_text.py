@@ -1,4 +1,6 @@
-"""Slow tracing: above 1.5 times, no share of a step and no saving is stated. The significance of a straggler, by hand."""
+"""Slow tracing: above 1.5 times, no share of a step and no saving is stated. The significance of a
+straggler, by hand.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows, wit
 
 
 def traced(cost: float) -> RunData:
-    """DDP on two devices, untraced steps of 10 ms: half of a traced one is exposed; two all-reduces of 4 MB in all."""
+    """DDP on two devices, untraced steps of 10 ms: half of a traced one is exposed; two all-reduces
+    of 4 MB in all.
+    """
     cell, step_us = Cell("ddp", 2, 8), 10_000 * cost
     data = cell_data(
         cell,
@@ -39,8 +43,12 @@ def texts(run: RunData) -> list[str]:
     return [found.cost.text, found.action.text, *messages]
 
 
-@pytest.mark.parametrize(("cost", "stated"), [(1.0, True), (1.49, True), (1.51, False), (3.35, False)])
-def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(cost: float, stated: bool) -> None:
+@pytest.mark.parametrize(
+    ("cost", "stated"), [(1.0, True), (1.49, True), (1.51, False), (3.35, False)]
+)
+def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(
+    cost: float, stated: bool
+) -> None:
     cost_text, action, *findings = texts(traced(cost))
     assert ("traced step (50%" in cost_text) == stated
     assert ("ms traced step (50%)" in action) == stated

@@ -1,4 +1,6 @@
-"""Many small collectives and one large bucket: causes are ranked by the exposed time that they explain, not by bytes."""
+"""Many small collectives and one large bucket: causes are ranked by the exposed time that they
+explain, not by bytes.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ COMPUTE_MS, SMALL_MS, BUCKET_MS = 1.0, 0.23, 6.2
 
 
 def with_messages(folder: Path, small: int, elements: int = 1_000, ranks: int = 2) -> Job:
-    """Steps of a rank: so many times 1 ms compute and a small all-reduce of 0.23 ms, then a bucket of 100 MB in 6.2 ms."""
+    """Steps of a rank: so many times 1 ms compute and a small all-reduce of 0.23 ms, then a bucket
+    of 100 MB in 6.2 ms.
+    """
     for rank in range(ranks):
         events: list[Event] = []
         now, count = 0.0, 0
@@ -32,7 +36,9 @@ def with_messages(folder: Path, small: int, elements: int = 1_000, ranks: int = 
     return analyze_traces([folder])
 
 
-def _computed_and_reduced(begin: float, now: float, first: int, elements: int, length_ms: float) -> list[Event]:
+def _computed_and_reduced(
+    begin: float, now: float, first: int, elements: int, length_ms: float
+) -> list[Event]:
     """Both are launched at the step's begin; `first` is the first one's correlation."""
     collective: dict[str, Any] = {
         "Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float",
@@ -47,17 +53,28 @@ def _computed_and_reduced(begin: float, now: float, first: int, elements: int, l
     ]
 
 
-def test_sixty_small_collectives_explain_more_than_the_bucket_with_all_bytes(tmp_path: Path) -> None:
-    """60 x 0.23 = 13.8 of 20 ms exposed (69%); the bucket holds 100 of 100.24 MB and explains 6.2 ms."""
+def test_sixty_small_collectives_explain_more_than_the_bucket_with_all_bytes(
+    tmp_path: Path,
+) -> None:
+    """60 x 0.23 = 13.8 of 20 ms exposed (69%); the bucket holds 100 of 100.24 MB and explains 6.2
+    ms.
+    """
     analysis = with_messages(tmp_path, 60)
     messages = analysis.messages
-    assert [messages.small_us, messages.large_us, messages.small_count] == pytest.approx([13.8e3, 6.2e3, 60])
+    assert [messages.small_us, messages.large_us, messages.small_count] == pytest.approx(
+        [13.8e3, 6.2e3, 60]
+    )
     first = overlap_reasons(analysis)[0]
-    assert first.text == "69% of the exposed time (13.8 ms of 20.0 ms) is in small collectives, 60 a step"
+    assert (
+        first.text
+        == "69% of the exposed time (13.8 ms of 20.0 ms) is in small collectives, 60 a step"
+    )
     (finding,) = (one for one in waiting_findings(analysis) if one.code == "no_overlap")
     assert "send fewer messages: 60 collectives of at most 256 KiB" in finding.next_step
     action = ReadJob(analysis).verdict.action
-    assert action.text.startswith("Send fewer messages: 60 collectives of at most 256 KiB a step are bound by latency")
+    assert action.text.startswith(
+        "Send fewer messages: 60 collectives of at most 256 KiB a step are bound by latency"
+    )
     assert "13.8 ms is exposed in these." in action.text
     assert known(action.saves_us) == pytest.approx(20e3)
     assert "faster link" not in action.text

@@ -15,7 +15,15 @@ from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import SIZES, all_reduces, cell_data, traced_table, windows, with_ranks, with_tables
+from tests.helpers.run_cells import (
+    SIZES,
+    all_reduces,
+    cell_data,
+    traced_table,
+    windows,
+    with_ranks,
+    with_tables,
+)
 
 MB = 10**6
 STEPS = 4
@@ -33,7 +41,9 @@ def planted(
     steps: int = STEPS,
     **columns: float,
 ) -> Job:
-    """Steps of 100 ms: 50 ms computing, 20 ms communication, 1 ms of it hidden; `buckets` as (bytes, ready, transfer)."""
+    """Steps of 100 ms: 50 ms computing, 20 ms communication, 1 ms of it hidden; `buckets` as
+    (bytes, ready, transfer).
+    """
     usual = {
         "step_us": 100e3, "compute_us": 50e3, "communication_us": 20e3, "hidden_us": 1e3, "exposed_us": 19e3,
         "idle_us": 10e3, "exposed_wait_us": 0.0,
@@ -104,17 +114,32 @@ def test_one_bucket() -> None:
     ("data", "expected"),
     [
         (
-            planted(cell(), [(2 * MB, 30e3, 2e3), (6 * MB, 50e3, 3e3), (32 * MB, 90e3, 10e3)], (0.2, 0.5, 0.99)),
+            planted(
+                cell(),
+                [(2 * MB, 30e3, 2e3), (6 * MB, 50e3, 3e3), (32 * MB, 90e3, 10e3)],
+                (0.2, 0.5, 0.99),
+            ),
             "last_bucket: the last of 3 buckets holds 80% of the bytes (32.0 MB of 40.0 MB), ready when 99% of",
         ),
-        (planted(cell(), [(32 * MB, 30e3, 10e3), (6 * MB, 50e3, 3e3), (2 * MB, 90e3, 2e3)], (0.2, 0.5, 0.99)), ""),
+        (
+            planted(
+                cell(),
+                [(32 * MB, 30e3, 10e3), (6 * MB, 50e3, 3e3), (2 * MB, 90e3, 2e3)],
+                (0.2, 0.5, 0.99),
+            ),
+            "",
+        ),
         # A metric's 4 bytes hide nothing: all that counts travels in one bucket, or in the last.
         (
             planted(cell(), [(40 * MB, 90e3, 15e3), (4, 91e3, 50.0)], (0.97, 1.0)),
             "one_bucket: one bucket holds nearly all bytes (40.0 MB), ready when 97% of the step's compute is done",
         ),
         (
-            planted(cell(), [(2 * MB, 30e3, 2e3), (32 * MB, 90e3, 10e3), (4, 91e3, 50.0)], (0.2, 0.99, 1.0)),
+            planted(
+                cell(),
+                [(2 * MB, 30e3, 2e3), (32 * MB, 90e3, 10e3), (4, 91e3, 50.0)],
+                (0.2, 0.99, 1.0),
+            ),
             "last_bucket: the last of 2 buckets holds 94% of the bytes",
         ),
         (
@@ -123,7 +148,8 @@ def test_one_bucket() -> None:
             "4.00 MB at 100%",
         ),
         (even(done=(0.5, 0.95, 1.0)), ""),
-        # 10 ms x (1 - 0.3) = 7 ms are left; the transfers need 15 ms. Of 50 ms enough is left, unless the buckets are late.
+        # 10 ms x (1 - 0.3) = 7 ms are left; the transfers need 15 ms. Of 50 ms enough is left,
+        # unless the buckets are late.
         (
             even(done=(0.3, 0.6, 1.0), compute_us=10e3),
             "little_computing: only 7.00 ms of compute is left when the first bucket is ready, and the transfers need 15.0 ms",
@@ -143,11 +169,16 @@ def test_what_the_buckets_show(data: Job, expected: str) -> None:
 
 
 def test_late_buckets_hide_nothing_if_even_the_whole_step_were_too_little() -> None:
-    assert list(texts(even(done=(0.9, 0.95, 1.0), compute_us=5e3))) == ["late_buckets", "little_computing"]
+    assert list(texts(even(done=(0.9, 0.95, 1.0), compute_us=5e3))) == [
+        "late_buckets",
+        "little_computing",
+    ]
 
 
 def waited(late: int | None) -> Job:
-    """15 of 19 ms exposed are the other rank's wait for one that is late in all steps, or in turn with it."""
+    """15 of 19 ms exposed are the other rank's wait for one that is late in all steps, or in turn
+    with it.
+    """
     waiting = even(exposed_wait_us=15e3)
     table = waiting.tables.collectives
     last = table["step"] % 2 if late is None else late
@@ -166,7 +197,9 @@ def waited(late: int | None) -> Job:
         for late_rank in [step % 2 if late is None else late]
     )
     return with_tables(
-        waiting, collectives=table, exposed_parts=traced_table("exposed_parts", rows).assign(part="wait")
+        waiting,
+        collectives=table,
+        exposed_parts=traced_table("exposed_parts", rows).assign(part="wait"),
     )
 
 
@@ -218,7 +251,9 @@ def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
     last = known(data.last_rank)
     assert (last.rank, last.lateness_us, last.steps) == (1, 15e3, 8)
     assert data.broadcast_waits_us == 7.5e3
-    assert "late_rank" not in texts(with_tables(data, steps=data.tables.steps.assign(exposed_us=31e3)))
+    assert "late_rank" not in texts(
+        with_tables(data, steps=data.tables.steps.assign(exposed_us=31e3))
+    )
     late, *others = overlap_reasons(data)
     assert late.text == (
         "15.0 ms of the 19.0 ms that each other rank exposes is waiting for rank 1 (last in 8 of 8 traced steps)"
@@ -235,7 +270,8 @@ def test_advice_for_a_script_names_torchs_arguments() -> None:
     attached = AttachedProcess(cell=own, reduction_known=True)
     (finding,) = no_overlap_finding(with_ranks(data, attached=attached))
     assert "DDP's bucket_cap_mb=9.5" in finding.next_step
-    assert finding.severity == "warning"  # also on a CPU: how the gradients are cut is the script's doing
+    # also on a CPU: how the gradients are cut is the script's doing
+    assert finding.severity == "warning"
 
 
 def test_the_engine_that_may_serialise() -> None:
@@ -257,7 +293,9 @@ def test_only_ddp_is_advised_about_its_hooks() -> None:
     """Compute is held in the same way in a job of tensor parallelism, which has neither."""
     data = even()
     held = with_tables(data, collectives=data.tables.collectives.assign(held_us=5e3))
-    of_ddp, other = (overlap_reasons(one)[0].advice for one in (held, replace(held, strategy="other")))
+    of_ddp, other = (
+        overlap_reasons(one)[0].advice for one in (held, replace(held, strategy="other"))
+    )
     assert "SyncBatchNorm" in of_ddp
     assert of_ddp.startswith(other)
     assert not re.search("DDP|hook|SyncBatchNorm|bucket", other)
@@ -269,18 +307,24 @@ def test_a_host_that_launches_too_late() -> None:
     assert texts(even(idle_us=40e3, unlaunched_us=20e3)) == {}
     data = even(idle_us=40e3, unlaunched_us=35e3)
     every = data.tables.steps
-    known = np.where(every["step"] == 0, every["unlaunched_us"], np.nan)  # a mean is of the steps in which it is known
+    # a mean is of the steps in which it is known
+    known = np.where(every["step"] == 0, every["unlaunched_us"], np.nan)
     (text,) = texts(with_tables(data, steps=every.assign(unlaunched_us=known))).values()
     assert "35.0 ms" in text
 
 
 def test_unused_parameters_are_looked_for() -> None:
     """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
-    data = planted(cell(ddp_args="find_unused_parameters=true"), [*EVEN, (8, 90e3, 100.0)], (*EARLY, 1.0))
+    data = planted(
+        cell(ddp_args="find_unused_parameters=true"), [*EVEN, (8, 90e3, 100.0)], (*EARLY, 1.0)
+    )
     data = with_ranks(data, model=msgspec.structs.replace(SIZES, gradient_shapes=((3,), (4,))))
     (text,) = texts(data).values()
     assert text.endswith("all-reduce a map of 8 B (1 per step)")
-    twice = [joined([table, table.assign(repeat=1)]) for table in (data.tables.steps, data.tables.collectives)]
+    twice = [
+        joined([table, table.assign(repeat=1)])
+        for table in (data.tables.steps, data.tables.collectives)
+    ]
     both = with_tables(data, steps=twice[0], collectives=twice[1])
     assert texts(both) == {"find_unused_parameters": text}  # a step's, not a repeat's
 
@@ -288,7 +332,10 @@ def test_unused_parameters_are_looked_for() -> None:
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
 def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellStrategy) -> None:
     data = even(cell(strategy))
-    table, others = data.tables.collectives, "reduce_scatter" if strategy == "fsdp" else "all_reduce"
+    table, others = (
+        data.tables.collectives,
+        "reduce_scatter" if strategy == "fsdp" else "all_reduce",
+    )
     table = table.assign(kind=np.where(table["order"] == 0, kind, others).tolist())
     ((name, text),) = texts(with_tables(data, collectives=table)).items()
     assert (name, text[:13]) == (kind, "33% of it is ")

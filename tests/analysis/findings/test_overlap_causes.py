@@ -1,7 +1,9 @@
-"""Causes of missing overlap that only devices have, planted in generated traces: numbers by hand, and near misses.
+"""Causes of missing overlap that only devices have, planted in generated traces: numbers by hand,
+and near misses.
 
-Of a step 4 x 1 ms is the forward pass, 4 x 2 ms the backward, and behind each layer's backward an all-reduce takes 1.5 ms. Each
-overlaps the next layer's 2 ms, the last one overlaps nothing: 4.5 of 6 ms are hidden. Launches take microseconds.
+Of a step 4 x 1 ms is the forward pass, 4 x 2 ms the backward, and behind each layer's backward an
+all-reduce takes 1.5 ms. Each overlaps the next layer's 2 ms, the last one overlaps nothing: 4.5 of
+6 ms are hidden. Launches take microseconds.
 """
 
 import gzip
@@ -41,7 +43,8 @@ def about(value: float, share: float = 0.01) -> object:
             "",
             "",
         ),
-        # Three layers' kernels, launched long before, wait for 1.5 ms each; nothing is left to wait for the last all-reduce.
+        # Three layers' kernels, launched long before, wait for 1.5 ms each; nothing is left to wait
+        # for the last all-reduce.
         (
             Launched(waits=True),
             {"exposed": about(6.0)},
@@ -57,10 +60,12 @@ def about(value: float, share: float = 0.01) -> object:
             "compute_stream: 100% of it runs on a stream that also computes, where one waits for the other",
             "launch collectives on a separate stream",
         ),
-        # 3 ms of host time before each layer: the device has nothing for 2 ms behind each of 4 forward kernels. Of the backward
-        # pass the all-reduce covers what the kernel does not: both of a layer take 3.5 ms, so the next kernel begins 0.5 ms
-        # before that ends, and only that is hidden. Before the first forward kernel, behind the last step, are 3 ms with nothing
-        # launched. A step: 8 x 3 ms of the host's, the last layer's 2 ms, its all-reduce and the optimizer.
+        # 3 ms of host time before each layer: the device has nothing for 2 ms behind each of 4
+        # forward kernels. Of the backward pass the all-reduce covers what the kernel does not: both
+        # of a layer take 3.5 ms, so the next kernel begins 0.5 ms before that ends, and only that
+        # is hidden. Before the first forward kernel, behind the last step, are 3 ms with nothing
+        # launched. A step: 8 x 3 ms of the host's, the last layer's 2 ms, its all-reduce and the
+        # optimizer.
         (
             Launched(host_us=3000.0),
             {"hidden": about(3 * 0.5, 0.03), "unlaunched": about(3 + 3 * 2 + 2, 0.03)},
@@ -68,7 +73,8 @@ def about(value: float, share: float = 0.01) -> object:
             "host_bound: the host launches work too late: the devices have nothing to run for 11.0 ms of a 27.7 ms step",
             ".item()",
         ),
-        # 8 of 12 ms computing; the first bucket would have been ready after 6, but all are after 12.
+        # 8 of 12 ms computing; the first bucket would have been ready after 6, but all are after
+        # 12.
         (
             Launched(compiled=True),
             {},
@@ -102,10 +108,16 @@ def test_a_planted_cause_is_the_only_one_that_is_named(
     assert all(advice in one.next_step for one in findings)
 
 
-def test_a_device_that_waits_for_copies_that_were_launched_is_not_the_hosts_doing(tmp_path: Path) -> None:
-    """As idle as above, but all of it was launched long before: 3 ms of copies before each of 8 kernels."""
+def test_a_device_that_waits_for_copies_that_were_launched_is_not_the_hosts_doing(
+    tmp_path: Path,
+) -> None:
+    """As idle as above, but all of it was launched long before: 3 ms of copies before each of 8
+    kernels.
+    """
     data = cell_of(write_launched_job(tmp_path, Launched(copy_us=3000.0)))
-    idle, step, unlaunched = (float(data.whole_windows[f"{name}_us"].mean()) for name in ("idle", "step", "unlaunched"))
+    idle, step, unlaunched = (
+        float(data.whole_windows[f"{name}_us"].mean()) for name in ("idle", "step", "unlaunched")
+    )
     assert idle > 0.3 * step
     assert unlaunched < 50
     assert "host_bound" not in {reason.name for reason in overlap_reasons(data)}
@@ -113,12 +125,16 @@ def test_a_device_that_waits_for_copies_that_were_launched_is_not_the_hosts_doin
 
 def test_a_real_graph_that_was_cut_by_buckets_is_not_blamed() -> None:
     compiled = cell_of(sorted((DATA / "compiled_ddp").iterdir()))
-    assert not {"compiled_graph", "late_buckets"} & {reason.name for reason in overlap_reasons(compiled)}
+    assert not {"compiled_graph", "late_buckets"} & {
+        reason.name for reason in overlap_reasons(compiled)
+    }
     assert (compiled.collectives["compiled_share"] > 0).any()
 
 
 def test_a_real_job_whose_host_was_slow_is_named_with_numbers_from_its_file() -> None:
-    """ResNet-50 on two A100: of 222 ms a step the GPU computes 39. What it had to run is counted here from the file itself."""
+    """ResNet-50 on two A100: of 222 ms a step the GPU computes 39. What it had to run is counted
+    here from the file itself.
+    """
     path = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
     data = cell_of([path])
     (reason,) = overlap_reasons(data)
@@ -128,11 +144,13 @@ def test_a_real_job_whose_host_was_slow_is_named_with_numbers_from_its_file() ->
     calls = {
         one["args"]["correlation"]: one["ts"]
         for one in begins
-        if one.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in one.get("args", {})
+        if one.get("cat") in ("cuda_runtime", "cuda_driver")
+        and "correlation" in one.get("args", {})
     }
     works = [one for one in begins if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     pending = sorted(
-        (min(calls.get(one["args"]["correlation"], one["ts"]), one["ts"]), one["ts"] + one["dur"]) for one in works
+        (min(calls.get(one["args"]["correlation"], one["ts"]), one["ts"]), one["ts"] + one["dur"])
+        for one in works
     )
     ends = step_ends(begins, works, calls)
     expected = [nothing_pending(pending, begin, end) for begin, end in pairwise(ends)]
@@ -150,10 +168,15 @@ def step_ends(events: list[Event], works: list[Event], calls: dict[int, float]) 
     steps = sorted(
         (one["ts"], one["ts"] + one["dur"])
         for one in events
-        if str(one.get("name")).startswith("ProfilerStep#") and one.get("cat") in ("cpu_op", "user_annotation")
+        if str(one.get("name")).startswith("ProfilerStep#")
+        and one.get("cat") in ("cpu_op", "user_annotation")
     )
     return [
-        max(one["ts"] + one["dur"] for one in works if begin <= calls.get(one["args"]["correlation"], -1.0) < end)
+        max(
+            one["ts"] + one["dur"]
+            for one in works
+            if begin <= calls.get(one["args"]["correlation"], -1.0) < end
+        )
         for begin, end in steps
     ]
 

@@ -1,4 +1,6 @@
-"""Reasons with their numbers, from a row's measured row; findings about predictions that are off."""
+"""Reasons with their numbers, from a row's measured row; findings about predictions that are
+off.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +36,17 @@ def comparison(row: CellRow, *predictions: CollectivePrediction) -> Comparison:
     return Comparison({row.cell: row}, predictions=predictions)
 
 
-def bucket(size_bytes: float, measured_us: float | None, predicted_us: float | None) -> CollectivePrediction:
+def bucket(
+    size_bytes: float, measured_us: float | None, predicted_us: float | None
+) -> CollectivePrediction:
     kind, reason = (
-        ("all_reduce", "") if predicted_us is not None else ("broadcast", "the calibration holds no broadcast")
+        ("all_reduce", "")
+        if predicted_us is not None
+        else ("broadcast", "the calibration holds no broadcast")
     )
-    return CollectivePrediction("ddp-d2-b8", kind, size_bytes, 2, 1.0, measured_us, predicted_us, reason)
+    return CollectivePrediction(
+        "ddp-d2-b8", kind, size_bytes, 2, 1.0, measured_us, predicted_us, reason
+    )
 
 
 def test_reasons_are_measured_and_ordered_by_size() -> None:
@@ -48,15 +56,26 @@ def test_reasons_are_measured_and_ordered_by_size() -> None:
     assert found["overlap"].amount_us == 280
     assert "(40%)" in found["overlap"].text
     within = "(95% interval 40.0 µs to 90.0 µs)"
-    assert found["compute"].text == f"compute takes 60.0 µs longer per step than on one device {within}"
+    assert (
+        found["compute"].text
+        == f"compute takes 60.0 µs longer per step than on one device {within}"
+    )
     row = with_values(
         ROW, added_data_wait_us=45.0, ideal_split_local_batch_us=100.0, same_total_local_batch_us=-800.0,
         compute_spread=0.3,
     )  # fmt: skip
     amounts = {reason.code: reason.amount_us for reason in reasons(row)}
-    expected = {"loader": 45, "ideal_split_local_batch": 100, "same_total_local_batch": -800, "imbalance": 300}
+    expected = {
+        "loader": 45,
+        "ideal_split_local_batch": 100,
+        "same_total_local_batch": -800,
+        "imbalance": 300,
+    }
     assert amounts.items() >= expected.items()
-    excess = {reason.code: reason.amount_us for reason in reasons(with_values(row, first_device_excess_us=200.0))}
+    excess = {
+        reason.code: reason.amount_us
+        for reason in reasons(with_values(row, first_device_excess_us=200.0))
+    }
     assert excess["imbalance"] == 200
 
 
@@ -66,38 +85,63 @@ def test_the_error_table_adds_up() -> None:
     assert (cell, formula) == ("ddp-d2-b8", "t_N(b) - t_1(b)")
     assert [float(part) for part in parts] == [80, 0, 60, 30, -10]
     identity = known(identity_table(comparison(ROW)))
-    assert identity.rows[0] == ("ddp-d2-b8", "500.0 ±10.0", "420.0 ±NA", "60.0 ±30.0", "30.0 ±35.0", "-10.0 ±NA")
+    assert identity.rows[0] == (
+        "ddp-d2-b8",
+        "500.0 ±10.0",
+        "420.0 ±NA",
+        "60.0 ±30.0",
+        "30.0 ±35.0",
+        "-10.0 ±NA",
+    )
 
 
 def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     (finding,) = prediction_findings(comparison(ROW))
     assert (finding.code, finding.severity) == ("prediction_off", "warning")
     assert "transfers 300.0 µs a step, measured 600.0 µs (-50%)" in finding.message
-    overlapped = "40% of communication ran during compute, and in traced steps compute takes 60.0 µs"
+    overlapped = (
+        "40% of communication ran during compute, and in traced steps compute takes 60.0 µs"
+    )
     assert f"contention: {overlapped}" in finding.message
     assert "small messages" not in finding.message
     assert "--overlap off" in finding.next_step
     (of_script,) = prediction_findings(replace(comparison(ROW), knows_options=False))
     assert "--" not in of_script.next_step
-    nothing = with_values(ROW, predicted_exposed_us=0.0, predicted_exposed_error=-1.0, exposed_us=420.0)
+    nothing = with_values(
+        ROW, predicted_exposed_us=0.0, predicted_exposed_error=-1.0, exposed_us=420.0
+    )
     (finding,) = prediction_findings(comparison(nothing))
     assert "exposed communication 0.0 µs a step, measured 420.0 µs (-100%)" in finding.message
     (shared,) = prediction_findings(comparison(ROW), shared_cores=True)
     assert f"cores shared with computing: {overlapped}" in shared.message
     assert "contention" not in shared.message
-    assert list(prediction_findings(comparison(with_values(ROW, predicted_transfer_error=-0.25)))) == []
+    assert (
+        list(prediction_findings(comparison(with_values(ROW, predicted_transfer_error=-0.25))))
+        == []
+    )
 
 
 def test_reasons_for_a_prediction_follow_the_evidence() -> None:
     off = with_values(ROW, hidden_us=0.0, prediction_source="specification", bytes_per_step=2000.0)
     # A calibration's lines hold latency, and transfers no waiting.
-    calibrated, fast = with_values(off, prediction_source="calibration"), with_values(ROW, predicted_transfer_error=0.5)
+    calibrated, fast = (
+        with_values(off, prediction_source="calibration"),
+        with_values(ROW, predicted_transfer_error=0.5),
+    )
     for row, names, begins in (
         (off, ["transfer"], ["small messages: 1.00 kB", "no calibration"]),
         (off, ["exposed"], ["waiting: 70.0 µs", "small messages: 1.00 kB", "no calibration"]),
         (calibrated, ["transfer"], []),
-        (calibrated, ["transfer", "exposed"], ["waiting (of exposed communication alone): 70.0 µs"]),
-        (with_values(off, queue_us=50.0), ["transfer"], ["queueing: 50.0 µs", "small messages", "no calibration"]),
+        (
+            calibrated,
+            ["transfer", "exposed"],
+            ["waiting (of exposed communication alone): 70.0 µs"],
+        ),
+        (
+            with_values(off, queue_us=50.0),
+            ["transfer"],
+            ["queueing: 50.0 µs", "small messages", "no calibration"],
+        ),
         (fast, ["transfer"], ["the calibration was made under other conditions"]),
     ):
         found = likely_reasons(row, names)
@@ -106,11 +150,17 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
 
 
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
-    """500 us of a step's 600 as predicted; 60 of 100 predicted; a bucket of 10 us is no notable part."""
-    row = with_values(ROW, predicted_transfer_us=560.0, predicted_transfer_error=-0.07, transfer_us=610.0)
+    """500 us of a step's 600 as predicted; 60 of 100 predicted; a bucket of 10 us is no notable
+    part.
+    """
+    row = with_values(
+        ROW, predicted_transfer_us=560.0, predicted_transfer_error=-0.07, transfer_us=610.0
+    )
     rows = (bucket(4e6, 500.0, 500.0), bucket(1e6, 100.0, 60.0), bucket(1e3, 10.0, 1.0))
     (finding,) = prediction_findings(comparison(row, *rows))
-    assert "single collectives: 1.00 MB all_reduce -40%. Likely reasons: contention" in finding.message
+    assert (
+        "single collectives: 1.00 MB all_reduce -40%. Likely reasons: contention" in finding.message
+    )
     assert list(prediction_findings(comparison(row, rows[0], rows[2]))) == []
 
 
@@ -129,7 +179,11 @@ def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
 
 def test_a_calibration_with_wrong_results_is_a_finding_of_what_it_predicts(tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.log"
-    path.write_text(log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n")
+    path.write_text(
+        log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n"
+    )
     costs = Costs(calibration=calibration_from_logs([path]))
-    findings = prediction_findings(replace(comparison(made_row("ddp-d4-b8")), collective_costs=costs))
+    findings = prediction_findings(
+        replace(comparison(made_row("ddp-d4-b8")), collective_costs=costs)
+    )
     assert [one.code for one in findings] == ["calibration_results_wrong"]

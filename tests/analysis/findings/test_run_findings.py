@@ -43,15 +43,21 @@ def test_whole_synthetic_batches_beyond_the_data_set_are_reported(run: RunData) 
     """4 batches of 16 (two devices) are 64 samples where 50 were requested: 28% more."""
 
     def excess(samples: int, epochs: int | None = 1) -> str | None:
-        """Of the example run as if it had timed epochs of so many synthetic samples, in 4 steps a cell."""
+        """Of the example run as if it had timed epochs of so many synthetic samples, in 4 steps a
+        cell.
+        """
         had = run.manifest.config
         config = msgspec.structs.replace(
             had,
             workload=msgspec.structs.replace(had.workload, samples=samples, data="synthetic"),
-            measurement=msgspec.structs.replace(had.measurement, epochs=epochs, steps=None if epochs else 10),
+            measurement=msgspec.structs.replace(
+                had.measurement, epochs=epochs, steps=None if epochs else 10
+            ),
         )
         cells = {name: with_ranks(data, steps_per_epoch=4) for name, data in run.cells.items()}
-        changed = replace(run, recorded=msgspec.structs.replace(run.manifest, config=config), cells=cells)
+        changed = replace(
+            run, recorded=msgspec.structs.replace(run.manifest, config=config), cells=cells
+        )
         return codes(changed).get("synthetic_epochs")
 
     assert "d2-b8 as 4 of 16, 28.00% more than the data set" in known(excess(50))
@@ -59,12 +65,16 @@ def test_whole_synthetic_batches_beyond_the_data_set_are_reported(run: RunData) 
 
 
 def with_steps(run: RunData, **factors: float) -> RunData:
-    """The run as if every timed step had taken 1,000 us, times its strategy's factor; a traced one `traced` times that."""
+    """The run as if every timed step had taken 1,000 us, times its strategy's factor; a traced one
+    `traced` times that.
+    """
     cells = {}
     for name, data in run.cells.items():
         factor = factors.get(data.cell.strategy.replace("-", "_"), 1.0)
         samples, slower = data.tables.samples, factors.get("traced", 1.0)
-        step_us = 1000.0 * factor * np.where(samples.words("measuring_pass").isin("traced"), slower, 1.0)
+        step_us = (
+            1000.0 * factor * np.where(samples.words("measuring_pass").isin("traced"), slower, 1.0)
+        )
         steps = data.tables.steps.assign(step_us=1000.0 * factor * slower)
         cells[name] = with_tables(data, samples=samples.assign(step_us=step_us), steps=steps)
     return replace(run, cells=cells)
@@ -72,25 +82,45 @@ def with_steps(run: RunData, **factors: float) -> RunData:
 
 @pytest.mark.long
 def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
-    assert "dp-host's step is 2.00x as fast as DDP's" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
-    assert "DDP's step is 1.50x as fast as dp-host's" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
-    assert "the difference between dp-host and DDP is not significant" in codes(with_steps(run))["strategy_gap"]
-    alone = replace(run, cells={name: data for name, data in run.cells.items() if data.cell.strategy != "ddp"})
+    assert (
+        "dp-host's step is 2.00x as fast as DDP's"
+        in codes(with_steps(run, ddp=2.0))["strategy_gap"]
+    )
+    assert (
+        "DDP's step is 1.50x as fast as dp-host's"
+        in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
+    )
+    assert (
+        "the difference between dp-host and DDP is not significant"
+        in codes(with_steps(run))["strategy_gap"]
+    )
+    alone = replace(
+        run, cells={name: data for name, data in run.cells.items() if data.cell.strategy != "ddp"}
+    )
     assert "strategy_gap" not in codes(alone)
 
 
 @pytest.mark.long
 def test_a_tracer_that_slows_the_steps_is_reported(run: RunData) -> None:
-    assert "takes 1.30x as long as an untraced one" in codes(with_steps(run, traced=1.3))["tracer_cost"]
+    assert (
+        "takes 1.30x as long as an untraced one"
+        in codes(with_steps(run, traced=1.3))["tracer_cost"]
+    )
     assert "tracer_cost" not in codes(with_steps(run, traced=1.1))
 
 
 @pytest.mark.long
 def test_cells_that_share_cores_get_no_further_advice(run: RunData, tmp_path: Path) -> None:
-    """What they lack is cores, as the plan's finding states; the same cells with a core for each device vary widely."""
+    """What they lack is cores, as the plan's finding states; the same cells with a core for each
+    device vary widely.
+    """
 
     def warned(run: RunData) -> list[str]:
-        return [one.code for one in conclusions(run, compare(run)) if "d2-b8" in one.message and one.severity != "info"]
+        return [
+            one.code
+            for one in conclusions(run, compare(run))
+            if "d2-b8" in one.message and one.severity != "info"
+        ]
 
     assert {"wide_spread", "repeats_differ"} <= {*warned(run)}
     shared = tmp_path / "run"
@@ -102,15 +132,21 @@ def test_cells_that_share_cores_get_no_further_advice(run: RunData, tmp_path: Pa
 
 def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
     cell = Cell(strategy="ddp", devices=2, batch_size=999)
-    skipped = replace(run, cells={**run.cells, cell.name: planned_job(cell, "the data set has 512 samples")})
-    assert codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
+    skipped = replace(
+        run, cells={**run.cells, cell.name: planned_job(cell, "the data set has 512 samples")}
+    )
+    assert (
+        codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
+    )
     assert "cell_skipped" not in codes(run)
     waiting = replace(run, cells={**run.cells, cell.name: planned_job(cell)})  # never started
     assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
 
 
 @pytest.mark.long
-def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(run: RunData, tmp_path: Path) -> None:
+def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(
+    run: RunData, tmp_path: Path
+) -> None:
     copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
     lost = load_run(copied)
@@ -136,28 +172,41 @@ def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
 def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
     message = "stopped before its first pass; the same command resumes the run"
-    stopped = CellResult(cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message)
+    stopped = CellResult(
+        cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message
+    )
     crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
 
     def finding_on(result: CellResult) -> tuple[str, str]:
         changed = replace(run, cells={**run.cells, "ddp-d2-b8": replace(data, results=(result,))})
-        (found,) = [one for one in conclusions(changed, compare(changed)) if one.code == f"cell_{result.status}"]
+        (found,) = [
+            one
+            for one in conclusions(changed, compare(changed))
+            if one.code == f"cell_{result.status}"
+        ]
         return found.message, found.next_step
 
-    assert finding_on(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "run it again if this cell is needed")
+    assert finding_on(stopped) == (
+        f"ddp-d2-b8, repeat 1: {message}",
+        "run it again if this cell is needed",
+    )
     assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
     assert "fix the cause" in finding_on(crashed)[1]
 
 
 def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -> None:
-    """torchrun sets one thread for each of several processes, and none for a single one, which then has all cores."""
+    """torchrun sets one thread for each of several processes, and none for a single one, which then
+    has all cores.
+    """
 
     def with_threads(*threads: int) -> RunData:
         cells = {
             name: with_ranks(data, threads=count)
             for (name, data), count in zip(run.cells.items(), threads, strict=True)
         }
-        return replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py"), cells=cells)
+        return replace(
+            run, recorded=msgspec.structs.replace(run.manifest, script="train.py"), cells=cells
+        )
 
     names, same = list(run.cells), [1] * len(run.cells)
     found = codes(with_threads(2, *same[1:]))
@@ -185,15 +234,26 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
 
 @pytest.mark.long
 def test_findings_that_are_equal_but_for_the_cell_are_one(run: RunData) -> None:
-    """Of one code that no cell shares by nature; one that states something else of its cell stays apart."""
+    """Of one code that no cell shares by nature; one that states something else of its cell stays
+    apart.
+    """
     unread = AttachCode.COUNTERS_NOT_READ
-    texts = {"single-d1-b8": "not compared: a", "dp-host-d2-b8": "not compared: a", "ddp-d2-b8": "not compared: b"}
+    texts = {
+        "single-d1-b8": "not compared: a",
+        "dp-host-d2-b8": "not compared: a",
+        "ddp-d2-b8": "not compared: b",
+    }
     cells = {
-        name: replace(data, findings=(unread.finding(f"{name}: {texts[name]}"), unread.finding("of the machine")))
+        name: replace(
+            data,
+            findings=(unread.finding(f"{name}: {texts[name]}"), unread.finding("of the machine")),
+        )
         for name, data in run.cells.items()
     }
     changed = replace(run, cells=cells)
-    found = [one.message for one in conclusions(changed, compare(changed)) if one.code == unread.code]
+    found = [
+        one.message for one in conclusions(changed, compare(changed)) if one.code == unread.code
+    ]
     assert sorted(found) == [
         "ddp-d2-b8: not compared: b",
         "of the machine",

@@ -1,4 +1,6 @@
-"""A thousand generated ranks with a planted bad node, which is named with its local rank; files of hosts and their switches."""
+"""A thousand generated ranks with a planted bad node, which is named with its local rank; files of
+hosts and their switches.
+"""
 
 import json
 from pathlib import Path
@@ -37,7 +39,9 @@ def analysis(folder: Path) -> Job:
 
 @pytest.fixture(scope="module")
 def waits() -> np.ndarray:
-    """(collectives, ranks), by the definition: what each waits is the last one's lateness less its own."""
+    """(collectives, ranks), by the definition: what each waits is the last one's lateness less its
+    own.
+    """
     late = lateness_us(RANKS, STEPS * PER_STEP, BAD)
     return np.asarray(late.max(axis=1, keepdims=True) - late)
 
@@ -57,7 +61,9 @@ def analyzed(folder: Path, *options: str) -> Any:
 
 
 @pytest.mark.long
-def test_the_bad_node_its_local_rank_and_its_switch_are_named(folder: Path, tmp_path: Path, waits: np.ndarray) -> None:
+def test_the_bad_node_its_local_rank_and_its_switch_are_named(
+    folder: Path, tmp_path: Path, waits: np.ndarray
+) -> None:
     caused = shares(waits)
     node = caused.reshape(-1, PER_NODE).sum(axis=1)
     assert node.argmax() == BAD_NODE
@@ -66,7 +72,9 @@ def test_the_bad_node_its_local_rank_and_its_switch_are_named(folder: Path, tmp_
     switches.write_text("# leaves\nSwitchName=s0 Nodes=n[0000-0015]\nSwitchName=s1 Nodes=n[0016-0127] LinkSpeed=1\n"
                         "SwitchName=top Switches=s[0-1]\n")  # fmt: skip
     content = analyzed(folder, "--topology", str(switches))
-    (finding,) = [one["message"] for one in content["findings"] if one["code"] == "waiting_for_node"]
+    (finding,) = [
+        one["message"] for one in content["findings"] if one["code"] == "waiting_for_node"
+    ]
     of_node = caused[BAD] / node[BAD_NODE]
     assert finding == (
         f"node n0017 causes {node[BAD_NODE]:.0%} of all waiting; {of_node:.0%} of that is for its local rank 3 (rank {BAD})"
@@ -86,14 +94,19 @@ def test_the_bad_node_its_local_rank_and_its_switch_are_named(folder: Path, tmp_
 
 @pytest.mark.long
 def test_tables_stay_short_and_hosts_are_numbered_on_request(folder: Path) -> None:
-    output = CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "markdown"]).output
+    output = (
+        CliRunner()
+        .invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "markdown"])
+        .output
+    )
     assert "host17" in output
     assert "n0017" not in output
     assert len(output.splitlines()) < 100
 
 
 def test_spreads_are_over_the_means_of_ranks(analysis: Job, waits: np.ndarray) -> None:
-    whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:].sum(axis=1).mean(axis=0)  # the first window is partial
+    # the first window is partial
+    whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:].sum(axis=1).mean(axis=0)
     found = {one.quantity: one for one in spreads(rank_means(analysis))}
     wait = found["wait_us"]
     assert (wait.ranks, wait.worst_rank) == (RANKS, int(whole.argmax()))
@@ -106,13 +119,18 @@ def test_spreads_are_over_the_means_of_ranks(analysis: Job, waits: np.ndarray) -
     assert late.worst_us == pytest.approx(caused)
     assert late.far >= 3
     assert found["step_us"].far == 0
-    assert analysis.collectives["transfer_us"].astype(float).to_numpy() == pytest.approx(TRANSFER_US, abs=1e-3)
+    assert analysis.collectives["transfer_us"].astype(float).to_numpy() == pytest.approx(
+        TRANSFER_US, abs=1e-3
+    )
 
 
-def test_the_strips_show_who_waits_and_who_is_waited_for(analysis: Job, folder: Path, waits: np.ndarray) -> None:
+def test_the_strips_show_who_waits_and_who_is_waited_for(
+    analysis: Job, folder: Path, waits: np.ndarray
+) -> None:
     strips = wait_strips(traced_run(analysis, [folder]).cells["traces of 1,024 ranks"])
     whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:]  # the first window is partial
-    rows = whole.sum(axis=1).T.reshape(RANKS // 4, 4, STEPS - 1).max(axis=1)  # four ranks share a row
+    # four ranks share a row
+    rows = whole.sum(axis=1).T.reshape(RANKS // 4, 4, STEPS - 1).max(axis=1)
     assert strips["waits"].to_numpy() == pytest.approx(rows)
     late = strips["is waited for"]
     assert late.columns.get_level_values("step").to_numpy().tolist() == [1, 2, 3]
@@ -122,7 +140,9 @@ def test_the_strips_show_who_waits_and_who_is_waited_for(analysis: Job, folder: 
 
 
 def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: Job) -> None:
-    drawn = drawn_ranks([one.rank for one in analysis.summaries], analysis.tables.steps, analysis.waits_caused)
+    drawn = drawn_ranks(
+        [one.rank for one in analysis.summaries], analysis.tables.steps, analysis.waits_caused
+    )
     assert len(drawn) == 8
     assert {0, BAD} < set(drawn)
     assert drawn == sorted(drawn)
@@ -137,9 +157,13 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
     found = analyze_traces(tmp_path)
     assert len(found.summaries) == RANKS - left_out
     assert bool(found.collectives["transfer_us"].notna().all()) is known
-    (message,) = [one["message"] for one in analyzed(tmp_path)["findings"] if one["code"] == "ranks_missing"]
+    (message,) = [
+        one["message"] for one in analyzed(tmp_path)["findings"] if one["code"] == "ranks_missing"
+    ]
     last = "900" if left_out == 5 else "900 to 935"
-    assert message.startswith(f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; ")
+    assert message.startswith(
+        f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; "
+    )
     assert ("transfer is an upper bound" in message) is known
 
 
@@ -178,18 +202,29 @@ def test_all_forms_are_equivalent(tmp_path: Path, text: str) -> None:
 
 
 def test_names_of_several_numbers_are_all_their_hosts(tmp_path: Path) -> None:
-    assert sorted(switches_in(tmp_path, "SwitchName=s0 Nodes=r[0-1]n[08-09]\n")) == ["r0n08", "r0n09", "r1n08", "r1n09"]
+    assert sorted(switches_in(tmp_path, "SwitchName=s0 Nodes=r[0-1]n[08-09]\n")) == [
+        "r0n08",
+        "r0n09",
+        "r1n08",
+        "r1n09",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("SwitchName=s0 Nodes=n[a-b]\n", r"line 1: \[a-b\] is not a range of hosts, such as \[0-15\]"),
+        (
+            "SwitchName=s0 Nodes=n[a-b]\n",
+            r"line 1: \[a-b\] is not a range of hosts, such as \[0-15\]",
+        ),
         ("\nSwitchName=s0 Nodes=n[5-2]\n", r"line 2: \[5-2\] is not a range"),
         ("SwitchName=s0 Nodes=n[0-999999999]\n", r"\[0-999999999\] is not a range"),  # and at once
         ("SwitchName=s0 Nodes=n[0-3\n", r"'n\[0-3' has an unmatched bracket"),
         ("n0 s0\nn0 s1\n", "line 2: n0 is on s0 and on s1; remove one"),
-        ("n0 s0 rack7\n", "line 1: 'n0 s0 rack7' is not a host and its switch; write HOST SWITCH, or SwitchName"),
+        (
+            "n0 s0 rack7\n",
+            "line 1: 'n0 s0 rack7' is not a host and its switch; write HOST SWITCH, or SwitchName",
+        ),
         ("SwitchName=s0\n", "'SwitchName=s0' is not a host and its switch"),
         ("- topology: tree\n", "is not a host and its switch"),
         ("host switch\n", "contains no host"),

@@ -13,8 +13,14 @@ from dpscope.profiling.store.folders import SETTINGS_NAME
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ("cells/single-d1-b4/samples.json", "{}: manifest.json is missing or not dpscope's, which lists its cells"),
-        (f"{EQUALITY_FOLDER}/{SETTINGS_NAME}", "dpscope equal, without traces: read {}/equality.json or the table"),
+        (
+            "cells/single-d1-b4/samples.json",
+            "{}: manifest.json is missing or not dpscope's, which lists its cells",
+        ),
+        (
+            f"{EQUALITY_FOLDER}/{SETTINGS_NAME}",
+            "dpscope equal, without traces: read {}/equality.json or the table",
+        ),
     ],
 )
 def test_what_is_no_folder_of_traces_is_named(tmp_path: Path, made: str, message: str) -> None:

@@ -1,4 +1,6 @@
-"""`dpscope compare` as a gate: what it cannot judge does not pass, and is reported on standard error in every format."""
+"""`dpscope compare` as a gate: what it cannot judge does not pass, and is reported on standard
+error in every format.
+"""
 
 import io
 import json
@@ -17,8 +19,12 @@ from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from tests.helpers.paths import EXAMPLE_RUN
 
 
-def run_of(folder: Path, *cells: str, change: Callable[[dict[str, object]], object] = lambda config: None) -> Path:
-    """The example with these cells alone and without traces, which the timed steps do not need; its workload changed."""
+def run_of(
+    folder: Path, *cells: str, change: Callable[[dict[str, object]], object] = lambda config: None
+) -> Path:
+    """The example with these cells alone and without traces, which the timed steps do not need; its
+    workload changed.
+    """
     manifest = json.loads((EXAMPLE_RUN / "manifest.json").read_text())
     manifest["plan"] = [one for one in manifest["plan"] if name_of(one["cell"]) in cells]
     change(manifest["config"]["workload"])
@@ -75,9 +81,12 @@ def test_no_interval_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> None:
     before = run_of(tmp_path / "before", SINGLE)
-    after = run_of(tmp_path / "after", SINGLE, change=lambda config: config.update(model="resnet8_cifar"))
+    after = run_of(
+        tmp_path / "after", SINGLE, change=lambda config: config.update(model="resnet8_cifar")
+    )
     with pytest.raises(
-        DpscopeError, match=r"different models do not compare; name runs of one model, or add --force$"
+        DpscopeError,
+        match=r"different models do not compare; name runs of one model, or add --force$",
     ) as raised:
         print_comparison(before, after, None, "table", QUIET)
     assert (raised.value.exit_status, "\n" in str(raised.value)) == (2, False)
@@ -87,9 +96,15 @@ def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> N
     assert nothing.value.exit_status == 3
 
 
-def later(folder: Path, name: str, begun: str, factor: float, *cells: str, model: str | None = None) -> Path:
+def later(
+    folder: Path, name: str, begun: str, factor: float, *cells: str, model: str | None = None
+) -> Path:
     """The example begun at another time, its steps so many times as long."""
-    place = run_of(folder / name, *cells, change=lambda config: config.update({"model": model} if model else {}))
+    place = run_of(
+        folder / name,
+        *cells,
+        change=lambda config: config.update({"model": model} if model else {}),
+    )
     path = place / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "created_at": begun}))
     for samples in place.rglob("samples_*.parquet"):
@@ -109,12 +124,20 @@ def test_the_verdict_comes_first_and_fits_a_narrow_terminal(tmp_path: Path) -> N
     start = next(index for index, line in enumerate(shown) if line.startswith("Verdict"))
     assert start < 6
     rows = shown[start : start + 5]
-    assert sum(line.startswith((SINGLE, DDP)) and " slower " in line and " 3.000 " in line for line in rows) == 2
+    assert (
+        sum(
+            line.startswith((SINGLE, DDP)) and " slower " in line and " 3.000 " in line
+            for line in rows
+        )
+        == 2
+    )
     assert max(map(len, rows)) <= 80
 
 
 @pytest.mark.long
-def test_json_and_github_say_what_the_exit_status_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_github_say_what_the_exit_status_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = run_of(tmp_path / "before", SINGLE, DDP)
     slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
     lost = run_of(tmp_path / "lost", SINGLE)
@@ -125,7 +148,11 @@ def test_json_and_github_say_what_the_exit_status_does(tmp_path: Path, capsys: p
         return capsys.readouterr().out
 
     content = json.loads(said(slower, "json", 1))
-    assert (content["status"], content["verdict"], content["regressions"]) == (1, "regression", [SINGLE, DDP])
+    assert (content["status"], content["verdict"], content["regressions"]) == (
+        1,
+        "regression",
+        [SINGLE, DDP],
+    )
     step = next(one for one in content["changes"] if one["quantity"] == "step")
     assert step["ratio"] == pytest.approx(3.0)
     assert step["ratio_low"] < 3.0 < step["ratio_high"]
@@ -145,7 +172,9 @@ def test_json_and_github_say_what_the_exit_status_does(tmp_path: Path, capsys: p
 def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two short repeats show a doubling at best: a gate of 5% that passed them would promise what was not measured."""
+    """Two short repeats show a doubling at best: a gate of 5% that passed them would promise what
+    was not measured.
+    """
     before = run_of(tmp_path / "before", SINGLE, DDP)
     for output_format in ("table", "csv", "json", "markdown", "latex", "github"):
         console = Console(file=io.StringIO(), width=100)
@@ -155,5 +184,9 @@ def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
         assert "a slowdown of 5.0% would not show" in printed.err + shown, output_format
         assert "not judged" in shown or "would not show" in shown, output_format
     slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
-    assert print_comparison(before, slower, None, "json", QUIET) == 1, "a slowdown that is shown is judged"
-    assert print_comparison(slower, before, None, "json", QUIET) == 0, "a cell that is shown to be faster is judged"
+    assert print_comparison(before, slower, None, "json", QUIET) == 1, (
+        "a slowdown that is shown is judged"
+    )
+    assert print_comparison(slower, before, None, "json", QUIET) == 0, (
+        "a cell that is shown to be faster is judged"
+    )

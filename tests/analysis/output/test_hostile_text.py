@@ -1,4 +1,6 @@
-"""A received run folder with hostile text in every string: nothing that is shown controls a terminal or fakes a line."""
+"""A received run folder with hostile text in every string: nothing that is shown controls a
+terminal or fakes a line.
+"""
 
 import gzip
 import json
@@ -21,11 +23,21 @@ from dpscope.profiling.records.run import CellResult, Manifest, RankResult
 from dpscope.profiling.store.files import decodes
 from tests.helpers.paths import EXAMPLE_RUN
 
-HOSTILE = "\x1b]0;title\x07\x9b31m\u202e|\r\n# FAKE\n<img src=x onerror=alert(1)>[x](http://x)\u2028"
+HOSTILE = (
+    "\x1b]0;title\x07\x9b31m\u202e|\r\n# FAKE\n<img src=x onerror=alert(1)>[x](http://x)\u2028"
+)
 _BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _KINDS = {"manifest.json": Manifest, "result.json": CellResult, "rank": RankResult}
 _FORMATS = ("table", "json", "csv", "markdown", "latex")
-_OF_THE_TRACER = {"ph", "cat", "Collective name", "dtype", "Process Group Name", "Process Group Ranks", "cbid"}
+_OF_THE_TRACER = {
+    "ph",
+    "cat",
+    "Collective name",
+    "dtype",
+    "Process Group Name",
+    "Process Group Ranks",
+    "cbid",
+}
 
 
 def controls(text: str) -> set[str]:
@@ -33,13 +45,20 @@ def controls(text: str) -> set[str]:
     return {
         one
         for one in set(text) - set("\n\t")
-        if unicodedata.category(one) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(one) in _BIDI
+        if unicodedata.category(one) in ("Cc", "Zl", "Zp")
+        or unicodedata.bidirectional(one) in _BIDI
     }
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """The container and the key of every string in plain data."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, one in list(pairs):
         if isinstance(one, str):
             yield value, key
@@ -48,11 +67,15 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def make_hostile(path: Path, kind: type[object]) -> int:
-    """Add HOSTILE to every string of a stored file with which it is still read; returns to how many."""
+    """Add HOSTILE to every string of a stored file with which it is still read; returns to how
+    many.
+    """
     content, changed = json.loads(path.read_text()), 0
     if path.name == "manifest.json":
         content["environment"]["settings"] = {f"NCCL{HOSTILE}": "1"}
-        content["findings"] = [{"severity": "warning", "code": "noisy", "message": "It is noisy", "next_step": "wait"}]
+        content["findings"] = [
+            {"severity": "warning", "code": "noisy", "message": "It is noisy", "next_step": "wait"}
+        ]
     for container, key in places(content):
         kept = container[key]
         container[key] = kept + HOSTILE

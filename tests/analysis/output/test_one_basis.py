@@ -1,4 +1,6 @@
-"""Numbers that used to contradict each other: the same value, or values that add up, wherever one is shown."""
+"""Numbers that used to contradict each other: the same value, or values that add up, wherever one
+is shown.
+"""
 
 import re
 from pathlib import Path
@@ -33,7 +35,11 @@ def report() -> Report:
 def numbers(table: TextTable, cell: str) -> dict[str, float]:
     """A row by headings; NA is left out."""
     row = next(row for row in table.rows if row[0] == cell)
-    return {name: float(value) for name, value in zip(table.headings[1:], row[1:], strict=True) if value != "NA"}
+    return {
+        name: float(value)
+        for name, value in zip(table.headings[1:], row[1:], strict=True)
+        if value != "NA"
+    }
 
 
 def shown_times(text: str) -> list[float]:
@@ -53,15 +59,23 @@ def test_every_shortcut_is_the_measured_value_plus_its_error(report: Report) -> 
     table = report.first["shortcuts"]
     for row in table.rows:
         values = [float(value) if value != "NA" else None for value in row[1:]]
-        for measured, shortcut, error in ((values[0], values[1], values[2]), (values[3], values[4], values[5])):
+        for measured, shortcut, error in (
+            (values[0], values[1], values[2]),
+            (values[3], values[4], values[5]),
+        ):
             if measured is not None and shortcut is not None and error is not None:
                 assert shortcut == pytest.approx(measured + error, abs=0.021)
 
 
 def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report: Report) -> None:
-    """The speedup in words is the ratio of the samples/s in the table, and lies in the interval next to it."""
+    """The speedup in words is the ratio of the samples/s in the table, and lies in the interval
+    next to it.
+    """
     found = known(
-        re.search(r"([\d.]+)x one device's throughput \(95% interval ([\d.]+) to ([\d.]+)\)", report.verdict.which.text)
+        re.search(
+            r"([\d.]+)x one device's throughput \(95% interval ([\d.]+) to ([\d.]+)\)",
+            report.verdict.which.text,
+        )
     )
     speedup, low, high = map(float, found.groups())
     table = report.first["step"]
@@ -73,12 +87,16 @@ def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report:
 
 
 def test_the_cost_sentence_holds_the_tables_numbers(report: Report) -> None:
-    """Exposed communication and the traced step, then parts that add up to it; nothing of the untraced step."""
+    """Exposed communication and the traced step, then parts that add up to it; nothing of the
+    untraced step.
+    """
     exposed, step, _, *parts = shown_times(report.verdict.cost.text)
     ledger = known(report.verdict.ledger)
     assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.01)
     assert sum(parts) == pytest.approx(exposed, abs=0.02)
-    assert numbers(report.first["shortcuts"], "ddp-d2-b128")["exposed"] == pytest.approx(exposed, abs=0.01)
+    assert numbers(report.first["shortcuts"], "ddp-d2-b128")["exposed"] == pytest.approx(
+        exposed, abs=0.01
+    )
 
 
 def test_the_figure_has_the_tables_parts(report: Report) -> None:
@@ -88,16 +106,22 @@ def test_the_figure_has_the_tables_parts(report: Report) -> None:
         widths[str(bars.get_label())] = [float(bar.get_width()) for bar in bars]
     traced = report.comparison.table["traced_step_us"].astype(float) / 1e3
     assert [sum(cell) for cell in zip(*widths.values(), strict=True)] == pytest.approx(list(traced))
-    wait = report.comparison.table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float) / 1e3
+    wait = (
+        report.comparison.table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float) / 1e3
+    )
     assert widths["exposed wait"] == pytest.approx(list(wait))
 
 
 def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
     """What an action saves is a part of the ledger; values are the centres of their intervals."""
     verdict, ledger = report.verdict, known(report.verdict.ledger)
-    assert any(known(verdict.action.saves_us) == pytest.approx(part) for part in ledger.parts_us.values())
+    assert any(
+        known(verdict.action.saves_us) == pytest.approx(part) for part in ledger.parts_us.values()
+    )
     assert "No faster link helps" not in verdict.action.text
-    assert {"compute", "exposed_wait", "exposed_transfer", "idle", "tracer", "slowdown"} <= set(ledger.intervals)
+    assert {"compute", "exposed_wait", "exposed_transfer", "idle", "tracer", "slowdown"} <= set(
+        ledger.intervals
+    )
     for name, bounds in ledger.intervals.items():
         assert (bounds.low + bounds.high) / 2 == pytest.approx(getattr(ledger, f"{name}_us")), name
     unsteady = "Repeats' medians differ by more than 30%: single-d1-b128 17.6 to 26.8 ms"
@@ -107,7 +131,9 @@ def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
 
 def test_what_tracing_costs_is_one_ratio_and_its_difference(report: Report) -> None:
     for row in report.comparison.rows.values():
-        assert known(row.step_us) * known(row.tracer_cost) == pytest.approx(known(row.step_us) - known(row.tracer_us))
+        assert known(row.step_us) * known(row.tracer_cost) == pytest.approx(
+            known(row.step_us) - known(row.tracer_us)
+        )
 
 
 @pytest.mark.long
@@ -119,7 +145,8 @@ def test_what_foreign_traces_lose_waiting_is_exposed() -> None:
 
 
 def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
-    """Rank 1 waits from 490 to 990, of which 98 + 60 + 20 us are under its kernels, then 40 us: 362; rank 0 waits for nobody.
+    """Rank 1 waits from 490 to 990, of which 98 + 60 + 20 us are under its kernels, then 40 us:
+    362; rank 0 waits for nobody.
 
     The ledger's mean over both ranks is half of that.
     """
@@ -129,29 +156,43 @@ def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
     late = known(ReadJob(analysis).verdict.late)
     assert late.rank == 0
     assert [late.wait_us, late.lateness_us] == pytest.approx([181, 362])
-    (waits,) = (table for table in to_tables(analysis) if table.title == "Which ranks wait for which")
+    (waits,) = (
+        table for table in to_tables(analysis) if table.title == "Which ranks wait for which"
+    )
     assert waits.headings[3:] == ("exposed wait [µs]", "share [%]", "hidden too [µs]")
     assert [row[:2] + row[3:] for row in waits.rows] == [("0", "1", "362.0", "100.0", "540.0")]
 
 
 @pytest.mark.long
 def test_waits_and_collectives_of_traces_are_of_whole_steps_as_in_their_report() -> None:
-    """The one all-reduce of two ranks' whole step; that of the step in which the tracer stopped is in no average."""
+    """The one all-reduce of two ranks' whole step; that of the step in which the tracer stopped is
+    in no average.
+    """
     analysis = analyze_traces([FIVE_REPEATS / "cells" / "ddp-d2-b128" / "repeat1" / "traces"])
     tables = {table.title: table for table in to_tables(analysis)}
     waits = tables["Which ranks wait for which"].rows
     assert [row[:3] for row in waits] == [("1", "0", "1")]
     assert waits == without_cell(wait_table({"": analysis.mean_waits})).rows
-    assert [row[2] for row in tables["Collectives (mean times; rates: bytes / mean transfer)"].rows] == ["2"]
+    assert [
+        row[2] for row in tables["Collectives (mean times; rates: bytes / mean transfer)"].rows
+    ] == ["2"]
 
 
 @pytest.mark.long
-def test_python_compares_with_the_calibration_in_the_folder_as_the_command_does(report: Report) -> None:
-    """And what the user states in its place holds for the what-if chapter, too: 248 kB at 1 GB/s take 248 us and a latency."""
+def test_python_compares_with_the_calibration_in_the_folder_as_the_command_does(
+    report: Report,
+) -> None:
+    """And what the user states in its place holds for the what-if chapter, too: 248 kB at 1 GB/s
+    take 248 us and a latency.
+    """
     run = report.run
     assert comparison_csv(compare(run)) == comparison_csv(report.comparison)
-    stated = make_report(run, calibration=fitted(timed(2, 50.0, 1.0, [1 << power for power in range(14, 22)])))
+    stated = make_report(
+        run, calibration=fitted(timed(2, 50.0, 1.0, [1 << power for power in range(14, 22)]))
+    )
     costs = known(stated.what_if).question.costs
-    assert costs.cost("all_reduce", 248_024.0, Place(2, 2)).total_us == pytest.approx(298.0, rel=0.001)
+    assert costs.cost("all_reduce", 248_024.0, Place(2, 2)).total_us == pytest.approx(
+        298.0, rel=0.001
+    )
     (one,) = (one for one in stated.comparison.predictions if one.kind == "all_reduce")
     assert one.predicted_us == pytest.approx(298.0, rel=0.001)

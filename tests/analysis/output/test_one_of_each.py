@@ -21,7 +21,8 @@ from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.made_traces import Event, event, launch, on_device, step, write
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 
-# A one that is no part of a larger number, then a plural; words that end in s and are no plurals, and units.
+# A one that is no part of a larger number, then a plural; words that end in s and are no plurals,
+# and units.
 _ONE_OF_MANY = re.compile(
     r"(?<![\w.,:/-])1 (?!(?:process|pass|bus|loss|class|is|was|has|its|does|as|us|ms|ns|samples/s)\b)[a-z]+s\b(?!/)"
 )
@@ -30,7 +31,9 @@ _ONE_OF_MANY = re.compile(
 def disagreements(text: str) -> list[str]:
     """Where a noun or verb disagrees with the number one."""
     plain = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", text)))
-    return [plain[max(0, one.start() - 30) : one.end() + 20] for one in _ONE_OF_MANY.finditer(plain)]
+    return [
+        plain[max(0, one.start() - 30) : one.end() + 20] for one in _ONE_OF_MANY.finditer(plain)
+    ]
 
 
 def one_of_each() -> list[Event]:
@@ -54,7 +57,9 @@ def one_of_each() -> list[Event]:
 @pytest.mark.parametrize(
     ("output_format", "damaged"), [("table", False), ("table", True), ("json", True), ("csv", True)]
 )
-def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_format: str, damaged: bool) -> None:
+def test_of_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_format: str, damaged: bool
+) -> None:
     if damaged:
         path = write(tmp_path, one_of_each())
         text = path.read_text(encoding="utf-8")
@@ -63,17 +68,28 @@ def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_fo
     else:
         write_ddp_job(tmp_path)
     shown = StringIO()
-    print_traces([tmp_path], output_format, DEFAULT_LIMITS, Console(file=shown, width=200), Targets())
+    print_traces(
+        [tmp_path], output_format, DEFAULT_LIMITS, Console(file=shown, width=200), Targets()
+    )
     printed = shown.getvalue() + capsys.readouterr().out
     assert disagreements(printed) == []
     if damaged and output_format == "json":
-        codes = ("events_unreadable", "events_without_time", "negative_durations", "communication_unknown")
+        codes = (
+            "events_unreadable",
+            "events_without_time",
+            "negative_durations",
+            "communication_unknown",
+        )
         assert [code for code in codes if code not in printed] == []
 
 
 def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_what_if", lambda *_: None)  # it reads traces, which these cells have none of
-    cells = [Cell(strategy="single", devices=1, batch_size=1), Cell(strategy="ddp", devices=2, batch_size=1)]
+    # it reads traces, which these cells have none of
+    monkeypatch.setattr(build, "_what_if", lambda *_: None)
+    cells = [
+        Cell(strategy="single", devices=1, batch_size=1),
+        Cell(strategy="ddp", devices=2, batch_size=1),
+    ]
     data = [
         cell_data(
             cell,

@@ -1,4 +1,6 @@
-"""The first screen of a run at 80 columns: the verdict, two tables, the worst findings, the report's path."""
+"""The first screen of a run at 80 columns: the verdict, two tables, the worst findings, the
+report's path.
+"""
 
 import io
 import shutil
@@ -32,7 +34,14 @@ def shown(report: PrintedReport, whole: bool = False) -> list[str]:
 
 def in_readme(after: str) -> list[str]:
     """The lines of the first block below a sentence of the README."""
-    return (ROOT / "README.md").read_text().split(after, 1)[1].split("```text\n", 1)[1].split("```")[0].splitlines()
+    return (
+        (ROOT / "README.md")
+        .read_text()
+        .split(after, 1)[1]
+        .split("```text\n", 1)[1]
+        .split("```")[0]
+        .splitlines()
+    )
 
 
 @pytest.mark.long
@@ -44,7 +53,11 @@ def test_the_readme_shows_what_is_printed_of_a_run_and_of_gpu_traces(
     of_run = shown(report_of(Path("run_cpu"), Targets()).printed)
     assert of_run == in_readme("the whole output of `dpscope analyze")
     monkeypatch.chdir(ROOT)
-    printed = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["analyze", "tests/data/v100x8_ddp_dlrm"]).stdout
+    printed = (
+        CliRunner(env={"COLUMNS": "80"})
+        .invoke(app, ["analyze", "tests/data/v100x8_ddp_dlrm"])
+        .stdout
+    )
     of_traces = printed.split("\nSteps\n")[0].strip("\n").splitlines()
     assert of_traces == in_readme("`dpscope analyze tests/data/v100x8_ddp_dlrm`")
     assert max(map(len, of_run)) <= 80
@@ -52,14 +65,36 @@ def test_the_readme_shows_what_is_printed_of_a_run_and_of_gpu_traces(
 
 
 def demo(answer: str, findings: int) -> PrintedReport:
-    """A report as `make demo` leaves it: three strategies and DDP alone, on one device and two, at two batches."""
-    cells = [f"{name}-b{batch}" for batch in (4, 8) for name in ("single-d1", "ddp-d1", "dp-host-d2", "ddp-d2")]
-    headings = ("cell", "step", "samples/s", "eff.[%]", "traced", "compute", "wait", "transfer", "other", "idle")
+    """A report as `make demo` leaves it: three strategies and DDP alone, on one device and two, at
+    two batches.
+    """
+    cells = [
+        f"{name}-b{batch}"
+        for batch in (4, 8)
+        for name in ("single-d1", "ddp-d1", "dp-host-d2", "ddp-d2")
+    ]
+    headings = (
+        "cell",
+        "step",
+        "samples/s",
+        "eff.[%]",
+        "traced",
+        "compute",
+        "wait",
+        "transfer",
+        "other",
+        "idle",
+    )
     rows = tuple(
-        (cell, "1481.4", "13.90", "100.0", "1488.3", "1188.3", "11.8", "239.9", "33.8", "14.5") for cell in cells
+        (cell, "1481.4", "13.90", "100.0", "1488.3", "1188.3", "11.8", "239.9", "33.8", "14.5")
+        for cell in cells
     )
     second = ("cell", "exposed", "T_N-T_1", "error", "transfers", "ring", "error")
-    shortcuts = tuple((cell, "285.5", "301.2", "15.7", "239.9", "41.5", "-198.4") for cell in cells if "-d2-" in cell)
+    shortcuts = tuple(
+        (cell, "285.5", "301.2", "15.7", "239.9", "41.5", "-198.4")
+        for cell in cells
+        if "-d2-" in cell
+    )
     return PrintedReport(
         setting="", warnings=(STAND_IN,),
         answers=tuple((label, answer) for label in LABELS),
@@ -77,19 +112,31 @@ def demo(answer: str, findings: int) -> PrintedReport:
 def test_the_demo_ends_within_a_screen(answer: str) -> None:
     lines = shown(demo(answer, findings=7))
     assert len(lines) <= SCREEN
-    labels = [line.split()[0] for line in lines if line.startswith(("Which ", "Cost ", "Shortcuts ", "To do "))]
+    labels = [
+        line.split()[0]
+        for line in lines
+        if line.startswith(("Which ", "Cost ", "Shortcuts ", "To do "))
+    ]
     assert labels == ["Which", "Cost", "Shortcuts", "To"]
     first = [line.split()[0] for line in lines if line.split()[1:2] == ["1481.4"]]
     assert first == [f"{name}-b8" for name in ("single-d1", "dp-host-d2", "ddp-d2")]
     assert [line.split()[0] for line in lines if line.split()[1:2] == ["285.5"]] == first[1:]
     printed = sum(line.startswith("warning ") for line in lines)
-    assert f"{7 - printed} more findings and 5 more cells: in the report, or with --verbose." in lines
+    assert (
+        f"{7 - printed} more findings and 5 more cells: in the report, or with --verbose." in lines
+    )
     assert lines[-1] == "Report: run_cpu/report/report.html"
 
 
 def test_verbose_shows_every_cell_and_no_finding_is_invented() -> None:
-    assert sum(line.split()[1:2] == ["1481.4"] for line in shown(demo("Use DDP.", 0), whole=True)) == 8
-    assert not [line for line in shown(demo("Use DDP.", 0)) if "finding" in line or line.startswith("warning")]
+    assert (
+        sum(line.split()[1:2] == ["1481.4"] for line in shown(demo("Use DDP.", 0), whole=True)) == 8
+    )
+    assert not [
+        line
+        for line in shown(demo("Use DDP.", 0))
+        if "finding" in line or line.startswith("warning")
+    ]
     assert len([line for line in shown(demo("Use DDP.", 1)) if line.startswith("warning ")]) == 1
 
 
@@ -97,7 +144,9 @@ def test_the_rows_shown_first_are_those_of_the_answers() -> None:
     """Nine cells, of which the verdict speaks of two: these and their single device."""
     shapes = [(name, devices, batch) for batch in (4, 8) for name, devices in
               (("single", 1), ("ddp", 1), ("dp", 2), ("ddp", 2))]  # fmt: skip
-    cells = [(f"{name}-d{devices}-b{batch}", name, devices, batch) for name, devices, batch in shapes]
+    cells = [
+        (f"{name}-d{devices}-b{batch}", name, devices, batch) for name, devices, batch in shapes
+    ]
     variant = "ddp-d2-b8-overlap-off"
     rows = [
         made_row(cell=cell, strategy=strategy, devices=devices, batch_size=batch, step_us=1.0)

@@ -1,4 +1,6 @@
-"""Every surface shows one verdict: terminal, page, JSON, Markdown (TensorBoard's text), CSV; only DDP jobs get advice on DDP."""
+"""Every surface shows one verdict: terminal, page, JSON, Markdown (TensorBoard's text), CSV; only
+DDP jobs get advice on DDP.
+"""
 
 import html
 import json
@@ -57,7 +59,9 @@ DDP_JOBS = ("late", "one of two", "data parallel")
 
 
 def write_megatron_like(folder: Path) -> None:
-    """Two ranks whose all-reduces carry no sizes and no autograd nodes: rank 1 is 300 us late, the transfer takes 200 us."""
+    """Two ranks whose all-reduces carry no sizes and no autograd nodes: rank 1 is 300 us late, the
+    transfer takes 200 us.
+    """
     for rank in range(2):
         events = []
         for number in range(1, 9):
@@ -68,8 +72,14 @@ def write_megatron_like(folder: Path) -> None:
                 "Group size": 2,
                 "Seq": number,
             }
-            events += [step(number, begin, 1000), event("user_annotation", "forward-backward", begin + 1, 900)]
-            events += [launch(2 * number, begin + 5), on_device("s16816gemm", begin + 20, 60, 2 * number)]
+            events += [
+                step(number, begin, 1000),
+                event("user_annotation", "forward-backward", begin + 1, 900),
+            ]
+            events += [
+                launch(2 * number, begin + 5),
+                on_device("s16816gemm", begin + 20, 60, 2 * number),
+            ]
             name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
             reduce = on_device(name, begin + start, 600 - start, 2 * number + 1, 9, **args)
             events += [launch(2 * number + 1, begin + 8), reduce]
@@ -106,7 +116,9 @@ def check_csv(report: Report, verdict: Verdict) -> None:
         return
     for part in (*STEP_PARTS, "traced_step", "tracer", "slowdown"):
         value, found = getattr(verdict.ledger, f"{part}_us"), table.loc[verdict.cell, f"{part}_us"]
-        assert found == (pytest.approx(value) if value is not None else pytest.approx(float("nan"), nan_ok=True)), part
+        assert found == (
+            pytest.approx(value) if value is not None else pytest.approx(float("nan"), nan_ok=True)
+        ), part
 
 
 @pytest.mark.long
@@ -134,7 +146,9 @@ def test_formats_of_tables_begin_with_those_of_the_first_screen(
 
 
 @pytest.mark.long
-def test_markdown_of_traces_begins_with_where_a_step_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_of_traces_begins_with_where_a_step_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     console = Console(file=StringIO(), width=200)
     for output_format in ("markdown", "table"):
         print_traces([REAL[0]], output_format, DEFAULT_LIMITS, console, Targets())
@@ -153,7 +167,9 @@ def test_surfaces_of_real_traces_agree(place: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*MADE, "unknown"])
-def test_surfaces_of_made_traces_agree(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_surfaces_of_made_traces_agree(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "unknown":
         write_megatron_like(tmp_path)
     else:
@@ -162,12 +178,16 @@ def test_surfaces_of_made_traces_agree(name: str, tmp_path: Path, capsys: pytest
             write_trace(make(rank), tmp_path / f"0_{rank}.pt.trace.json")
     shown = check_traces(tmp_path, capsys)
     if name not in DDP_JOBS:
-        assert [shown[max(0, one.start() - 60) : one.end() + 30] for one in DDP_ADVICE.finditer(shown)] == []
+        assert [
+            shown[max(0, one.start() - 60) : one.end() + 30] for one in DDP_ADVICE.finditer(shown)
+        ] == []
     assert DDP_ADVICE.search(RunCode.NO_OVERLAP.next_step)
 
 
 def check_findings(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON, and so the terminal, has the codes of the report's findings with their severity, without and with models."""
+    """JSON, and so the terminal, has the codes of the report's findings with their severity,
+    without and with models.
+    """
     for link in (None, parse_link("10GB/s")):
         report = report_of_traces(analyze_traces([place]), [place], Targets(link))
         print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(link))
@@ -184,10 +204,14 @@ def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
     with StringIO() as file:
         print_traces([place], "table", DEFAULT_LIMITS, Console(file=file, width=80), Targets())
         terminal = file.getvalue()
-    report, linked = (report_of_traces(analysis, [place], Targets(link)) for link in (None, parse_link("10GB/s")))
+    report, linked = (
+        report_of_traces(analysis, [place], Targets(link)) for link in (None, parse_link("10GB/s"))
+    )
     check_findings(place, capsys)
     print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets())
     record = json.loads(capsys.readouterr().out)["verdict"]
     check(verdict, {"terminal": terminal, **of_report(report)}, record)
     check_csv(report, verdict)
-    return plain(" ".join([terminal, *(f"{one.message} {one.next_step}" for one in linked.findings)]))
+    return plain(
+        " ".join([terminal, *(f"{one.message} {one.next_step}" for one in linked.findings)])
+    )

@@ -23,7 +23,9 @@ PLUGIN = "data/plugin/pytorch_profiler"
 
 
 def overlap_by_step(address: str, run: str) -> dict[str, dict[str, list[float]]]:
-    """The plugin's Distributed view: step -> worker -> computation, overlapping, communication, other."""
+    """The plugin's Distributed view: step -> worker -> computation, overlapping, communication,
+    other.
+    """
     spans = get(address, f"{PLUGIN}/spans", run=run, worker="All", view="Distributed")
     answer = get(address, f"{PLUGIN}/distributed/overlap", run=run, worker="All", span=spans[0])
     steps: dict[str, dict[str, list[float]]] = answer["data"]
@@ -42,7 +44,11 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
     with serving(tmp_path, tmp_path) as address:
         steps = overlap_by_step(address, "a100")
         # tests/data/README.md: hidden and exposed of steps 4, 5, 6
-        for step, hidden, exposed in ((4, 1825.259, 10163.762), (5, 1760.419, 10539.610), (6, 3731.349, 18856.094)):
+        for step, hidden, exposed in (
+            (4, 1825.259, 10163.762),
+            (5, 1760.419, 10539.610),
+            (6, 3731.349, 18856.094),
+        ):
             assert steps[str(step)]["0_0"][1:3] == pytest.approx([hidden, exposed], abs=1)
         dp_steps = overlap_by_step(address, "dp")
     compared = 0
@@ -57,14 +63,18 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_plugin_has_the_steps_that_the_report_is_of(tmp_path: Path) -> None:
-    """The A100's first step has no recorded start: the report stars it and takes means over the other two."""
+    """The A100's first step has no recorded start: the report stars it and takes means over the
+    other two.
+    """
     analysis = analyze_traces([A100])
     whole = analysis.steps[~analysis.steps["partial_window"]].set_index("step")
     folder = write_tensorboard([A100], None, tmp_path / "shown")
     (run,) = (one.name for one in folder.iterdir() if one.name != "report")
     with serving(folder, tmp_path) as address:
         steps = overlap_by_step(address, run)
-        text = get(address, "data/plugin/text/text", run="report", tag="distributed_view/text_summary")[0]["text"]
+        text = get(
+            address, "data/plugin/text/text", run="report", tag="distributed_view/text_summary"
+        )[0]["text"]
         (session,) = hparams(address, count=1)
     assert {int(step) for step in steps if step.isdigit()} == set(whole.index) == {5, 6}
     for step, workers in steps.items():
@@ -84,10 +94,19 @@ def test_the_plugin_has_the_steps_that_the_report_is_of(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_run_and_its_trainings(tmp_path: Path) -> None:
-    """What was not shown while a training ran is written now; what was stays as it is, since it may still be written to."""
+    """What was not shown while a training ran is written now; what was stays as it is, since it may
+    still be written to.
+    """
     folder = Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
-    trained = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]
-    records = [record(cell.name, epoch=epoch, test_accuracy=50.0 + epoch) for cell in trained for epoch in (1, 2)]
+    trained = [
+        Cell(strategy="single", devices=1, batch_size=32),
+        Cell(strategy="ddp", devices=2, batch_size=16),
+    ]
+    records = [
+        record(cell.name, epoch=epoch, test_accuracy=50.0 + epoch)
+        for cell in trained
+        for epoch in (1, 2)
+    ]
     live = training_events(write_trained(folder, trained, records, epochs=2), None)
     live.write(records[2:])
     with running("-m", "dpscope.launch.cli", "tensorboard", folder, "--port", "0") as address:
@@ -95,16 +114,35 @@ def test_a_run_and_its_trainings(tmp_path: Path) -> None:
         runs |= {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
         assert set(get(address, "data/runs", until=lambda found: len(found) >= len(runs))) == runs
         sessions = hparams(address, count=5)
-        (ddp,) = [one for one in sessions if (one["hparams"]["strategy"], one["hparams"]["batch_size"]) == ("ddp", 8)]
+        (ddp,) = [
+            one
+            for one in sessions
+            if (one["hparams"]["strategy"], one["hparams"]["batch_size"]) == ("ddp", 8)
+        ]
         metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}
-        parts = {"compute_ms", "exposed_wait_ms", "exposed_transfer_ms", "exposed_other_ms", "idle_ms"}
-        assert {"step_ms", "samples_per_s", "traced_step_ms", "exposed_ms", "busbw_gb_per_s", *parts} <= set(metrics)
+        parts = {
+            "compute_ms",
+            "exposed_wait_ms",
+            "exposed_transfer_ms",
+            "exposed_other_ms",
+            "idle_ms",
+        }
+        assert {
+            "step_ms",
+            "samples_per_s",
+            "traced_step_ms",
+            "exposed_ms",
+            "busbw_gb_per_s",
+            *parts,
+        } <= set(metrics)
         assert metrics["traced_step_ms"] == pytest.approx(sum(metrics[name] for name in parts))
         assert metrics["step_ms"] > 0
         assert len(scalars(address, "ddp-d2-b8", "timed_step_ms", 20)) == 20
         for run in runs:
             if run.startswith("training"):
-                assert [value for *_, value in scalars(address, run, "accuracy_percent/test", 2)] == [51.0, 52.0]
+                assert [
+                    value for *_, value in scalars(address, run, "accuracy_percent/test", 2)
+                ] == [51.0, 52.0]
         texts = get(address, "data/plugin/text/text", run="report", tag="comparison/text_summary")
         assert "ddp-d2-b8" in texts[0]["text"]
         images = get(address, "data/plugin/images/tags", until=lambda found: "report" in found)
@@ -116,7 +154,9 @@ def test_a_run_and_its_trainings(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_trainings_alone(tmp_path: Path) -> None:
     records = [record("ddp-d2-b16", epoch=epoch, test_accuracy=50.0 + epoch) for epoch in (1, 2)]
-    folder = write_tensorboard([write_trained(tmp_path, [Cell("ddp", 2, 16)], records, epochs=2)], None)
+    folder = write_tensorboard(
+        [write_trained(tmp_path, [Cell("ddp", 2, 16)], records, epochs=2)], None
+    )
     tags = EventAccumulator(str(folder / "report")).Reload().Tags()
     assert {"training_accuracy", "training_loss"} <= {*tags["images"], *tags["tensors"]}
     assert "training/text_summary" in tags["tensors"]
@@ -145,7 +185,9 @@ def test_the_plugin_lacks_the_steps_that_averages_leave_out(tmp_path: Path) -> N
     paced(tmp_path / "job", [(40.0, 40.0)] * 4, [10.0, 1_000.0, 10.0, 10.0])
     files = sorted((tmp_path / "job").glob("*.json"))
     folder = write_tensorboard(files, None, tmp_path / "shown")
-    copies = [gzip.decompress(one.read_bytes()).decode() for one in folder.rglob("*.pt.trace.json.gz")]
+    copies = [
+        gzip.decompress(one.read_bytes()).decode() for one in folder.rglob("*.pt.trace.json.gz")
+    ]
     assert len(copies) == 2
     for copy in copies:
         assert {number for number in range(5) if f'"ProfilerStep#{number}"' in copy} == {1, 3, 4}

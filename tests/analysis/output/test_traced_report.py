@@ -1,6 +1,8 @@
-"""Traces that no run made get what runs get: ring formula, predictions, report page, comparison, TensorBoard; several jobs, too.
+"""Traces that no run made get what runs get: ring formula, predictions, report page, comparison,
+TensorBoard; several jobs, too.
 
-Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, in transfers of 60 + 96 + 40 = 196 us.
+Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, in transfers of 60 +
+96 + 40 = 196 us.
 """
 
 import csv
@@ -37,7 +39,14 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
-from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, trace_text, write_ddp_job, write_trace
+from tests.generated_traces.generator import (
+    ddp_trace,
+    dp_trace,
+    parallel_trace,
+    trace_text,
+    write_ddp_job,
+    write_trace,
+)
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.run_cells import fitted, timed
@@ -68,7 +77,9 @@ def row_of(report: Report) -> dict[str, object]:
 
 def calibration(*kinds: Collective) -> Calibration:
     """100 us + S / 100 GB/s for each kind on two devices."""
-    points = (timed(2, 100.0, 100.0, (1_000, 100_000, 10_000_000, 20_000_000), kind) for kind in kinds)
+    points = (
+        timed(2, 100.0, 100.0, (1_000, 100_000, 10_000_000, 20_000_000), kind) for kind in kinds
+    )
     return fitted(*points, backend="nccl", device_names=("a", "b"))
 
 
@@ -92,7 +103,14 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     formula = model_tables(report)[0].rows[0]
     assert "2(2−1)/2 × 19.5 MB / 50 GB/s" in formula[1]
     assert formula[3:5] == ("390.4 µs", "196.0 µs")
-    unknown = ("batch_size", "step_us", "samples_per_s", "weak_efficiency", "same_local_batch_us", "tracer_cost")
+    unknown = (
+        "batch_size",
+        "step_us",
+        "samples_per_s",
+        "weak_efficiency",
+        "same_local_batch_us",
+        "tracer_cost",
+    )
     assert [name for name in unknown if row[name] is not None and row[name] == row[name]] == []
     reasons = report.comparison.reasons
     assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
@@ -111,22 +129,31 @@ def test_the_ring_formula_is_not_compared_with_the_transfers_of_other_collective
 
 @pytest.mark.long
 def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
-    """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384 us, of 160 B 100.0016."""
+    """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384
+    us, of 160 B 100.0016.
+    """
     write_json(tmp_path / "part.json", calibration("all_reduce"))
     row = row_of(reported(traces, Targets(calibration=tmp_path / "part.json")))
     assert row["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
     assert row["predicted_transfer_error"] == pytest.approx(495.2 / TRANSFER_US - 1, rel=1e-3)
-    assert row["predicted_exposed_us"] is None or row["predicted_exposed_us"] != row["predicted_exposed_us"]
+    assert (
+        row["predicted_exposed_us"] is None
+        or row["predicted_exposed_us"] != row["predicted_exposed_us"]
+    )
     write_json(tmp_path / "whole.json", calibration("all_reduce", "broadcast"))
     whole = row_of(reported(traces, Targets(calibration=tmp_path / "whole.json")))
     assert float(str(whole["predicted_exposed_us"])) > 200  # both broadcasts at least
 
 
 @pytest.mark.long
-def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrated(traces: Path, tmp_path: Path) -> None:
-    """Alone 160, 215.2 and 120 us, ready at 0, 104 and 190 us, when computing ends. Next to it each takes three times as long.
+def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrated(
+    traces: Path, tmp_path: Path
+) -> None:
+    """Alone 160, 215.2 and 120 us, ready at 0, 104 and 190 us, when computing ends. Next to it each
+    takes three times as long.
 
-    The first has 160 - 190/3 = 96.7 left at 190 and ends at 286.7; the others follow alone: 286.7 + 215.2 + 120 = 621.9.
+    The first has 160 - 190/3 = 96.7 left at 190 and ends at 286.7; the others follow alone: 286.7 +
+    215.2 + 120 = 621.9.
     """
 
     def predicted(name: str, next_to: float) -> Report:
@@ -134,27 +161,42 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
             collective="all_reduce", devices=2, size_bytes=1 << 20, alone_us=(100.0,), two_in_flight_us=(200.0,),
             beside_compute_us=(100.0 * next_to,), compute_alone_us=(1.0,), compute_beside_us=(1.5,),
         )  # fmt: skip
-        made = msgspec.structs.replace(calibration("all_reduce", "broadcast"), contention=(timed,) if next_to else ())
+        made = msgspec.structs.replace(
+            calibration("all_reduce", "broadcast"), contention=(timed,) if next_to else ()
+        )
         write_json(tmp_path / name, made)
         return reported(traces, Targets(calibration=tmp_path / name))
 
-    idle, free, slowed = predicted("idle.json", 0), predicted("free.json", 1), predicted("slowed.json", 3)
+    idle, free, slowed = (
+        predicted("idle.json", 0),
+        predicted("free.json", 1),
+        predicted("slowed.json", 3),
+    )
     assert row_of(free)["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
     assert row_of(slowed)["predicted_transfer_us"] == pytest.approx(621.9, rel=1e-3)
-    assert row_of(slowed)["calibrated_gb_per_s"] == row_of(idle)["calibrated_gb_per_s"]  # the calibration's own rate
+    # the calibration's own rate
+    assert row_of(slowed)["calibrated_gb_per_s"] == row_of(idle)["calibrated_gb_per_s"]
     assert "next to computing 3.00x" in str(row_of(slowed)["prediction_contention"])
     assert any("one next to computing 3.00x" in note for note in slowed.tables["predictions"].notes)
-    assert any("without contention, as on an idle machine" in note for note in idle.tables["predictions"].notes)
+    assert any(
+        "without contention, as on an idle machine" in note
+        for note in idle.tables["predictions"].notes
+    )
 
 
 @pytest.mark.long
 def test_the_schedule_predicts_ddp_alone(tmp_path: Path) -> None:
     """A fully sharded job: its transfers are predicted by the ring, what it exposes is not."""
     for rank in range(4):
-        write_trace(parallel_trace("fully_sharded", rank).trace, tmp_path / f"0_{rank}.pt.trace.json")
+        write_trace(
+            parallel_trace("fully_sharded", rank).trace, tmp_path / f"0_{rank}.pt.trace.json"
+        )
     report = reported(tmp_path)
     assert row_of(report)["strategy"] == "other"
-    assert "only DDP's schedule" in report.comparison.reasons[str(row_of(report)["cell"]), "predicted_exposed_us"]
+    assert (
+        "only DDP's schedule"
+        in report.comparison.reasons[str(row_of(report)["cell"]), "predicted_exposed_us"]
+    )
 
 
 def test_one_rank_of_two_has_the_formula_and_no_transfer(traces: Path) -> None:
@@ -167,17 +209,27 @@ def test_one_rank_of_two_has_the_formula_and_no_transfer(traces: Path) -> None:
 
 def test_a_table_of_the_cells_name_alone_is_left_out(tmp_path: Path) -> None:
     """No range in the trace names a phase."""
-    write(tmp_path, [step(1, 0, 100), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 10, 50, 1)], 0, 2)
+    write(
+        tmp_path,
+        [step(1, 0, 100), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 10, 50, 1)],
+        0,
+        2,
+    )
     views = {view.name: view.names for view in shown_views(reported(tmp_path).comparison)}
     assert "phases" not in views
     assert all(len(columns) > 1 for columns in views.values())
 
 
 def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
-    write_trace(dp_trace(devices=2, transport="peer_copy", named_ranges=False).trace, tmp_path / "dp.json")
+    write_trace(
+        dp_trace(devices=2, transport="peer_copy", named_ranges=False).trace, tmp_path / "dp.json"
+    )
     report = reported(tmp_path)
     assert (row_of(report)["strategy"], row_of(report)["devices"]) == ("dp", 2)
-    assert report.comparison.reasons["trace of one process", "ring_us"] == "DataParallel runs no all-reduce"
+    assert (
+        report.comparison.reasons["trace of one process", "ring_us"]
+        == "DataParallel runs no all-reduce"
+    )
     assert model_tables(report)[0].title == "No model applies"
 
 
@@ -185,7 +237,15 @@ def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
 def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
     jobs = read(traces)
     plain, modelled = (json.loads(traces_json(jobs, report)) for report in (None, reported(traces)))
-    assert set(plain) == {"verdict", "steps", "collectives", "dp_phases", "waits", "contention", "findings"}
+    assert set(plain) == {
+        "verdict",
+        "steps",
+        "collectives",
+        "dp_phases",
+        "waits",
+        "contention",
+        "findings",
+    }
     assert modelled["cells"][0]["ring_us"] == pytest.approx(390.4)
     assert modelled["cells"][0]["missing"]["batch_size"].startswith("traces alone")
     assert {one["kind"] for one in modelled["predictions"]} == {"all_reduce", "broadcast"}
@@ -196,8 +256,12 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
     folder = tmp_path / "report"
     assert str(folder / "report.html") in printed(traces, targets=Targets(LINK, report=folder))[-1]
     page = (folder / "report.html").read_text()
-    assert all(f'id="{chapter}"' in page for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models"))
-    for absent in ('id="scaling"', "tracer cost among the checks", "calib. ["):  # predicted from the link
+    assert all(
+        f'id="{chapter}"' in page
+        for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models")
+    )
+    # predicted from the link
+    for absent in ('id="scaling"', "tracer cost among the checks", "calib. ["):
         assert absent not in page
     assert {path.stem for path in (folder / "figures").iterdir()} >= {"step_split", "busbw"}
     assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
@@ -233,7 +297,9 @@ def scaled_jobs(folder: Path, *factors: float) -> Path:
 
 @pytest.mark.long
 def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) -> None:
-    """Three jobs 1% apart against three 20% slower: a regression. Against themselves made again: none."""
+    """Three jobs 1% apart against three 20% slower: a regression. Against themselves made again:
+    none.
+    """
     before = scaled_jobs(tmp_path / "before", 1.0, 1.01, 1.02)
     status, shown, line = compared(before, scaled_jobs(tmp_path / "slower", 1.2, 1.212, 1.224))
     assert (status, "1.200" in line) == (1, True)
@@ -246,7 +312,9 @@ def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) ->
 def test_jobs_unlike_each_other_are_no_repeats(tmp_path: Path) -> None:
     folder = scaled_jobs(tmp_path / "jobs", 1.0, 1.01)
     (folder / "job1" / "0_1.pt.trace.json.gz").unlink()
-    with pytest.raises(DpscopeError, match=r"not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"):
+    with pytest.raises(
+        DpscopeError, match=r"not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"
+    ):
         compared(folder, folder)
 
 
@@ -255,13 +323,21 @@ def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) 
     folder = write_tensorboard([traces], LINK, tmp_path / "shown")
     assert folder == tmp_path / "shown" / "tensorboard"
     cell = folder / "traces of 2 ranks"
-    assert {path.name for path in cell.glob("*.json.gz")} == {"0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"}
+    assert {path.name for path in cell.glob("*.json.gz")} == {
+        "0_0.pt.trace.json.gz",
+        "0_1.pt.trace.json.gz",
+    }
     assert list((folder / "report").glob("*tfevents*"))
-    assert {path.name for path in traces.iterdir()} == {path.name for path in cell.glob("*.json.gz")}  # none among them
+    # none among them
+    assert {path.name for path in traces.iterdir()} == {
+        path.name for path in cell.glob("*.json.gz")
+    }
 
 
 def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
-    """Steps of 100 us; a kernel, or an operator, of 26 us in each. What the first screen says of communication."""
+    """Steps of 100 us; a kernel, or an operator, of 26 us in each. What the first screen says of
+    communication.
+    """
     for rank in range(ranks):
         events = [step(number, 100.0 * number, 100) for number in range(1, 4)]
         for number, begin in ((1, 110.0), (2, 210.0), (3, 310.0)):
@@ -269,8 +345,18 @@ def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
                 events += [launch(number, begin - 5), on_device("gemm", begin, 26, number)]
             else:
                 events.append(operator("aten::mm", begin, 26))
-        write(folder, events, rank=rank, world_size=ranks, distributedInfo={"rank": rank, "world_size": ranks})
-    return next(line for line in printed(folder) if line.startswith("Cost")).removeprefix("Cost").strip()
+        write(
+            folder,
+            events,
+            rank=rank,
+            world_size=ranks,
+            distributedInfo={"rank": rank, "world_size": ranks},
+        )
+    return (
+        next(line for line in printed(folder) if line.startswith("Cost"))
+        .removeprefix("Cost")
+        .strip()
+    )
 
 
 @pytest.mark.long
@@ -283,7 +369,10 @@ def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
     }
     for name, sentence in said.items():
         (tmp_path / name).mkdir()
-        assert no_collective(tmp_path / name, device=name != "cpu", ranks=1 + (name == "ranks")) == sentence
+        assert (
+            no_collective(tmp_path / name, device=name != "cpu", ranks=1 + (name == "ranks"))
+            == sentence
+        )
 
 
 @pytest.mark.parametrize(("whole", "which"), [(True, "2 ranks"), (False, "1 of 2 ranks")])
@@ -292,7 +381,8 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
 ) -> None:
     """Rank 1's file ends before its kernels, so nothing shows that the job ran on a CPU."""
     events = sorted(
-        ddp_trace(1, 2).trace["traceEvents"], key=lambda event: str(event.get("cat")).startswith(("kernel", "gpu"))
+        ddp_trace(1, 2).trace["traceEvents"],
+        key=lambda event: str(event.get("cat")).startswith(("kernel", "gpu")),
     )
     text = trace_text({**ddp_trace(1, 2).trace, "traceEvents": events})
     cut = tmp_path / "0_1.pt.trace.json"
@@ -338,7 +428,10 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
         assert {record["job"] for record in content[name]} == {"first", "second"}, name
     (said,) = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
     assert said.startswith("jobs first, second: "), "what two jobs have in common is said once"
-    assert [line for line in printed(two_jobs) if line.startswith("Job ")] == ["Job first", "Job second"]
+    assert [line for line in printed(two_jobs) if line.startswith("Job ")] == [
+        "Job first",
+        "Job second",
+    ]
 
 
 @pytest.mark.long
@@ -354,19 +447,36 @@ def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
-    with pytest.raises(DpscopeError, match=r"the traces of 2 jobs \(first, second\): a TensorBoard folder takes one"):
+    with pytest.raises(
+        DpscopeError,
+        match=r"the traces of 2 jobs \(first, second\): a TensorBoard folder takes one",
+    ):
         write_tensorboard([two_jobs], None, two_jobs / "shown")
-    with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder or files"):
+    with pytest.raises(
+        DpscopeError,
+        match="a report or a prediction takes one job; name that job's folder or files",
+    ):
         printed(two_jobs, targets=Targets(report=two_jobs / "report"))
     assert not (two_jobs / "report").exists()
 
 
 @pytest.mark.long
-def test_hosts_of_several_jobs_have_different_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs' folders named after their hosts, once by the full name, and one that is called as the numbers are."""
-    folders = {"n0417": "n0417", "n0418": "n0418", "n0418.example.org": "n0418.example.org", "host1 (2)": "n0417"}
+def test_hosts_of_several_jobs_have_different_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs' folders named after their hosts, once by the full name, and one that is called as the
+    numbers are.
+    """
+    folders = {
+        "n0417": "n0417",
+        "n0418": "n0418",
+        "n0418.example.org": "n0418.example.org",
+        "host1 (2)": "n0417",
+    }
     for number, (folder, host) in enumerate(folders.items()):
-        for trace in write_job(tmp_path / folder, "rank", later_s=60.0 * number, process=1000 * number):
+        for trace in write_job(
+            tmp_path / folder, "rank", later_s=60.0 * number, process=1000 * number
+        ):
             write_trace(json.loads(trace.read_text()) | {"host_name": host}, trace)
     print_traces([tmp_path], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(hide_hosts=True))
     shown = capsys.readouterr().out

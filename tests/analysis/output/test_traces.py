@@ -42,20 +42,28 @@ def test_notes_are_told_only_where_they_are_so(tmp_path: Path) -> None:
 def collectives(folder: Path, *events: Event) -> TextTable:
     folder.mkdir(exist_ok=True)
     made_traces.write(folder, list(events))
-    (table,) = [one for one in to_tables(analyze_traces([folder])) if one.title.startswith("Collectives")]
+    (table,) = [
+        one for one in to_tables(analyze_traces([folder])) if one.title.startswith("Collectives")
+    ]
     return table
 
 
 def test_collectives_say_why_they_lack_numbers(tmp_path: Path) -> None:
     """A send alone, without a size: nothing is said of broadcasts."""
-    table = collectives(tmp_path, step(1, 0, 100), launch(1, 10), on_device("ncclDevKernel_SendRecv", 20, 70, 1))
+    table = collectives(
+        tmp_path, step(1, 0, 100), launch(1, 10), on_device("ncclDevKernel_SendRecv", 20, 70, 1)
+    )
     assert "no transfer, wait or bandwidth for send_recv" in table.notes[0]
     assert not any("broadcast" in note for note in table.notes)
-    assert any(note.startswith("bytes are NA where the trace records no sizes") for note in table.notes)
+    assert any(
+        note.startswith("bytes are NA where the trace records no sizes") for note in table.notes
+    )
 
 
 def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:
-    """Three all-reduces of 10 us before the step, one of 70 us in it: the table holds the one, as it does without steps."""
+    """Three all-reduces of 10 us before the step, one of 70 us in it: the table holds the one, as
+    it does without steps.
+    """
     own = [launch(9, 1_010), on_device("ncclDevKernel_AllReduce", 1_020, 70, 9)]
     before = [
         event
@@ -67,21 +75,30 @@ def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:
     ]
     table = collectives(tmp_path / "steps", step(1, 1_000, 100), *own, *before)
     assert [row[2] for row in table.rows] == ["1"]  # count
-    assert table.notes[-1] == "3 collectives outside any step (3 all_reduce; 30.0 µs together): not in this table"
+    assert (
+        table.notes[-1]
+        == "3 collectives outside any step (3 all_reduce; 30.0 µs together): not in this table"
+    )
     table = collectives(tmp_path / "none", *own)
     assert [row[2] for row in table.rows] == ["1"]
     assert not any("outside any step" in note for note in table.notes)
 
 
 def test_a_rows_rate_follows_from_its_own_bytes_and_time(tmp_path: Path) -> None:
-    """Two all-reduces of 1 MB on two ranks take 100 and 300 us: 5 GB/s, as nccl-tests says, not the mean of 10 and 3.33."""
+    """Two all-reduces of 1 MB on two ranks take 100 and 300 us: 5 GB/s, as nccl-tests says, not the
+    mean of 10 and 3.33.
+    """
     sizes: dict[str, Any] = {
         "Collective name": "allreduce",
         "In msg nelems": 250_000,
         "Out msg nelems": 250_000,
         "dtype": "Float",
     }
-    group: dict[str, Any] = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    group: dict[str, Any] = {
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+    }
     for rank in range(2):
         events = made_traces.steps_with([(100, 200), (100, 200), (100, 400)], **sizes, **group)
         made_traces.write(tmp_path, events, rank)
@@ -90,4 +107,6 @@ def test_a_rows_rate_follows_from_its_own_bytes_and_time(tmp_path: Path) -> None
         "kind", "bytes", "count", "duration [µs]", "transfer [µs]", "wait [µs]", "algbw [GB/s]", "busbw [GB/s]",
     )  # fmt: skip
     # the first step's window has no start: its all-reduce is no part of a mean
-    assert table.rows == (("all_reduce", "1,000,000", "4", "200.0", "200.0", "0.0", "5.000", "5.000"),)
+    assert table.rows == (
+        ("all_reduce", "1,000,000", "4", "200.0", "200.0", "0.0", "5.000", "5.000"),
+    )

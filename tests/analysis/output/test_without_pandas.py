@@ -1,4 +1,6 @@
-"""`dpscope analyze TRACE` imports no pandas, pyarrow or scipy, which take longer to import than the trace takes to read."""
+"""`dpscope analyze TRACE` imports no pandas, pyarrow or scipy, which take longer to import than the
+trace takes to read.
+"""
 
 import json
 import subprocess
@@ -44,7 +46,11 @@ def test_only_a_table_for_programs_is_a_data_frame(tmp_path: Path) -> None:
     )
     calls = json.dumps([[str(place), "--format", shown] for place, shown in places])
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, calls], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", PROGRAM, calls],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     *found, (status, slow) = map(json.loads, ended.stderr.splitlines()[-len(places) :])
     assert found == [[0, []]] * (len(places) - 1)

@@ -1,4 +1,6 @@
-"""Partials: what reduce reads, keeps and refuses; however split and joined, they give the tables of the traces."""
+"""Partials: what reduce reads, keeps and refuses; however split and joined, they give the tables of
+the traces.
+"""
 
 import json
 import os
@@ -42,17 +44,39 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     join_ranks,
     of_rank,
 )
-from dpscope.analysis.traces.ranks.readers import PARTIALS, TRACES, Reader, find_files, find_traces, holds_files
+from dpscope.analysis.traces.ranks.readers import (
+    PARTIALS,
+    TRACES,
+    Reader,
+    find_files,
+    find_traces,
+    holds_files,
+)
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_ddp_job, write_trace
+from tests.generated_traces.generator import (
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+    write_ddp_job,
+    write_trace,
+)
 from tests.helpers.many_ranks import equal_ranks
 
-TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "kernels", "exposed_parts", "waits")
+TABLES = (
+    "steps",
+    "collectives",
+    "dp_phases",
+    "exposed",
+    "copies",
+    "kernels",
+    "exposed_parts",
+    "waits",
+)
 RANKS = 4
 
 
@@ -83,7 +107,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def recorded(
-        files: Sequence[Path], limits: ReadLimits, executor: Executor | None, jobs: int | None, reader: Reader
+        files: Sequence[Path],
+        limits: ReadLimits,
+        executor: Executor | None,
+        jobs: int | None,
+        reader: Reader,
     ) -> Generator[tuple[int, FileOutcome]]:
         for place, outcome in files_as_read(files, limits, executor, jobs, reader):
             names.append(files[place].name)
@@ -95,15 +123,20 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def assert_equal(found: Job, expected: Job) -> None:
     for name in TABLES:
-        pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name), check_exact=True)
+        pd.testing.assert_frame_equal(
+            getattr(found, name), getattr(expected, name), check_exact=True
+        )
     assert found.findings == expected.findings
-    here = [replace(one, read_on=None) for one in found.summaries]  # traces do not record where they were reduced
+    # traces do not record where they were reduced
+    here = [replace(one, read_on=None) for one in found.summaries]
     assert tuple(here) == expected.summaries
     assert found.timelines == expected.timelines
 
 
 @pytest.mark.long
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
     seed: int, parts: int, depth: int, whole: RankTables, expected: Job, tmp_path: Path
@@ -118,7 +151,9 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
         name = f"{chance.random()}.dpscope"
         write_partial(whole.take(own), folder / name)
     for level in range(depth):  # some are joined, and also kept: each rank counts once
-        chosen = [path for path in find_files(folder).files if chance.random() < 0.6] or find_files(folder).files
+        chosen = [path for path in find_files(folder).files if chance.random() < 0.6] or find_files(
+            folder
+        ).files
         reduce_traces(chosen, folder / f"{chance.random()}-{level}.dpscope")
     files = find_files(folder).files
     chance.shuffle(files)
@@ -126,19 +161,29 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
     shutil.rmtree(folder)
 
 
-def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(whole: RankTables, tmp_path: Path) -> None:
+def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(
+    whole: RankTables, tmp_path: Path
+) -> None:
     write_partial(whole, tmp_path / "whole.dpscope")
     rows = pq.read_table(tmp_path / "whole.dpscope")
     place = rows.column_names.index("steps")
-    fewer = [[{name: row[name] for name in list(row)[:-1]} for row in steps] for steps in rows["steps"].to_pylist()]
+    fewer = [
+        [{name: row[name] for name in list(row)[:-1]} for row in steps]
+        for steps in rows["steps"].to_pylist()
+    ]
     head = pq.read_metadata(tmp_path / "whole.dpscope").metadata
     older = rows.set_column(place, "steps", pa.array(fewer)).replace_schema_metadata(head)
     pq.write_table(older, tmp_path / "older.dpscope")
-    with pytest.raises(DpscopeError, match="written by another dpscope: its columns differ; reduce its traces again"):
+    with pytest.raises(
+        DpscopeError,
+        match="written by another dpscope: its columns differ; reduce its traces again",
+    ):
         analyze_traces(tmp_path / "older.dpscope")
 
 
-def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_written(
+    tmp_path: Path,
+) -> None:
     """Each kind of value, known and missing, to the bit; -0.0 and the largest numbers too."""
     trace = Origin("/a", 1, 1, "tail", "reader")
     values: dict[str, list[object]] = {
@@ -151,10 +196,14 @@ def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_wri
     for name, columns in COLUMNS.items():
         table = Table.of(**{column: values[COLUMN_KINDS[column]] for column in columns})
         tables[name] = RankRows(table, lengths=np.array([0, 3]))
-    evidence = ParallelismEvidence(1, 2, False, False, True, True, frozenset(), Requests(), Requests())
+    evidence = ParallelismEvidence(
+        1, 2, False, False, True, True, frozenset(), Requests(), Requests()
+    )
     counts = {"dpscope::forward": {None: 1, 3: 2}}
     summaries = [
-        TraceSummary(source="a", rank=rank, on_device=True, range_counts=counts, parallelism=evidence)
+        TraceSummary(
+            source="a", rank=rank, on_device=True, range_counts=counts, parallelism=evidence
+        )
         for rank in (None, 7)
     ]
     ranks = [RankRecord(summary, origin=trace) for summary in summaries]
@@ -182,7 +231,9 @@ write_partial(read_partial(Path(sys.argv[1])), Path(sys.argv[2]))
 sys.exit("pandas" in sys.modules)
 """
     subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "a.dpscope", tmp_path / "b.dpscope"], check=True, timeout=60
+        [sys.executable, "-c", program, tmp_path / "a.dpscope", tmp_path / "b.dpscope"],
+        check=True,
+        timeout=60,
     )
     assert equal_ranks(read_partial(tmp_path / "b.dpscope"), whole)
 
@@ -200,24 +251,33 @@ def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path
 
 
 @pytest.mark.long
-def test_the_command_prints_the_same_for_partials_as_for_traces_and_reports_them(traces: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_same_for_partials_as_for_traces_and_reports_them(
+    traces: Path, tmp_path: Path
+) -> None:
     reduce_traces(traces, tmp_path / "partials")
     of_traces, of_partials = (
-        CliRunner().invoke(app, ["analyze", str(path), "--format", "json"]) for path in (traces, tmp_path / "partials")
+        CliRunner().invoke(app, ["analyze", str(path), "--format", "json"])
+        for path in (traces, tmp_path / "partials")
     )
     assert len(of_traces.output) > 1000
     assert of_partials.output == of_traces.output
     assert of_partials.exit_code == of_traces.exit_code == 0
     page = tmp_path / "page"
-    ended = CliRunner().invoke(app, ["analyze", str(tmp_path / "partials"), "--report", str(page), "--figures", "none"])
+    ended = CliRunner().invoke(
+        app, ["analyze", str(tmp_path / "partials"), "--report", str(page), "--figures", "none"]
+    )
     assert ended.exit_code == 0, ended.output
     assert "traces of 4 ranks" in (page / "report.html").read_text()
 
 
-def test_bad_partials_are_reported_in_a_line(traces: Path, whole: RankTables, tmp_path: Path) -> None:
+def test_bad_partials_are_reported_in_a_line(
+    traces: Path, whole: RankTables, tmp_path: Path
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DpscopeError, match=r"holds no trace: no \*\.dpscope, \*\.json or \*\.json\.gz in it"):
+    with pytest.raises(
+        DpscopeError, match=r"holds no trace: no \*\.dpscope, \*\.json or \*\.json\.gz in it"
+    ):
         analyze_traces(empty)
     write_partial(NO_RANKS, empty / "a.dpscope")
     with pytest.raises(DpscopeError, match="contains no rank"):
@@ -227,7 +287,9 @@ def test_bad_partials_are_reported_in_a_line(traces: Path, whole: RankTables, tm
     damaged.write_bytes((tmp_path / "jobs" / "four.dpscope").read_bytes()[:-50])
     with pytest.raises(DpscopeError, match="is not a complete partial"):
         analyze_traces(damaged)
-    with pytest.raises(DpscopeError, match=r"four.dpscope is read as partial and .*traces as trace: give one kind"):
+    with pytest.raises(
+        DpscopeError, match=r"four.dpscope is read as partial and .*traces as trace: give one kind"
+    ):
         analyze_traces([tmp_path / "jobs" / "four.dpscope", traces])
     damaged.rename(tmp_path / "jobs" / "damaged.dpscope")
     found = analyze_traces(tmp_path / "jobs")
@@ -236,13 +298,16 @@ def test_bad_partials_are_reported_in_a_line(traces: Path, whole: RankTables, tm
     assert "damaged.dpscope is not a complete partial" in finding.message
 
 
-def test_files_are_found_by_their_names_and_read_as_one_format(traces: Path, whole: RankTables, tmp_path: Path) -> None:
+def test_files_are_found_by_their_names_and_read_as_one_format(
+    traces: Path, whole: RankTables, tmp_path: Path
+) -> None:
     assert find_files(traces).reader is TRACES
     assert len(find_files(traces).files) == RANKS
     named = (traces / "0_0.pt.trace.json.gz").rename(traces / "export")
     assert find_files(named).files == [named]  # a named file of any name is a trace
     assert len(find_files(traces).files) == RANKS - 1
-    write_partial(whole, traces / "all.dpscope")  # next to its traces, as `reduce -o` of their folder writes it
+    # next to its traces, as `reduce -o` of their folder writes it
+    write_partial(whole, traces / "all.dpscope")
     for name in (".tmp-b.dpscope", "events.out.tfevents.1.dpscope"):
         (traces / name).write_bytes(b"")
     found = find_files(traces)
@@ -257,31 +322,45 @@ def test_files_are_found_by_their_names_and_read_as_one_format(traces: Path, who
 
 def read_letters(file: Path, limits: ReadLimits) -> RankTables:
     """A format that holds ranks' names alone."""
-    evidence = ParallelismEvidence(1, 2, False, False, True, True, frozenset(), Requests(), Requests())
+    evidence = ParallelismEvidence(
+        1, 2, False, False, True, True, frozenset(), Requests(), Requests()
+    )
     parts = []
     for rank, letter in enumerate(file.read_text()):
         summary = TraceSummary(
-            source=f"{file} ({letter})", rank=rank, on_device=True, range_counts={}, parallelism=evidence
+            source=f"{file} ({letter})",
+            rank=rank,
+            on_device=True,
+            range_counts={},
+            parallelism=evidence,
         )
-        parts.append(of_rank(RankRecord(summary), **{name: NO_RANKS.table(name) for name in COLUMNS}))
+        parts.append(
+            of_rank(RankRecord(summary), **{name: NO_RANKS.table(name) for name in COLUMNS})
+        )
     return join_ranks(parts)
 
 
-def test_another_format_needs_its_module_and_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_needs_its_module_and_its_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module with `read`, and a line of READERS: analyze, reduce and messages know it."""
     module = types.ModuleType("letters")
     module.read = read_letters  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, f"{readers.__package__}.letters", module)
     letters = Reader("list of letters", (".letters",), "letters")
     monkeypatch.setattr(readers, "READERS", (PARTIALS, letters, TRACES))
-    with pytest.raises(DpscopeError, match=r"no \*\.dpscope, \*\.letters, \*\.json or \*\.json\.gz in it"):
+    with pytest.raises(
+        DpscopeError, match=r"no \*\.dpscope, \*\.letters, \*\.json or \*\.json\.gz in it"
+    ):
         analyze_traces(tmp_path)
     (tmp_path / "job.letters").write_text("ab")
     assert [summary.rank for summary in analyze_traces(tmp_path).summaries] == [0, 1]
     made = reduce_traces(tmp_path, tmp_path / "out")
     assert (made.ranks, made.read) == (2, 1)
     assert [summary.rank for summary in analyze_traces(tmp_path / "out").summaries] == [0, 1]
-    with pytest.raises(DpscopeError, match=r"job\.letters is a list of letters and holds no events"):
+    with pytest.raises(
+        DpscopeError, match=r"job\.letters is a list of letters and holds no events"
+    ):
         find_traces(tmp_path / "job.letters")
 
 
@@ -300,7 +379,11 @@ def changed(partial: RankTables, name: str, value: Any) -> RankTables:
     values = rows.table[column].copy()
     values[0] = value
     return replace(
-        partial, tables={**partial.tables, table: replace(rows, table=rows.table.assign(**{column: values}))}
+        partial,
+        tables={
+            **partial.tables,
+            table: replace(rows, table=rows.table.assign(**{column: values})),
+        },
     )
 
 
@@ -329,15 +412,25 @@ def test_a_number_that_no_trace_gives_is_refused(
     assert str(path) in str(raised.value)
 
 
-def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(whole: RankTables, tmp_path: Path) -> None:
-    for name, value in (("steps.step_us", float("nan")), ("collectives.queue_us", -3.0), ("steps.idle_us", -1e-9)):
+def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(
+    whole: RankTables, tmp_path: Path
+) -> None:
+    for name, value in (
+        ("steps.step_us", float("nan")),
+        ("collectives.queue_us", -3.0),
+        ("steps.idle_us", -1e-9),
+    ):
         write_partial(changed(whole, name, value), tmp_path / "a.dpscope")
         assert len(read_partial(tmp_path / "a.dpscope").ranks) == RANKS
 
 
 @pytest.mark.long
-def test_partials_of_several_jobs_are_distinguished_by_folder_and_compared_as_repeats(tmp_path: Path) -> None:
-    """As their traces are; a folder in which a job's partials lie next to one that joins them is still one job."""
+def test_partials_of_several_jobs_are_distinguished_by_folder_and_compared_as_repeats(
+    tmp_path: Path,
+) -> None:
+    """As their traces are; a folder in which a job's partials lie next to one that joins them is
+    still one job.
+    """
     for side, factor in (("before", 1.0), ("after", 1.5)):
         for job in "012":
             made = write_ddp_job(tmp_path / "traces" / side / job, 2, factor + int(job) / 100)
@@ -352,12 +445,21 @@ def test_partials_of_several_jobs_are_distinguished_by_folder_and_compared_as_re
         assert_equal(own, expected[name])
     results = [
         CliRunner().invoke(
-            app, ["compare", str(tmp_path / kind / "before"), str(tmp_path / kind / "after"), "--format", "json"]
+            app,
+            [
+                "compare",
+                str(tmp_path / kind / "before"),
+                str(tmp_path / kind / "after"),
+                "--format",
+                "json",
+            ],
         )
         for kind in ("traces", "partials")
     ]
     assert results[0].exit_code == results[1].exit_code
-    assert json.loads(results[0].stdout)["changes"] == json.loads(results[1].stdout)["changes"] != []
+    assert (
+        json.loads(results[0].stdout)["changes"] == json.loads(results[1].stdout)["changes"] != []
+    )
 
 
 def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
@@ -389,7 +491,9 @@ class Submitted:
 
 
 class Jobs:
-    """An executor whose jobs are no futures; that of one file is lost, as on a node that went away."""
+    """An executor whose jobs are no futures; that of one file is lost, as on a node that went
+    away.
+    """
 
     def submit(self, work: Callable[..., object], file: Path, *rest: object) -> Submitted:
         def result() -> object:
@@ -400,11 +504,16 @@ class Jobs:
         return Submitted(result)
 
 
-def test_jobs_that_are_not_futures_are_awaited_and_a_lost_one_is_reported(traces: Path, tmp_path: Path) -> None:
+def test_jobs_that_are_not_futures_are_awaited_and_a_lost_one_is_reported(
+    traces: Path, tmp_path: Path
+) -> None:
     made = reduce_traces(traces, tmp_path / "n0.dpscope", executor=cast("Any", Jobs()))
     assert made.ranks == RANKS - 1
     (unread,) = made.unread
-    assert "0_2.pt.trace.json.gz ended without an answer (RuntimeError: job 17 is gone)" in unread.message
+    assert (
+        "0_2.pt.trace.json.gz ended without an answer (RuntimeError: job 17 is gone)"
+        in unread.message
+    )
     assert reduce_traces(traces, made.path).ranks == RANKS
 
 
@@ -437,7 +546,11 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
     assert (taken_up.read, taken_up.kept) == (RANKS - after, after)
     assert sorted(read) == sorted(path.name for path in traces.iterdir())
     assert equal_ranks(read_partial(taken_up.path), read_partial(whole.path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.dpscope", "traces", "whole.dpscope"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "killed.dpscope",
+        "traces",
+        "whole.dpscope",
+    ]
 
 
 def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path: Path) -> None:
@@ -445,17 +558,27 @@ def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path:
     ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
     assert ended.exit_code == 2
     assert "3 ranks" in ended.output
-    assert [line for line in ended.output.splitlines() if "not read" in line and "0_2.pt.trace" in line]
-    (finding,) = [one for one in analyze_traces(tmp_path / "n0.dpscope").findings if one.code == "file_not_read"]
+    assert [
+        line for line in ended.output.splitlines() if "not read" in line and "0_2.pt.trace" in line
+    ]
+    (finding,) = [
+        one
+        for one in analyze_traces(tmp_path / "n0.dpscope").findings
+        if one.code == "file_not_read"
+    ]
     assert "0_2.pt.trace.json.gz" in finding.message
     write_trace(ddp_trace(2, RANKS).trace, traces / "0_2.pt.trace.json.gz")
     repeated = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
     assert repeated.exit_code == 0
     assert "4 ranks, 3 of them already reduced" in repeated.output
-    assert "file_not_read" not in {one.code for one in analyze_traces(tmp_path / "n0.dpscope").findings}
+    assert "file_not_read" not in {
+        one.code for one in analyze_traces(tmp_path / "n0.dpscope").findings
+    }
 
 
-def test_of_traces_none_of_which_can_be_read_nothing_is_written(traces: Path, tmp_path: Path) -> None:
+def test_of_traces_none_of_which_can_be_read_nothing_is_written(
+    traces: Path, tmp_path: Path
+) -> None:
     for path in traces.iterdir():
         path.write_bytes(b"no trace")
     with pytest.raises(DpscopeError, match=r"no trace could be read: .*0_0.pt.trace.json.gz.*"):
@@ -472,7 +595,14 @@ def test_a_trace_that_is_cut_short_is_reduced_and_reported(traces: Path, tmp_pat
     assert "0_1.pt.trace.json.gz and 1 more are cut short or damaged" in ended.output
 
 
-TASKS = ("SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE")
+TASKS = (
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+)
 
 
 @pytest.mark.parametrize("tasks", [1, 3, 33])
@@ -481,10 +611,17 @@ def test_shares_hold_every_file_once(tasks: int) -> None:
     stated = [read_share(f"{task + 1}/{tasks}", {}).among(files) for task in range(tasks)]
     assert sorted(name for share in stated for name in share) == sorted(files)
     for index, count in zip(TASKS[::2], TASKS[1::2], strict=True):
-        auto = [read_share("auto", {index: str(task), count: str(tasks)}).among(files) for task in range(tasks)]
+        auto = [
+            read_share("auto", {index: str(task), count: str(tasks)}).among(files)
+            for task in range(tasks)
+        ]
         assert auto == stated
     wrong = ("0/2", "3/2", "half", f"1/{'9' * 5000}")  # int() refuses so many digits
-    for text, environment in (("auto", {}), ("auto", {"SLURM_PROCID": "0"}), *((one, {}) for one in wrong)):
+    for text, environment in (
+        ("auto", {}),
+        ("auto", {"SLURM_PROCID": "0"}),
+        *((one, {}) for one in wrong),
+    ):
         with pytest.raises(DpscopeError, match="--share"):
             read_share(text, environment)
 
@@ -522,7 +659,10 @@ def of_version(place: Path, version: int) -> None:
             lambda _, place: of_version(place, FORMAT_VERSION + 1),
             "this dpscope reads.*it is the output file: remove it first, or choose another",
         ),
-        (lambda _, place: of_version(place, 0), "of version 0.*it is the output file: remove it first"),
+        (
+            lambda _, place: of_version(place, 0),
+            "of version 0.*it is the output file: remove it first",
+        ),
         (lambda traces, _: [path.unlink() for path in traces.iterdir()], "holds no trace"),
     ],
 )
@@ -554,11 +694,15 @@ def test_traces_saved_by_a_killed_call_of_another_version_are_read_again_and_a_f
     assert unfinished.read_text() == "mine"
 
 
-def test_an_unwritable_output_is_reported(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_output_is_reported(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
-    with pytest.raises(DpscopeError, match=r"cannot write .*: No space left on device; choose another"):
+    with pytest.raises(
+        DpscopeError, match=r"cannot write .*: No space left on device; choose another"
+    ):
         reduce_traces(traces, tmp_path / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]

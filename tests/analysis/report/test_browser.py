@@ -1,4 +1,6 @@
-"""The page in a real browser, offline, from the example run with hostile names planted into its files."""
+"""The page in a real browser, offline, from the example run with hostile names planted into its
+files.
+"""
 
 import gzip
 import json
@@ -16,7 +18,9 @@ from tests.helpers.paths import EXAMPLE_RUN
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)"
+    ),
 ]
 
 UNFOLD = "document.querySelectorAll('.folded > details').forEach(section => section.open = true)"
@@ -59,7 +63,8 @@ def test_it_loads_without_error_and_asks_for_nothing(opened: Browser, page: Path
 
 def test_names_from_files_are_text(opened: Browser) -> None:
     assert opened.run("window.ran") is None
-    assert opened.run("document.querySelectorAll('script').length") == 3  # the data, and two of the page's own
+    # the data, and two of the page's own
+    assert opened.run("document.querySelectorAll('script').length") == 3
     shown = opened.run("document.body.innerText")
     assert shown.count(HOSTILE) == 3  # in the setting, and twice in the environment
     bars = "JSON.parse(document.getElementById('timeline-data').textContent).flatMap(c => c.lanes).flatMap(l => l.bars)"
@@ -108,8 +113,12 @@ def test_a_heading_shows_its_meaning_on_focus_and_on_hover(opened: Browser) -> N
     assert not opened.run("document.getElementById('tip').hidden")
     opened.press("Escape")
     assert opened.run("document.getElementById('tip').hidden")
-    opened.mouse("mouseMoved", *middle(opened, "document.querySelectorAll('#table-time thead button')[5]"))
-    assert "Global batch over the median step" in opened.run("document.getElementById('tip').textContent")
+    opened.mouse(
+        "mouseMoved", *middle(opened, "document.querySelectorAll('#table-time thead button')[5]")
+    )
+    assert "Global batch over the median step" in opened.run(
+        "document.getElementById('tip').textContent"
+    )
     described = "document.getElementById(document.querySelector('#table-time button').getAttribute('aria-describedby'))"
     assert "Strategy" in opened.run(f"{described}.textContent")
 
@@ -124,7 +133,9 @@ def shown_range(opened: Browser) -> str:
 
 def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
     view = "document.getElementById('timeline-view')"
-    cells = opened.run("[...document.getElementById('timeline-cell').options].map(option => option.text)")
+    cells = opened.run(
+        "[...document.getElementById('timeline-cell').options].map(option => option.text)"
+    )
     assert cells[0] == "ddp-d2-b8"  # the cell that the verdict speaks of
     opened.run("document.getElementById('timeline-cell').value = '0'")
     opened.run("document.getElementById('timeline-cell').dispatchEvent(new Event('change'))")
@@ -148,7 +159,8 @@ def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
     assert shown_range(opened) != zoomed
     opened.press("n")
     detail = opened.run("document.getElementById('timeline-detail').textContent")
-    assert "broadcast; 64 B" in detail  # the first collective of the step: the model's 16 floats of buffers
+    # the first collective of the step: the model's 16 floats of buffers
+    assert "broadcast; 64 B" in detail
     assert opened.run("document.querySelectorAll('#timeline-view .k-exposed').length") > 0
     assert opened.errors == []
 
@@ -166,7 +178,17 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(
         f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     assert opened.run(too_wide) == []
-    for selector in ("body", ".faint", ".next", ".warning", "a", "td", "thead button", "#timeline-detail", ".lane"):
+    for selector in (
+        "body",
+        ".faint",
+        ".next",
+        ".warning",
+        "a",
+        "td",
+        "thead button",
+        "#timeline-detail",
+        ".lane",
+    ):
         ratio = opened.run(f"({CONTRAST})(document.querySelector({json.dumps(selector)}))")
         assert ratio >= 4.5, (selector, ratio)  # WCAG 2.2, 1.4.3, AA
     assert opened.errors == []
@@ -182,12 +204,16 @@ def test_printing_opens_what_is_folded_and_closes_it_again(opened: Browser) -> N
 
 
 def test_every_word_of_a_heading_leads_to_its_meaning(opened: Browser) -> None:
-    links = opened.run("[...document.querySelectorAll('.terms a')].map(one => one.getAttribute('href').slice(1))")
+    links = opened.run(
+        "[...document.querySelectorAll('.terms a')].map(one => one.getAttribute('href').slice(1))"
+    )
     assert {"word-exposed", "word-bus-bandwidth", "word-weak"} <= set(links)
     assert [name for name in links if not opened.run(f"!!document.getElementById('{name}')")] == []
 
 
-def test_tables_use_the_room_there_is_and_figures_are_seen_whole(opened: Browser, page: Path) -> None:
+def test_tables_use_the_room_there_is_and_figures_are_seen_whole(
+    opened: Browser, page: Path
+) -> None:
     hidden = (
         "[...document.querySelectorAll({})].filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)"
         ".map(e => e.getAttribute('aria-labelledby'))"
@@ -202,7 +228,8 @@ def test_tables_use_the_room_there_is_and_figures_are_seen_whole(opened: Browser
     assert opened.run(hidden.format("'figure .scroll'")) == []
 
 
-# WCAG 2.2's relative luminance and contrast ratio, of an element's text on the nearest ground that is not transparent.
+# WCAG 2.2's relative luminance and contrast ratio, of an element's text on the nearest ground that
+# is not transparent.
 CONTRAST = """element => {
   const parse = text => text.match(/[0-9.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)

@@ -1,4 +1,6 @@
-"""The tables of studies, from the example run: measured values are shown, missing ones omitted with the reason."""
+"""The tables of studies, from the example run: measured values are shown, missing ones omitted with
+the reason.
+"""
 
 import csv
 import shutil
@@ -47,7 +49,9 @@ def entry(table: TextTable, strategy: str, quantity: str) -> float:
 
 
 def test_an_epoch_is_steps_per_epoch_times_a_step(study: Study, comparison: Comparison) -> None:
-    """So the sum of an epoch's parts compares with its subtraction: both are seconds of the same epoch."""
+    """So the sum of an epoch's parts compares with its subtraction: both are seconds of the same
+    epoch.
+    """
     ddp = comparison.rows["ddp-d2-b8"]
     steps = known(ddp.steps_per_epoch)
     assert steps > 1
@@ -70,22 +74,32 @@ def test_an_epoch_is_steps_per_epoch_times_a_step(study: Study, comparison: Comp
 
 
 def test_no_part_exceeds_the_epoch_of_its_table(study: Study) -> None:
-    """Parts are of traced steps, which may be longer or shorter than the untraced ones of the epochs elsewhere."""
+    """Parts are of traced steps, which may be longer or shorter than the untraced ones of the
+    epochs elsewhere.
+    """
     table = titled(study, "Compute and communication")
     assert "epoch [s]" not in {row[2] for row in table.rows}
     for strategy in ("single", "dp-host", "ddp"):
         epoch = entry(table, strategy, "epoch, traced [s]")
         assert entry(table, strategy, "compute [s]") < epoch
         if strategy != "single":
-            parts = entry(table, strategy, "compute [s]") + entry(table, strategy, "exposed, measured [s]")
+            parts = entry(table, strategy, "compute [s]") + entry(
+                table, strategy, "exposed, measured [s]"
+            )
             assert parts <= epoch * 1.002  # both parts are rounded
     assert any("parts of the traced epoch" in note for note in table.notes)
 
 
 def test_a_layout_by_devices_has_the_same_values(comparison: Comparison, study: Study) -> None:
-    turned = titled(classic_tables(loaded(), comparison, by_devices=True), "Compute and communication")
+    turned = titled(
+        classic_tables(loaded(), comparison, by_devices=True), "Compute and communication"
+    )
     assert turned.headings[:4] == ("strategy", "devices", "b", "epoch, traced [s]")
-    assert [row[:3] for row in turned.rows] == [("single", "1", "8"), ("dp-host", "2", "8"), ("ddp", "2", "8")]
+    assert [row[:3] for row in turned.rows] == [
+        ("single", "1", "8"),
+        ("dp-host", "2", "8"),
+        ("ddp", "2", "8"),
+    ]
     table = titled(study, "Compute and communication")
     values = {(row[0], row[2]): row[3] for row in table.rows}
     for row in turned.rows:
@@ -104,23 +118,37 @@ def test_results_hold_a_row_per_cell_and_no_empty_column(study: Study) -> None:
         "rounded up to whole steps" in note for note in table.notes
     )  # why it is not `weak_efficiency` to the digit
     row = dict(zip(table.headings, table.rows[2], strict=True))
-    assert float(row["efficiency, same b [%]"]) == pytest.approx(100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3)
+    assert float(row["efficiency, same b [%]"]) == pytest.approx(
+        100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3
+    )
 
 
 def test_empty_parts_are_omitted_with_the_reason(study: Study) -> None:
     titles = [one.title for one in study.tables]
-    assert all(set(row[3:]) != {"NA"} for one in study.tables if one.title != "Results" for row in one.rows)
+    assert all(
+        set(row[3:]) != {"NA"} for one in study.tables if one.title != "Results" for row in one.rows
+    )
     assert "Epoch seconds and speedup at fixed global batch" not in titles
     assert "Epoch seconds with and without data loading" not in titles
-    assert "Bandwidth and utilisation: no dp-host: host copies within one process: no link is used" in study.left_out
+    assert (
+        "Bandwidth and utilisation: no dp-host: host copies within one process: no link is used"
+        in study.left_out
+    )
     reasons = "\n".join(study.left_out)
-    for reason in ("add --scaling strong", "--data synthetic loads nothing", "give --link", "nothing was trained here"):
+    for reason in (
+        "add --scaling strong",
+        "--data synthetic loads nothing",
+        "give --link",
+        "nothing was trained here",
+    ):
         assert reasons.count(reason) == 1, reason
     assert "Published" not in reasons  # none were requested
 
 
 @pytest.mark.long
-def test_the_command_prints_them_and_keeps_data_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_prints_them_and_keeps_data_apart(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from rich.console import Console
 
     from dpscope.analysis.output.analyze import Targets, print_run
@@ -137,7 +165,9 @@ def test_the_command_prints_them_and_keeps_data_apart(capsys: pytest.CaptureFixt
     assert "no test accuracy [%]: nothing was trained here" in printed.err
 
 
-def published(quantity: PublishedQuantity, value: float, unit: str = "s", **other: object) -> PublishedValue:
+def published(
+    quantity: PublishedQuantity, value: float, unit: str = "s", **other: object
+) -> PublishedValue:
     """A value of the example run's DDP cell; `other` overrides."""
     values = {
         "source": "a report", "hardware": "4x L4", "model": "tiny_models:tiny", "data": "synthetic", "strategy": "ddp",
@@ -150,7 +180,9 @@ def published(quantity: PublishedQuantity, value: float, unit: str = "s", **othe
 def with_published(run: RunData, *values: PublishedValue) -> RunData:
     reporting = msgspec.structs.replace(run.manifest.config.reporting, published="others.csv")
     config = msgspec.structs.replace(run.manifest.config, reporting=reporting)
-    return replace(run, recorded=msgspec.structs.replace(run.manifest, config=config, published=values))
+    return replace(
+        run, recorded=msgspec.structs.replace(run.manifest, config=config, published=values)
+    )
 
 
 def test_published_values_are_shown_next_to_those_of_the_same_cell(study: Study) -> None:
@@ -159,7 +191,8 @@ def test_published_values_are_shown_next_to_those_of_the_same_cell(study: Study)
         published("epoch_seconds", 56.3),
         published("speedup", 1.8, unit="1"),
         published("utilisation", 1.25, unit="%"),
-        published("epoch_seconds", 17.41, strategy="dp"),  # of nn.DataParallel, which dp-host is not
+        # of nn.DataParallel, which dp-host is not
+        published("epoch_seconds", 17.41, strategy="dp"),
         published("epoch_seconds", 17.41, batch_size=16),
     )
     table = titled(classic_tables(data, compare(data)), "Published")
@@ -169,12 +202,20 @@ def test_published_values_are_shown_next_to_those_of_the_same_cell(study: Study)
         ("ddp-d2-b8", "speedup, same batch per device", "1.8", "by its clock", "a report (4x L4)"),
         ("ddp-d2-b8", "utilisation", "1.25%", "by its clock", "a report (4x L4)"),
     ]
-    assert float(table.rows[0][2].removesuffix(" s")) == pytest.approx(entry(epochs, "ddp", "epoch [s]"), abs=6e-3)
-    assert float(table.rows[1][2]) == pytest.approx(entry(epochs, "ddp", "speedup T_1(b)/T_N(b)"), abs=6e-3)
+    assert float(table.rows[0][2].removesuffix(" s")) == pytest.approx(
+        entry(epochs, "ddp", "epoch [s]"), abs=6e-3
+    )
+    assert float(table.rows[1][2]) == pytest.approx(
+        entry(epochs, "ddp", "speedup T_1(b)/T_N(b)"), abs=6e-3
+    )
     assert table.rows[2][2] == "NA"  # no link is known
     assert "no verdict" in table.notes[0]
     none = with_published(loaded())
-    assert [line for line in classic_tables(none, compare(none)).left_out if line.startswith("Published")] == [
+    assert [
+        line
+        for line in classic_tables(none, compare(none)).left_out
+        if line.startswith("Published")
+    ] == [
         "Published values of the same cells (other hardware): others.csv has no row for a measured cell: model, data, "
         "strategy, devices and batch must be the same"
     ]
@@ -186,10 +227,14 @@ def measured_cell(cell: Cell, step_us: float, **phases: float) -> Job:
 
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
-ONE_NODE, TWO_NODES = (Cell(strategy="ddp", devices=2, batch_size=8, nodes=nodes) for nodes in (1, 2))
+ONE_NODE, TWO_NODES = (
+    Cell(strategy="ddp", devices=2, batch_size=8, nodes=nodes) for nodes in (1, 2)
+)
 
 
-def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own_and_named_by_the_first_answer() -> None:
+def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own_and_named_by_the_first_answer() -> (
+    None
+):
     single, one_node, two_nodes = (
         measured_cell(SINGLE, 100.0),
         measured_cell(ONE_NODE, 80.0),
@@ -214,10 +259,14 @@ def test_phases_are_columns_and_rows_of_an_epoch() -> None:
     assert [row[-3:] for row in phase_view.rows] == [("30.0", "50.0", "10.0")] * 2
     tables = {one.title: one for one in classic_tables(run, comparison).tables}
     rows = tables["Compute and communication of an epoch, traced"].rows
-    assert {"forward [s]", "backward [s]", "optimizer [s]"} <= {row[2] for row in rows if row[0] == "ddp"}
+    assert {"forward [s]", "backward [s]", "optimizer [s]"} <= {
+        row[2] for row in rows if row[0] == "ddp"
+    }
 
 
-def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one_and_the_calibrated_rate_replaces_a_link() -> None:
+def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one_and_the_calibrated_rate_replaces_a_link() -> (
+    None
+):
     """Ring bytes of 2 devices are the gradients' bytes: over 20 us of subtraction."""
     buckets = [(float(SIZES.gradient_bytes), 10.0, 16.0)]
     several = cell_data(

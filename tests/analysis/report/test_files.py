@@ -1,4 +1,6 @@
-"""The files of a report: figures in the requested formats and no others of dpscope's; a file edited by hand stays."""
+"""The files of a report: figures in the requested formats and no others of dpscope's; a file edited
+by hand stays.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -47,7 +49,9 @@ def test_figures_have_the_requested_formats_and_no_others_stay(report: Report) -
 
 
 @pytest.mark.long
-def test_trainings_leave_the_figures_of_a_measured_run(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_leave_the_figures_of_a_measured_run(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = {"training_loss": Figure(figsize=(1, 1))}
     monkeypatch.setattr("dpscope.analysis.figures.training.training_figures", lambda _: small)
     folder = write_report(report).parent

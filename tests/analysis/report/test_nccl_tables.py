@@ -39,7 +39,9 @@ def test_rows_hold_the_choice(tmp_path: Path) -> None:
     assert (nvls.words, tree.words, ring.words) == ("nvls, simple", "tree, ll128", "ring, simple")
     assert (nvls.calls, tree.calls, ring.calls) == (1, 1, 2)
     assert (job.ring_bytes, job.bytes_in_all) == (2 * 1_576_964, 2 * 1_576_964 + 907_840 + 64)
-    assert ring_sentence(job).startswith("on 8 ranks the ring formula describes 3.15 MB of 4.06 MB (78%)")
+    assert ring_sentence(job).startswith(
+        "on 8 ranks the ring formula describes 3.15 MB of 4.06 MB (78%)"
+    )
 
 
 def chapter(folder: Path, *lines: str) -> NcclChapter:
@@ -59,16 +61,23 @@ def test_connections_are_counted_by_transport(tmp_path: Path) -> None:
 def test_a_size_between_two_has_their_choice_if_it_is_one(tmp_path: Path) -> None:
     sizes = {1024: "TREE", 4096: "RING", 65536: "RING"}
     made = chapter(tmp_path, *(all_reduce(size, name, "SIMPLE") for size, name in sizes.items()))
-    found = [made.choice(8, 1, "all_reduce", size) for size in (512, 1024, 2048, 5000, 65536, 70000)]
+    found = [
+        made.choice(8, 1, "all_reduce", size) for size in (512, 1024, 2048, 5000, 65536, 70000)
+    ]
     choices = [row.words if row is not None else None for row in found]
     assert choices == [None, "tree, simple", None, "ring, simple", "ring, simple", None]
     assert made.choice(4, 1, "all_reduce", 4096) is None
 
 
-def test_a_choice_of_an_unnamed_collective_holds_where_all_of_its_size_are_alike(tmp_path: Path) -> None:
-    """Before 2.19 NCCL did not print the kind: 4 KiB ran on a ring whatever they were, 1 MiB as a tree and on a ring."""
+def test_a_choice_of_an_unnamed_collective_holds_where_all_of_its_size_are_alike(
+    tmp_path: Path,
+) -> None:
+    """Before 2.19 NCCL did not print the kind: 4 KiB ran on a ring whatever they were, 1 MiB as a
+    tree and on a ring.
+    """
     lines = [
-        f"{size} Bytes -> Algo {number} proto 2 time 1.0" for size, number in ((4096, 1), (1 << 20, 0), (1 << 20, 1))
+        f"{size} Bytes -> Algo {number} proto 2 time 1.0"
+        for size, number in ((4096, 1), (1 << 20, 0), (1 << 20, 1))
     ]
     made = chapter(tmp_path, *lines)
     found = [made.choice(8, 1, "all_reduce", size) for size in (4096, 1 << 20)]
@@ -77,18 +86,30 @@ def test_a_choice_of_an_unnamed_collective_holds_where_all_of_its_size_are_alike
 
 def test_predictions_by_collective_show_the_choice(tmp_path: Path) -> None:
     """2 MB between two sizes that ran as trees."""
-    made = chapter(tmp_path, *(all_reduce(size, "TREE", "LL128") for size in (1_000_000, 4_000_000)))
+    made = chapter(
+        tmp_path, *(all_reduce(size, "TREE", "LL128") for size in (1_000_000, 4_000_000))
+    )
     one = CollectivePrediction(
-        "ddp-d8-b4", "all_reduce", size_bytes=2_000_000, ranks=8, per_step=1, measured_us=60.0, predicted_us=50.0
+        "ddp-d8-b4",
+        "all_reduce",
+        size_bytes=2_000_000,
+        ranks=8,
+        per_step=1,
+        measured_us=60.0,
+        predicted_us=50.0,
     )
     comparison = Comparison(predictions=(one,))
-    table = known(collective_table(comparison, lambda each: made.choice(8, 1, each.kind, each.size_bytes)))
+    table = known(
+        collective_table(comparison, lambda each: made.choice(8, 1, each.kind, each.size_bytes))
+    )
     assert (table.headings[3], table.rows[0][3]) == ("NCCL chose", "tree, ll128")
 
 
 def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
     log = written_log(tmp_path, 16, *LINES)
-    with pytest.raises(DpscopeError, match=r"a log of another job, whose largest communicator has 16 ranks") as raised:
+    with pytest.raises(
+        DpscopeError, match=r"a log of another job, whose largest communicator has 16 ranks"
+    ) as raised:
         job_log([log], [2, 8])
     assert "\n" not in str(raised.value)
     assert str(raised.value).endswith("give the log of the job with 2 or 8 ranks")
@@ -127,11 +148,15 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_with_the_log_of_one_of_its_jobs(tmp_path: Path) -> None:
-    status, output = analyze(EXAMPLE_RUN, "--nccl-log", written_log(tmp_path, 2, *LINES), "--format", "json")
+    status, output = analyze(
+        EXAMPLE_RUN, "--nccl-log", written_log(tmp_path, 2, *LINES), "--format", "json"
+    )
     content = json.loads(output)
     assert [job["ranks"] for job in content["nccl"]] == [2]
     for measured in (EXAMPLE_RUN, DLRM):
-        status, message = analyze(measured, "--nccl-log", written_log(tmp_path, 64, *LINES), "--format", "json")
+        status, message = analyze(
+            measured, "--nccl-log", written_log(tmp_path, 64, *LINES), "--format", "json"
+        )
         assert (status, "a log of another job" in message) == (2, True)
     _, output = analyze(EXAMPLE_RUN, "--format", "json")
     assert json.loads(output)["nccl"] == []
@@ -158,7 +183,11 @@ NO_RDMA = "connections over InfiniBand or RoCE has no GPUDirect RDMA"
 @pytest.mark.parametrize(
     ("code", "message", "lines"),
     [
-        ("sockets_with_infiniband", "2 connections of ranks use TCP sockets (NET/Socket), ", (IB, *SOCKETS)),
+        (
+            "sockets_with_infiniband",
+            "2 connections of ranks use TCP sockets (NET/Socket), ",
+            (IB, *SOCKETS),
+        ),
         ("", "no InfiniBand", SOCKETS),
         ("no_gpu_direct_rdma", f"1 of 2 {NO_RDMA}", (IB, THROUGH_HOST, DIRECT)),
         ("", "all direct", (IB, DIRECT, connection(1, 5, "NET/IB/0(4)/GDRDMA"))),

@@ -1,4 +1,6 @@
-"""The report page without a browser: content, escaping, omissions; the numbers of figures and models by hand."""
+"""The report page without a browser: content, escaping, omissions; the numbers of figures and
+models by hand.
+"""
 
 import json
 from dataclasses import replace
@@ -26,7 +28,15 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
-from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, traced_table, windows, with_tables
+from tests.helpers.run_cells import (
+    all_reduces,
+    calibration,
+    cell_data,
+    run_of,
+    traced_table,
+    windows,
+    with_tables,
+)
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -47,7 +57,9 @@ def example() -> Report:
 @pytest.mark.long
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
     tables = example.tables
-    assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(tables)
+    assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(
+        tables
+    )
     named = [name for section in pages.SECTIONS for name in section.tables]
     assert len(named) == len(set(named))
     assert set(tables) <= set(named)
@@ -59,7 +71,10 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
 def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
     drawn = example.figures
     assert len(drawn) >= 6
-    named = [*pages.FIRST_FIGURES, *(name for section in pages.SECTIONS for name in section.figures)]
+    named = [
+        *pages.FIRST_FIGURES,
+        *(name for section in pages.SECTIONS for name in section.figures),
+    ]
     assert set(drawn) <= set(named)
     assert set(named) == set(figures.CAPTIONS)
 
@@ -70,8 +85,13 @@ def test_the_page_escapes_text(example: Report) -> None:
     finding = msgspec.structs.replace(example.findings[0], message=hostile)
     view = replace(page.timelines[0], cell=hostile, notes=(hostile,))
     table = page.tables["time"]
-    tables = {**page.tables, "time": replace(table, title=hostile, rows=((hostile,) * len(table.headings),))}
-    page = replace(page, name=hostile, headline=hostile, setting=hostile, environment=((hostile, hostile),))
+    tables = {
+        **page.tables,
+        "time": replace(table, title=hostile, rows=((hostile,) * len(table.headings),)),
+    }
+    page = replace(
+        page, name=hostile, headline=hostile, setting=hostile, environment=((hostile, hostile),)
+    )
     text = pages.render_page(replace(page, findings=(finding,), timelines=(view,), tables=tables))
     assert hostile not in text
     assert text.count("&lt;script&gt;alert(1)") > 10
@@ -98,7 +118,9 @@ def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
 def test_a_links_name_is_text_in_a_figure() -> None:
     hostile = '<script>alert(1)</script> $x_1$ & "id="'
     link = LinkRate(gb_per_s=5.0, name=hostile, source="a file")
-    sources = Costs(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
+    sources = Costs(
+        None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link})
+    )
     figure = known(bandwidths(run_of(exchanging_once()), sources))
     svg = figures.for_page("busbw", figures.saved(figure, "svg").decode())
     assert "<script" not in svg
@@ -117,12 +139,16 @@ def dp_phases(exposed: dict[str, float]) -> Table:
 
 
 def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
-    """DP 1000 us: 600 compute, 250 exposed, 30 host copies, 120 idle. DDP 700: 550, 100, 10, 40. The gap is 300."""
+    """DP 1000 us: 600 compute, 250 exposed, 30 host copies, 120 idle. DDP 700: 550, 100, 10, 40.
+    The gap is 300.
+    """
     dp = measured(
         DP, 1000.0, compute_us=600.0, communication_us=250.0, hidden_us=0.0, exposed_us=250.0, host_copy_us=30.0,
         idle_us=150.0,
     )  # fmt: skip
-    dp = with_tables(dp, dp_phases=dp_phases({"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0}))
+    dp = with_tables(
+        dp, dp_phases=dp_phases({"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0})
+    )
     ddp = measured(
         DDP, 700.0, compute_us=550.0, communication_us=300.0, hidden_us=200.0, exposed_us=100.0, host_copy_us=10.0,
         idle_us=50.0,
@@ -144,7 +170,9 @@ def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
 
 def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
     small, large = measured(SINGLE, 100.0, compute_us=90.0, idle_us=10.0), Cell("single", 1, 16)
-    died = CellResult(cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory")
+    died = CellResult(
+        cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory"
+    )
     run = run_of(small, replace(planned_job(large), results=(died,)))
     figure = known(batch_figure(run, compare(run)))
     crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
@@ -155,7 +183,13 @@ def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
 def exchanging() -> Job:
     """4 MB all-reduced in 2500 us of a step of 9000, none of it hidden."""
     ddp = measured(
-        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, hidden_us=0.0, exposed_us=2500.0, idle_us=500.0
+        DDP,
+        9000.0,
+        compute_us=6000.0,
+        communication_us=2500.0,
+        hidden_us=0.0,
+        exposed_us=2500.0,
+        idle_us=500.0,
     )
     return with_tables(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
 
@@ -164,12 +198,16 @@ def exchanging_once() -> Job:
     """The same as matching would have it: both ranks' rows of a step are one collective."""
     data = exchanging()
     table = data.tables.collectives
-    rates = table.assign(match=table["step"], busbw_gb_per_s=table["bytes"] / table["transfer_us"] / 1e3)
+    rates = table.assign(
+        match=table["step"], busbw_gb_per_s=table["bytes"] / table["transfer_us"] / 1e3
+    )
     return with_tables(data, collectives=rates)
 
 
 def test_formulas_hold_the_numbers_that_give_their_result() -> None:
-    """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us. Over a link of 1 GB/s: 2 x 1/2 x 4 ms."""
+    """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us. Over a link of 1 GB/s: 2
+    x 1/2 x 4 ms.
+    """
     sources, run = Costs(None, calibration({"all_reduce": (10.0, 2.0)})), run_of(exchanging())
     table = formula_table(run, compare(run, calibration=sources.calibration))
     rows = {row[1]: row for row in table.rows}
@@ -186,7 +224,9 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
 
 
 def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_rank() -> None:
-    """4 MB: 4 us + S / 2.5 GB/s = 1,604 us of the fastest rank, 2.49 GB/s; the schedule waits for the slowest, 2,010 us."""
+    """4 MB: 4 us + S / 2.5 GB/s = 1,604 us of the fastest rank, 2.49 GB/s; the schedule waits for
+    the slowest, 2,010 us.
+    """
     slowest, fastest = (calibration({"all_reduce": line}) for line in ((10.0, 2.0), (4.0, 2.5)))
     shortest = msgspec.structs.replace(fastest.fits[0], statistic="shortest")
     sources = Costs(None, msgspec.structs.replace(slowest, fits=(*slowest.fits, shortest)))
@@ -209,11 +249,17 @@ def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_r
     assert np.interp(np.log(4e6), np.log(sizes), rates) == pytest.approx(4e6 / 1604 / 1e3, rel=1e-3)
 
 
-def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no_time_of_readiness() -> None:
-    """A broadcast whose launch is unknown in front of an all-reduce of 2010 us, as calibrated, that is ready at 5000 us."""
+def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no_time_of_readiness() -> (
+    None
+):
+    """A broadcast whose launch is unknown in front of an all-reduce of 2010 us, as calibrated, that
+    is ready at 5000 us.
+    """
     data = exchanging()
     reduced = data.tables.collectives.assign(ready_us=5000.0)
-    broadcast = reduced.assign(kind="broadcast", bytes=4000, ready_us=None, start_us=50.0, duration_us=10.0)
+    broadcast = reduced.assign(
+        kind="broadcast", bytes=4000, ready_us=None, start_us=50.0, duration_us=10.0
+    )
     run = run_of(with_tables(data, collectives=joined([broadcast, reduced])))
     sources = Costs(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
     table = formula_table(run, compare(run, calibration=sources.calibration))
@@ -237,7 +283,9 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
         "samples_per_s", "step_us", "compute_us", "idle_us", "wait_us", "exposed_us", "communication_us",
         "traced_step_us",
     )  # fmt: skip
-    known = replace(example.comparison.rows["ddp-d2-b8"], reasons=dict.fromkeys(columns, "the file was lost"))
+    known = replace(
+        example.comparison.rows["ddp-d2-b8"], reasons=dict.fromkeys(columns, "the file was lost")
+    )
     lost = replace(example.comparison, rows={known.cell: known})
     (one,) = missing_reasons(lost)
     headings = "samples/s, step, compute, idle, all waiting, exposed and 2 more"
@@ -245,10 +293,17 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
 
 
 def test_options_do_not_break_across_lines() -> None:
-    text = str(pages.unbroken("Run dpscope run --batch-size 128,512 --overlap off, or --fresh (not a--b) <b>."))
+    text = str(
+        pages.unbroken(
+            "Run dpscope run --batch-size 128,512 --overlap off, or --fresh (not a--b) <b>."
+        )
+    )
     assert '<span class="option">--batch-size 128,512</span>' in text
     assert '<span class="option">--overlap off</span>, or' in text
-    assert '<span class="option">--fresh</span>' in text or '<span class="option">--fresh </span>' in text
+    assert (
+        '<span class="option">--fresh</span>' in text
+        or '<span class="option">--fresh </span>' in text
+    )
     assert "a--b" in text
     assert "&lt;b&gt;" in text
 
@@ -265,10 +320,15 @@ def test_the_page_opens_on_the_answers(example: Report) -> None:
     assert page.timelines[0].cell == example.verdict.cell
     shown = pages.render_page(page)
     places = [
-        shown.index(f'id="{one}"') for one in ("answers", "figure-communication", "figure-step_split", "findings")
+        shown.index(f'id="{one}"')
+        for one in ("answers", "figure-communication", "figure-step_split", "findings")
     ]
     assert places == sorted(places)
-    assert [section.name for section, _, _ in page.sections if section.open] == ["timeline", "waiting", "scaling"]
+    assert [section.name for section, _, _ in page.sections if section.open] == [
+        "timeline",
+        "waiting",
+        "scaling",
+    ]
     assert [section.open for section, _, _ in page.sections] == sorted(
         [section.open for section, _, _ in page.sections]
     )[::-1]

@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.report.rank_tables import contention_table, phase_table, rank_table, wait_table
+from dpscope.analysis.report.rank_tables import (
+    contention_table,
+    phase_table,
+    rank_table,
+    wait_table,
+)
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.analysis.traces.ranks.job import Job
@@ -20,7 +25,9 @@ STEPS = 2
 
 
 def with_waits(per_repeat: list[tuple[float, float]]) -> Job:
-    """Per repeat and step one all-reduce of 10 us transfer, in which rank 0 and rank 1 wait so long."""
+    """Per repeat and step one all-reduce of 10 us transfer, in which rank 0 and rank 1 wait so
+    long.
+    """
     rows = (
         {
             "repeat": repeat, "rank": rank, "device": 0, "step": step, "match": step, "start_us": 100.0 * step,
@@ -31,7 +38,9 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> Job:
         for step in range(STEPS)
     )  # fmt: skip
     repeats, collectives = len(per_repeat), traced_table("collectives", rows)
-    return cell_data(DDP, [[1.0] * 5] * repeats, windows(DDP, STEPS, repeats, step_us=100.0), collectives)
+    return cell_data(
+        DDP, [[1.0] * 5] * repeats, windows(DDP, STEPS, repeats, step_us=100.0), collectives
+    )
 
 
 def test_the_longest_wait_chooses_the_unit() -> None:
@@ -46,7 +55,8 @@ def test_the_longest_wait_chooses_the_unit() -> None:
 
 
 def test_waits_are_means_over_all_repeats() -> None:
-    """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3 and 10/3 us a step.
+    """Rank 0 waits 30 us a step in repeat 0, rank 1 10 us in repeat 1, no rank in repeat 2: 30/3
+    and 10/3 us a step.
 
     Of these, 15 and 10 us are not behind compute: 5 and 3.3 us a step, 60 and 40% of 8.3 us.
     """
@@ -65,7 +75,9 @@ def test_waits_are_means_over_all_repeats() -> None:
         for step in range(STEPS)
     )
     waiting = {(0, 0): 15.0, (1, 1): 10.0}
-    places = zip(data.tables.steps["repeat"].tolist(), data.tables.steps["rank"].tolist(), strict=True)
+    places = zip(
+        data.tables.steps["repeat"].tolist(), data.tables.steps["rank"].tolist(), strict=True
+    )
     steps = data.tables.steps.assign(exposed_wait_us=[waiting.get(place, 0.0) for place in places])
     data = with_tables(data, steps=steps, exposed_parts=traced_table("exposed_parts", rows))
     table = wait_table({"ddp-d2-b8": data.mean_waits})
@@ -89,7 +101,9 @@ def test_partial_windows_and_incomplete_traces_have_no_waits() -> None:
 
 
 def test_phases_are_means_over_repeats_without_the_first_step() -> None:
-    """Whole steps 1 and 2: 10 and 20 us in repeat 0, 30 and 40 us in repeat 1: 15 and 35, so 25 us."""
+    """Whole steps 1 and 2: 10 and 20 us in repeat 0, 30 and 40 us in repeat 1: 15 and 35, so 25
+    us.
+    """
     times = {(0, 0): 500.0, (0, 1): 10.0, (0, 2): 20.0, (1, 0): 500.0, (1, 1): 30.0, (1, 2): 40.0}
     rows = (
         {"repeat": repeat, "rank": 0, "device": 1, "step": step, "phase": "gather", "time_us": time}
@@ -97,7 +111,12 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
     )
     table = phase_table({"dp-d2-b8": traced_table("dp_phases", rows)})
     row = dict(zip(table.headings, table.rows[0], strict=True))
-    assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == ("dp-d2-b8", "1", "25.0", "NA")
+    assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == (
+        "dp-d2-b8",
+        "1",
+        "25.0",
+        "NA",
+    )
 
 
 @pytest.mark.long
@@ -106,8 +125,16 @@ def test_the_example_run_has_both_in_tables_and_json() -> None:
     assert {row[0] for row in report.tables["dp_phases"].rows} == {"dp-host-d2-b8"}
     assert {row[0] for row in report.tables["waits"].rows} == {"ddp-d2-b8"}
     content = json.loads(run_json(report))
-    assert {row["phase"] for row in content["dp_phases"]} >= {"replicate", "scatter", "gather", "gradient_reduce"}
-    assert {(row["cell"], row["repeat"]) for row in content["waits"]} <= {("ddp-d2-b8", 0), ("ddp-d2-b8", 1)}
+    assert {row["phase"] for row in content["dp_phases"]} >= {
+        "replicate",
+        "scatter",
+        "gather",
+        "gradient_reduce",
+    }
+    assert {(row["cell"], row["repeat"]) for row in content["waits"]} <= {
+        ("ddp-d2-b8", 0),
+        ("ddp-d2-b8", 1),
+    }
     assert sum(row["wait_us"] for row in content["waits"]) > 0
 
 
@@ -138,7 +165,9 @@ def test_costs_and_net_gains_are_per_step() -> None:
 
 
 def test_five_operators_are_shown_and_nothing_without_an_estimate() -> None:
-    operators = tuple(replace(EVERY, operator=f"aten::op{index}", overlapped_us=100.0) for index in range(8))
+    operators = tuple(
+        replace(EVERY, operator=f"aten::op{index}", overlapped_us=100.0) for index in range(8)
+    )
     shown = [row[1] for row in contention_rows(Contentions(EVERY, operators))]
     assert shown[1:] == [f"aten::op{index}" for index in range(5)]
     assert contention_rows(Contentions(None, reason="no kernel ran while communication ran")) == ()

@@ -23,24 +23,35 @@ def test_nodes_are_listed_with_their_network() -> None:
     assert facts["Node 0"] == "host1, 10.1.0.1, gloo over ib0, by GLOO_SOCKET_IFNAME"
     assert facts["Node 1"] == "host2, 10.1.0.2, gloo over NA, by the route between the nodes"
     assert facts["Rate within a node"] == "NA (no calibration)"
-    stated = dict(environment_facts(over_two, fitted(timed(2, 0.0, 10.0, (1_000_000, 2_000_000), nodes=1))))
+    stated = dict(
+        environment_facts(over_two, fitted(timed(2, 0.0, 10.0, (1_000_000, 2_000_000), nodes=1)))
+    )
     assert stated["Rate within a node"].startswith("10 GB/s")  # --calibration, from elsewhere
 
 
 def test_a_gpu_has_its_clock_under_load_and_its_largest_link() -> None:
-    """NVML's environment is of an idle GPU: 210 MHz and PCIe 1.0 are not those of the measurement."""
+    """NVML's environment is of an idle GPU: 210 MHz and PCIe 1.0 are not those of the
+    measurement.
+    """
     run = loaded()
-    idle = DeviceState(0, "GPU-a", "NVIDIA H100", 210, max_sm_clock_mhz=1980, pcie_generation=1, pcie_width=16)
+    idle = DeviceState(
+        0, "GPU-a", "NVIDIA H100", 210, max_sm_clock_mhz=1980, pcie_generation=1, pcie_width=16
+    )
     slot = DeviceLinks(index=0, uuid="GPU-a", name="NVIDIA H100", torch_index=0, active_nvlinks=18, pcie_generation=5,
                        pcie_width=16, current_pcie_generation=1)  # fmt: skip
     environment = msgspec.structs.replace(
-        run.manifest.environment, accelerators=(idle,), interconnect=Interconnect(devices=(slot,), pairs=())
+        run.manifest.environment,
+        accelerators=(idle,),
+        interconnect=Interconnect(devices=(slot,), pairs=()),
     )
     on_gpu = replace(run, recorded=msgspec.structs.replace(run.manifest, environment=environment))
-    assert dict(environment_facts(on_gpu))["GPU 0"] == "NVIDIA H100, PCIe 5.0 x16"  # no state under load: no clock
+    # no state under load: no clock
+    assert dict(environment_facts(on_gpu))["GPU 0"] == "NVIDIA H100, PCIe 5.0 x16"
 
     def under_load(clock_mhz: int) -> DeviceState:
-        return msgspec.structs.replace(idle, sm_clock_mhz=clock_mhz, throttle_reasons=("sw_power_cap",))
+        return msgspec.structs.replace(
+            idle, sm_clock_mhz=clock_mhz, throttle_reasons=("sw_power_cap",)
+        )
 
     cell = next(iter(on_gpu.cells.values()))
     states = ((under_load(1500),), (under_load(1755),))

@@ -30,7 +30,13 @@ def device(**changes: object) -> DeviceTimeline:
 
 def timeline(rank: int, zero_ns: int, *devices: DeviceTimeline) -> StepTimeline:
     return StepTimeline(
-        rank=rank, zero_ns=zero_ns, host=f"node{rank}", step=3, start_us=100.0, end_us=200.0, devices=devices
+        rank=rank,
+        zero_ns=zero_ns,
+        host=f"node{rank}",
+        step=3,
+        start_us=100.0,
+        end_us=200.0,
+        devices=devices,
     )
 
 
@@ -44,19 +50,29 @@ def reduced(rank: int, start: float, duration: float, wait: float) -> dict[str, 
 
 def two_ranks() -> Job:
     """Rank 1's clock is 40 us ahead of rank 0's: the same end reads 200 there and 240 here."""
-    collectives = traced_table("collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)])
-    later = device(compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),))
-    ranks = (timeline(0, 0, device()), msgspec.structs.replace(timeline(1, 0, later), start_us=140.0, end_us=240.0))
+    collectives = traced_table(
+        "collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)]
+    )
+    later = device(
+        compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),)
+    )
+    ranks = (
+        timeline(0, 0, device()),
+        msgspec.structs.replace(timeline(1, 0, later), start_us=140.0, end_us=240.0),
+    )
     data = cell_data(DDP, [[1.0] * 5], windows(DDP, 5, step_us=100.0), collectives)
     return replace(data, timelines=tuple((0, one) for one in ranks))
 
 
 def test_clocks_are_set_by_the_collectives_ends() -> None:
     view = known(timeline_view(two_ranks()))
-    assert view.length_us == pytest.approx(100.0)  # both steps lie over one another once rank 1 is moved by 40 us
+    # both steps lie over one another once rank 1 is moved by 40 us
+    assert view.length_us == pytest.approx(100.0)
     computing = {lane.group: lane.fills[0][1] for lane in view.lanes if lane.label == "compute"}
     assert computing == {"rank 0": ((0.0, 80.0),), "rank 1": ((0.0, 70.0),)}
-    assert any(note.startswith("1 clock aligned on the ends of shared collectives") for note in view.notes)
+    assert any(
+        note.startswith("1 clock aligned on the ends of shared collectives") for note in view.notes
+    )
 
 
 def test_a_collective_has_its_bytes_rate_and_wait() -> None:
@@ -66,7 +82,8 @@ def test_a_collective_has_its_bytes_rate_and_wait() -> None:
     assert [bar.wait_us for bar in bars] == [20.0, 0.0]
     assert "does not wait" in bars[1].detail
     fills = {(lane.group, kind): spans for lane in view.lanes for kind, spans in lane.fills}
-    assert fills["rank 0", "hidden"] == ((50.0, 50.0),)  # start and duration; exposed is drawn over its end
+    # start and duration; exposed is drawn over its end
+    assert fills["rank 0", "hidden"] == ((50.0, 50.0),)
     assert fills["rank 0", "exposed"] == ((80.0, 20.0),)
 
 
@@ -81,7 +98,8 @@ def test_an_unknown_wait_is_missing_and_never_zero() -> None:
 
 def test_an_incomplete_trace_has_a_note() -> None:
     whole, incomplete = (
-        known(timeline_view(replace(two_ranks(), communication_known=complete))) for complete in (True, False)
+        known(timeline_view(replace(two_ranks(), communication_known=complete)))
+        for complete in (True, False)
     )
     (note,) = set(incomplete.notes) - set(whole.notes)
     assert "may be missing here" in note
@@ -89,15 +107,25 @@ def test_an_incomplete_trace_has_a_note() -> None:
 
 def test_bars_that_overlap_are_stacked() -> None:
     data = two_ranks()
-    copies = (Mark(100.0, 140.0, "PtoP", 1_000_000), Mark(120.0, 160.0, "PtoP", None), Mark(145.0, 150.0, "PtoP", 8))
+    copies = (
+        Mark(100.0, 140.0, "PtoP", 1_000_000),
+        Mark(120.0, 160.0, "PtoP", None),
+        Mark(145.0, 150.0, "PtoP", 8),
+    )
     lone = replace(data, timelines=((0, timeline(0, 0, device(copies=copies))),))
     view = known(timeline_view(with_tables(lone, collectives=NO_TABLES.collectives)))
-    rows = [[bar.label for bar in lane.bars] for lane in view.lanes if lane.bars and lane.bars[0].kind == "collective"]
+    rows = [
+        [bar.label for bar in lane.bars]
+        for lane in view.lanes
+        if lane.bars and lane.bars[0].kind == "collective"
+    ]
     assert rows == [["copy 1.00 MB", "copy 8 B"], ["copy size unknown"]]
 
 
 def test_many_ranks_and_cells_leave_the_page_small() -> None:
-    """Ten cells of eight ranks with as much as a trace may give: 600 intervals of each kind, 40 long names."""
+    """Ten cells of eight ranks with as much as a trace may give: 600 intervals of each kind, 40
+    long names.
+    """
     spans = tuple((100.0 + index / 10, 100.05 + index / 10) for index in range(600))
     named = tuple(Mark(100.0 + index, 101.0 + index, "k" * 120) for index in range(40))
     full = device(compute=spans, communication=spans, exposed=spans, named=named)
@@ -105,7 +133,9 @@ def test_many_ranks_and_cells_leave_the_page_small() -> None:
     for batch in range(1, 11):
         cell = Cell(strategy="ddp", devices=16, batch_size=batch)
         data = cell_data(cell, [[1.0] * 5], windows(cell, 5, step_us=100.0))
-        cells.append(replace(data, timelines=tuple((0, timeline(rank, 0, full)) for rank in range(16))))
+        cells.append(
+            replace(data, timelines=tuple((0, timeline(rank, 0, full)) for rank in range(16)))
+        )
     views = timeline_views(run_of(*cells))
     assert len(views) == 10
     assert all("8 of 16 ranks are drawn" in view.notes for view in views)

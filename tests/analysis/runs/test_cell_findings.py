@@ -1,4 +1,6 @@
-"""Findings about a measured cell: compiled late or not at all, nothing hidden by its NCCL engine, the same inputs."""
+"""Findings about a measured cell: compiled late or not at all, nothing hidden by its NCCL engine,
+the same inputs.
+"""
 
 from dataclasses import replace
 
@@ -15,7 +17,13 @@ from dpscope.analysis.runs.cell_findings import (
     more_samples,
 )
 from dpscope.analysis.traces.ranks.job import Job, planned_job
-from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, Compilation, TimedBlock
+from dpscope.profiling.records.run import (
+    AttachedProcess,
+    Cell,
+    CellOptions,
+    Compilation,
+    TimedBlock,
+)
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import all_reduces, rank_result, run_of, timed_cell, windows
 
@@ -36,7 +44,9 @@ SOUND = Compilation(seconds=20.0, graphs=2, parts=4, breaks=1)
             ],
         ),
         (
-            tuple(msgspec.structs.replace(SOUND, graphs=late + 2, late_graphs=late) for late in (3, 4)),
+            tuple(
+                msgspec.structs.replace(SOUND, graphs=late + 2, late_graphs=late) for late in (3, 4)
+            ),
             [
                 "compiled_late: ddp-d2-b8-compile-default: rank 1 compiled 4 of its 6 graphs after warm-up: timed or traced "
                 "steps hold the time of it."
@@ -47,7 +57,10 @@ SOUND = Compilation(seconds=20.0, graphs=2, parts=4, breaks=1)
 def test_what_was_not_compiled_or_late_is_reported_of_the_worst_rank(
     compilations: tuple[Compilation | None, ...], expected: list[str]
 ) -> None:
-    ranks = [msgspec.structs.replace(rank_result(rank, 2), compilation=one) for rank, one in enumerate(compilations)]
+    ranks = [
+        msgspec.structs.replace(rank_result(rank, 2), compilation=one)
+        for rank, one in enumerate(compilations)
+    ]
     assert [f"{one.code}: {one.message}" for one in compilation_findings(CELL, ranks)] == expected
 
 
@@ -71,8 +84,13 @@ def test_nothing_hidden_on_the_second_engine_is_reported(
     hidden_us: float, cell: Cell, engine: str | None, buckets: int, found: bool
 ) -> None:
     ranks = [msgspec.structs.replace(rank_result(rank, 2), nccl_engine=engine) for rank in range(2)]
-    steps = windows(cell, 3, communication_us=10_000.0, hidden_us=hidden_us, exposed_us=10_000.0 - hidden_us)
-    messages = [one.message for one in engine_findings(cell, ranks, steps, all_reduces(cell, 3, TWO_BUCKETS[:buckets]))]
+    steps = windows(
+        cell, 3, communication_us=10_000.0, hidden_us=hidden_us, exposed_us=10_000.0 - hidden_us
+    )
+    messages = [
+        one.message
+        for one in engine_findings(cell, ranks, steps, all_reduces(cell, 3, TWO_BUCKETS[:buckets]))
+    ]
     assert len(messages) == found
     start = "ddp-d2-b8: 4% of its communication (10.0 ms a step) is hidden behind compute, and ProcessGroupNCCL2"
     assert all(one.startswith(start) and "not confirmed on hardware" in one for one in messages)
@@ -94,27 +112,51 @@ SAME = "2 processes trained on the same inputs in the first steps"
             "fsdp",
             (1, 1, 2, 2),
             False,
-            ["same_inputs: fsdp-d4-b8: 4 processes trained on 2 different inputs in the first steps"],
+            [
+                "same_inputs: fsdp-d4-b8: 4 processes trained on 2 different inputs in the first steps"
+            ],
         ),
-        ("custom", (1, 2), True, ["model_parallel: custom-d2-b8: parameters are sharded without FSDP"]),
-        ("custom", (1, 1), True, [f"model_parallel: custom-d2-b8: parameters are sharded without FSDP; {SAME}"]),
+        (
+            "custom",
+            (1, 2),
+            True,
+            ["model_parallel: custom-d2-b8: parameters are sharded without FSDP"],
+        ),
+        (
+            "custom",
+            (1, 1),
+            True,
+            [f"model_parallel: custom-d2-b8: parameters are sharded without FSDP; {SAME}"],
+        ),
     ],
 )
 def test_processes_on_the_same_inputs_or_with_sharded_parameters_are_a_warning(
-    strategy: CellStrategy, inputs: tuple[int | None, ...], model_parallel: bool, expected: list[str]
+    strategy: CellStrategy,
+    inputs: tuple[int | None, ...],
+    model_parallel: bool,
+    expected: list[str],
 ) -> None:
     cell = Cell(strategy, len(inputs), 8)
-    attached = [AttachedProcess(cell, True, inputs=one, model_parallel=model_parallel) for one in inputs]
-    ranks = [msgspec.structs.replace(rank_result(rank, len(inputs)), attached=one) for rank, one in enumerate(attached)]
+    attached = [
+        AttachedProcess(cell, True, inputs=one, model_parallel=model_parallel) for one in inputs
+    ]
+    ranks = [
+        msgspec.structs.replace(rank_result(rank, len(inputs)), attached=one)
+        for rank, one in enumerate(attached)
+    ]
     assert [f"{one.code}: {one.message}" for one in input_findings(cell, ranks)] == expected
 
 
 def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_one() -> None:
     def cells(*of: tuple[CellStrategy, int]) -> list[str]:
-        run = run_of(*(timed_cell(Cell(strategy, devices, 8), 1000.0, 1000.0) for strategy, devices in of))
+        run = run_of(
+            *(timed_cell(Cell(strategy, devices, 8), 1000.0, 1000.0) for strategy, devices in of)
+        )
         run = replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py --lr 1"))
         found = conclusions(run, compare(run))
-        return [f"{one.message}; {one.next_step}" for one in found if one.code == "no_single_device"]
+        return [
+            f"{one.message}; {one.next_step}" for one in found if one.code == "no_single_device"
+        ]
 
     (missing,) = cells(("ddp", 1), ("ddp", 2))
     assert missing.startswith("ddp-d2-b8: no single-device cell with the same options")
@@ -130,8 +172,18 @@ def of_ranks(*samples: int | None) -> Job:
     ranks = [
         msgspec.structs.replace(
             rank_result(rank, len(samples)),
-            blocks=(TimedBlock(epoch=None, steps=10, samples=10 * (count or 1), duration_s=1.0, data_wait_s=None),),
-            attached=AttachedProcess(cell=cell, reduction_known=True, batch_known=count is not None),
+            blocks=(
+                TimedBlock(
+                    epoch=None,
+                    steps=10,
+                    samples=10 * (count or 1),
+                    duration_s=1.0,
+                    data_wait_s=None,
+                ),
+            ),
+            attached=AttachedProcess(
+                cell=cell, reduction_known=True, batch_known=count is not None
+            ),
         )
         for rank, count in enumerate(samples)
     ]
@@ -145,7 +197,10 @@ def test_ranks_with_unequal_batches_are_named_with_the_sum() -> None:
     assert finding.message == "ddp-d2-b64: 128 samples a step in all (rank 0: 32, rank 1: 96)"
     assert more_samples(data, 1) == "rank 1 trains on 96 samples a step, the other on 32"
     assert more_samples(data, 0) is None
-    assert more_samples(of_ranks(32, 32, 65), 2) == "rank 2 trains on 65 samples a step, the other 2 on 32 on average"
+    assert (
+        more_samples(of_ranks(32, 32, 65), 2)
+        == "rank 2 trains on 65 samples a step, the other 2 on 32 on average"
+    )
 
 
 @pytest.mark.parametrize("samples", [(64, 64), (64, 66), (32, None), (None, None)])

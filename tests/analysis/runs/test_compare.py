@@ -65,24 +65,37 @@ def test_what_got_slower_is_named(before: RunData, slower: Path) -> None:
     assert worse.cell == "ddp-d2-b8"
     assert worse.ratio.value == pytest.approx(3.0)
     assert regressions(changes, 2.5) == []  # three times as long is 200% more, not over 250%
-    (better,) = [one for one in compare_runs(after, before) if one.cell == "ddp-d2-b8" and one.quantity == STEP]
+    (better,) = [
+        one
+        for one in compare_runs(after, before)
+        if one.cell == "ddp-d2-b8" and one.quantity == STEP
+    ]
     assert better.verdict == "below"
 
 
 def with_levels(run: RunData, *levels: float, cells: int = 3) -> RunData:
-    """The run's first cells as if each had a repeat of ten equal steps for each level, in microseconds."""
+    """The run's first cells as if each had a repeat of ten equal steps for each level, in
+    microseconds.
+    """
     own = samples([[level] * 10 for level in levels])
-    return replace(run, cells={name: with_tables(run.cells[name], samples=own) for name in list(run.cells)[:cells]})
+    return replace(
+        run,
+        cells={name: with_tables(run.cells[name], samples=own) for name in list(run.cells)[:cells]},
+    )
 
 
 def test_repeats_that_lie_apart_leave_a_difference_open(before: RunData) -> None:
-    """Two repeats 10% apart in each run, the second run's both 10% longer: steps alone would call that shown.
+    """Two repeats 10% apart in each run, the second run's both 10% longer: steps alone would call
+    that shown.
 
     One cell: variances of logarithms 0.0953^2 / 2 on either side, 2 degrees of freedom, t = 4.303; half width
     4.303 x sqrt(2 x 0.0953^2 / 2 / 2) = 0.29, above ln 1.1 = 0.0953. Three cells: 5 degrees of freedom, 0.173, above it too.
     """
     for cells, half in ((1, 0.2900), (3, 0.1732)):
-        first, second = with_levels(before, 1000, 1100, cells=cells), with_levels(before, 1100, 1210, cells=cells)
+        first, second = (
+            with_levels(before, 1000, 1100, cells=cells),
+            with_levels(before, 1100, 1210, cells=cells),
+        )
         steps = [change for change in compare_runs(first, second) if change.quantity == STEP]
         assert len(steps) == cells
         for change in steps:
@@ -101,8 +114,12 @@ def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
 
 
 def test_repeats_too_far_apart_for_an_interval_decide_nothing(before: RunData) -> None:
-    """Two repeats at 1 and 5 ms, then ten times that: logarithms spread by 1.14, so 4.303 x 1.14 = 4.9 is more than ln 10."""
-    changes = compare_runs(with_levels(before, 1e3, 5e3, cells=1), with_levels(before, 1e4, 5e4, cells=1))
+    """Two repeats at 1 and 5 ms, then ten times that: logarithms spread by 1.14, so 4.303 x 1.14 =
+    4.9 is more than ln 10.
+    """
+    changes = compare_runs(
+        with_levels(before, 1e3, 5e3, cells=1), with_levels(before, 1e4, 5e4, cells=1)
+    )
     (step,) = [change for change in changes if change.quantity == STEP]
     assert (step.ratio.low, step.ratio.high, step.ratio.count) == (None, None, 20)
     assert (step.verdict, step.detectable, step.chance_slower) == ("too_few_samples", None, None)
@@ -111,11 +128,15 @@ def test_repeats_too_far_apart_for_an_interval_decide_nothing(before: RunData) -
     assert step.not_judged == "no interval: too few steps or repeats"
     (finding,) = undecided_findings([step])
     assert finding.code == "nothing_compared"
-    assert finding.next_step.startswith("the repeats lie too far apart for an interval: measure --repeats 5 in both")
+    assert finding.next_step.startswith(
+        "the repeats lie too far apart for an interval: measure --repeats 5 in both"
+    )
 
 
 def test_traced_parts_are_those_of_the_ledger() -> None:
-    """On every surface the same number: the mean over windows, as `analyze` gives it; of the untraced step the median."""
+    """On every surface the same number: the mean over windows, as `analyze` gives it; of the
+    untraced step the median.
+    """
     run = loaded(FIVE_REPEATS)
     rows = compare(run).rows
     changes = compare_runs(run, run)
@@ -127,12 +148,19 @@ def test_traced_parts_are_those_of_the_ledger() -> None:
 
 
 def with_compute(run: RunData, *repeats: Sequence[float]) -> RunData:
-    """The run's first cell with a traced step of one rank for each time of compute, microseconds, by repeat."""
+    """The run's first cell with a traced step of one rank for each time of compute, microseconds,
+    by repeat.
+    """
     windows = traced_table(
         "steps",
         (
             {"repeat": repeat, "rank": 0, "step": step, "partial_window": False}
-            | {"step_us": compute_us + 100, "compute_us": compute_us, "exposed_us": 0.0, "idle_us": 100.0}
+            | {
+                "step_us": compute_us + 100,
+                "compute_us": compute_us,
+                "exposed_us": 0.0,
+                "idle_us": 100.0,
+            }
             | dict.fromkeys(("exposed_wait_us", "exposed_transfer_us", "exposed_other_us"), 0.0)
             | dict.fromkeys(("communication_us", "unlaunched_us", "host_copy_us"), 0.0)
             for repeat, times in enumerate(repeats)
@@ -145,7 +173,8 @@ def with_compute(run: RunData, *repeats: Sequence[float]) -> RunData:
 
 
 def test_the_interval_of_a_part_is_that_of_the_repeats_means(before: RunData) -> None:
-    """Means of repeats 400 and 600 us (medians 300 and 450), twice that in the second run: the ratio of means is 2.
+    """Means of repeats 400 and 600 us (medians 300 and 450), twice that in the second run: the
+    ratio of means is 2.
 
     Variance of logarithms on either side ln(1.5)^2 / 2, 2 degrees of freedom, t = 4.303: half
     width 4.303 x sqrt(2 x 0.4055^2 / 2 / 2) = 1.2337.
@@ -172,7 +201,10 @@ def test_the_command_guards_a_ci(slower: Path) -> None:
             "--fail-over",
             share,
         ]
-        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == expected
+        assert (
+            subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+            == expected
+        )
 
 
 def test_shares() -> None:
@@ -186,14 +218,18 @@ def test_shares() -> None:
 def elsewhere(
     run: RunData, threads: int = 1, settings: dict[str, str] | None = None, gpus: Sequence[str] = ()
 ) -> RunData:
-    """The run as if measured with so many threads a process, with these variables and these other GPUs."""
+    """The run as if measured with so many threads a process, with these variables and these other
+    GPUs.
+    """
     manifest = msgspec.structs.replace(
         run.manifest,
         threads_per_process=threads,
         environment=msgspec.structs.replace(
             run.manifest.environment,
             settings=settings or {},
-            accelerators=tuple(DeviceState(index=index, name=name) for index, name in enumerate(gpus)),
+            accelerators=tuple(
+                DeviceState(index=index, name=name) for index, name in enumerate(gpus)
+            ),
         ),
     )
     return replace(run, recorded=manifest)
@@ -201,7 +237,9 @@ def elsewhere(
 
 def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> None:
     first = elsewhere(before, settings={"NCCL_ALGO": "Ring"})
-    second = elsewhere(before, 2, {"NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "eth1"}, ["H100", "H100"])
+    second = elsewhere(
+        before, 2, {"NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "eth1"}, ["H100", "H100"]
+    )
     (finding,) = setting_findings(first, second)
     assert (finding.code, finding.severity) == ("settings_differ", "warning")
     for said in (
@@ -211,10 +249,18 @@ def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> 
         "GLOO_SOCKET_IFNAME unset -> eth1",
     ):
         assert said in finding.message
-    (finding,) = setting_findings(elsewhere(before, gpus=["A100"]), elsewhere(before, gpus=["H100"]))
+    (finding,) = setting_findings(
+        elsewhere(before, gpus=["A100"]), elsewhere(before, gpus=["H100"])
+    )
     assert finding.message == "the runs differ in GPUs 1 x A100 -> 1 x H100"
-    silent = {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "4", "TORCH_HOME": "/x", "NCCL_DEBUG": "INFO"}
-    assert setting_findings(elsewhere(before), elsewhere(before, settings=silent)) == []  # no time depends on them
+    silent = {
+        "CUDA_VISIBLE_DEVICES": "1",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_HOME": "/x",
+        "NCCL_DEBUG": "INFO",
+    }
+    # no time depends on them
+    assert setting_findings(elsewhere(before), elsewhere(before, settings=silent)) == []
 
 
 def test_what_could_have_been_seen_is_told(before: RunData) -> None:
@@ -229,6 +275,7 @@ def test_what_could_have_been_seen_is_told(before: RunData) -> None:
     assert text is not None
     assert text.startswith("A change under 3.1% would not show in ")
     assert text.endswith("; --repeats 6 in both runs would show 1.8%.")
-    changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))  # without an interval nothing is
+    # without an interval nothing is
+    changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))
     assert {one.detectable for one in changes if one.quantity == STEP} == {None}
     assert detection_text([one for one in changes if one.quantity == STEP]) is None

@@ -1,4 +1,6 @@
-"""DDP's counters against a real trace: two A100, copies out of the buckets running 14 to 15 ms after the last all-reduce."""
+"""DDP's counters against a real trace: two A100, copies out of the buckets running 14 to 15 ms
+after the last all-reduce.
+"""
 
 import gzip
 from pathlib import Path
@@ -23,20 +25,29 @@ from tests.helpers.run_cells import traced_table
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 CELL = Cell(strategy="ddp", devices=2, batch_size=4)
 STEPS = (4, 5, 6)
-# Of each step, read off the file: the first all-reduce's start, the last one's end, the last copy's out of a bucket.
-SPANS_US = {"all_reduces": (83_849.05, 82_858.82, 88_452.51), "copied_out": (99_320.78, 97_556.67, 102_862.78)}
+# Of each step, read off the file: the first all-reduce's start, the last one's end, the last copy's
+# out of a bucket.
+SPANS_US = {
+    "all_reduces": (83_849.05, 82_858.82, 88_452.51),
+    "copied_out": (99_320.78, 97_556.67, 102_862.78),
+}
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> RankTables:
     """The trace with its backward pass called as dpscope calls it."""
     path: Path = tmp_path_factory.mktemp("trace") / "0_0.pt.trace.json"
-    path.write_bytes(gzip.decompress(A100.read_bytes()).replace(b'"## backward ##"', b'"dpscope::backward"'))
+    path.write_bytes(
+        gzip.decompress(A100.read_bytes()).replace(b'"## backward ##"', b'"dpscope::backward"')
+    )
     return rank_tables(attribute(read_trace(path)))
 
 
 def counters(spans_us: tuple[float, ...], sizes: tuple[int, ...] = (1,)) -> list[DdpCounters]:
-    return [DdpCounters(step, 1, 1, span_us, 1, sizes) for step, span_us in zip(STEPS, spans_us, strict=True)]
+    return [
+        DdpCounters(step, 1, 1, span_us, 1, sizes)
+        for step, span_us in zip(STEPS, spans_us, strict=True)
+    ]
 
 
 def checked(
@@ -53,15 +64,26 @@ def checked(
 
 def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> None:
     check = checked(tables, SPANS_US["copied_out"])
-    assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (3, True, True, True)
+    assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (
+        3,
+        True,
+        True,
+        True,
+    )
     assert check.span_ratio == pytest.approx(1.0, abs=1e-5)
-    for share in (0.85, 1.2):  # 10% and 50 us are allowed: 99.3 ms and 84.4 or 119.2 ms do not agree
-        assert not checked(tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])).spans_agree
-    # 99.3 ms against 83.8 ms, by a counter or a trace cut at the last all-reduce: copies out are 15% of the span.
+    # 10% and 50 us are allowed: 99.3 ms and 84.4 or 119.2 ms do not agree
+    for share in (0.85, 1.2):
+        assert not checked(
+            tables, tuple(share * span_us for span_us in SPANS_US["copied_out"])
+        ).spans_agree
+    # 99.3 ms against 83.8 ms, by a counter or a trace cut at the last all-reduce: copies out are
+    # 15% of the span.
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
     table, copied = tables.table("collectives"), counters(SPANS_US["copied_out"])
     ends_us = table["start_us"] + table["duration_us"]
-    last: dict[int | None, list[float]] = {step: [ends_us[table["step"] == step].max()] for step in STEPS}
+    last: dict[int | None, list[float]] = {
+        step: [ends_us[table["step"] == step].max()] for step in STEPS
+    }
     assert not check_counters(copied, table, 0, factored=True, reduction_ends_us=last).spans_agree
     # Where the trace does not show the copies, DDP's span is an upper bound.
     assert check_counters(copied, table, 0, factored=True).spans_agree
@@ -70,7 +92,9 @@ def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> 
 
 
 def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> Table:
-    """On a CPU: each step reduces two buckets `times` times, 20 ms apart; each reduction takes 5 ms longer than the last."""
+    """On a CPU: each step reduces two buckets `times` times, 20 ms apart; each reduction takes 5 ms
+    longer than the last.
+    """
     rows = (
         {
             "rank": 0, "step": step, "kind": "all_reduce", "bytes": size,
@@ -85,14 +109,23 @@ def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> Table:
 
 
 def test_the_map_of_used_parameters_is_no_bucket() -> None:
-    """DDP all-reduces 4 bytes for each of six parameters behind two buckets; any other all-reduce stays an error."""
+    """DDP all-reduces 4 bytes for each of six parameters behind two buckets; any other all-reduce
+    stays an error.
+    """
     sizes = ParameterSizes(6, 24, 24, 0, gradient_shapes=((1,),) * 6)
-    looking = msgspec.structs.replace(CELL, options=CellOptions(ddp_args="find_unused_parameters=true"))
+    looking = msgspec.structs.replace(
+        CELL, options=CellOptions(ddp_args="find_unused_parameters=true")
+    )
     assert (used_map_bytes(looking, sizes), used_map_bytes(CELL, sizes)) == (24, 0)
     plain = reductions(1)
-    last = plain.take(plain["bytes"] == 400).assign(start_us=3_500.0, ready_us=3_500.0, duration_us=10.0)
+    last = plain.take(plain["bytes"] == 400).assign(
+        start_us=3_500.0, ready_us=3_500.0, duration_us=10.0
+    )
     counted = [DdpCounters(step, 1, 1, 3_000.0, 1, (400, 900)) for step in (3, 4)]
-    found = [check_counters(counted, joined([plain, last.assign(bytes=size)]), 0, map_bytes=24) for size in (24, 28)]
+    found = [
+        check_counters(counted, joined([plain, last.assign(bytes=size)]), 0, map_bytes=24)
+        for size in (24, 28)
+    ]
     assert [(one.steps, one.buckets_equal) for one in found] == [(2, True), (2, False)]
 
 
@@ -101,41 +134,66 @@ def of_iterations(iterations: int, span_us: float) -> list[DdpCounters]:
 
 
 def test_of_several_reductions_in_a_step_the_counters_describe_the_one_before_the_last() -> None:
-    """Gradients accumulated over three micro-batches without no_sync: the second takes 2 + 6 ms, and 1 ms of copies."""
+    """Gradients accumulated over three micro-batches without no_sync: the second takes 2 + 6 ms,
+    and 1 ms of copies.
+    """
     ends: dict[int | None, list[float]] = {step: [4_000.0, 29_000.0, 54_000.0] for step in (3, 4)}
     check = check_counters(of_iterations(3, 9_000.0), reductions(3), 0, reduction_ends_us=ends)
     assert (check.steps, check.span_ratio) == (2, 1.0)
     assert (check.buckets_equal, check.spans_agree, check.union_within_span) == (True, True, True)
-    assert not check_counters(of_iterations(3, 14_000.0), reductions(3), 0, reduction_ends_us=ends).spans_agree
+    assert not check_counters(
+        of_iterations(3, 14_000.0), reductions(3), 0, reduction_ends_us=ends
+    ).spans_agree
     # Several forward passes and one reduction: that of the step before.
     check = check_counters(of_iterations(2, 3_000.0), reductions(1, (2, 3, 4)), 0)
     assert (check.steps, check.buckets_equal, check.spans_agree) == (2, True, True)
-    (finding,) = counter_findings(CELL, [], [check_counters(of_iterations(4, 9_000.0), reductions(3), 0)])
+    (finding,) = counter_findings(
+        CELL, [], [check_counters(of_iterations(4, 9_000.0), reductions(3), 0)]
+    )
     assert (finding.severity, finding.code) == ("info", "counters_not_read")
     assert "than the 4 that it counted" in finding.message
 
 
 def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
-    """All-reduces of 8 ms where DDP's span is 3 ms: in one step a thread was descheduled, in two something is wrong."""
+    """All-reduces of 8 ms where DDP's span is 3 ms: in one step a thread was descheduled, in two
+    something is wrong.
+    """
     table = reductions(1, STEPS)
     for slow, within in (([5], True), ([5, 6], False)):
-        slowed = table.assign(duration_us=np.where(np.isin(table["step"], slow), 8000.0, table["duration_us"]))
+        slowed = table.assign(
+            duration_us=np.where(np.isin(table["step"], slow), 8000.0, table["duration_us"])
+        )
         check = check_counters(counters((3_000.0,) * 3, (400, 900)), slowed, 0)
         assert (check.union_within_span, check.spans_agree) == (within, within)
 
 
-def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_communicated() -> None:
-    """6 ms by DDP and 3 ms by the trace: an error on idle cores, explained by 2.5 ms of waiting, not comparable with 7 ms."""
-    for cpu_wait_us, expected in ((None, ["span_mismatch"]), (500.0, ["span_mismatch"]), (2_500.0, [])):
+def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_communicated() -> (
+    None
+):
+    """6 ms by DDP and 3 ms by the trace: an error on idle cores, explained by 2.5 ms of waiting,
+    not comparable with 7 ms.
+    """
+    for cpu_wait_us, expected in (
+        (None, ["span_mismatch"]),
+        (500.0, ["span_mismatch"]),
+        (2_500.0, []),
+    ):
         assert [one.code for one in waiting(cpu_wait_us)] == expected
     (finding,) = waiting(7_000.0)
     assert (finding.code, finding.severity) == ("counters_not_read", "info")
-    assert "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)" in finding.message
+    assert (
+        "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)"
+        in finding.message
+    )
 
 
 def waiting(cpu_wait_us: float | None) -> list[Finding]:
-    counted = [msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)]
-    check = check_counters(counted, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]})
+    counted = [
+        msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)
+    ]
+    check = check_counters(
+        counted, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]}
+    )
     return list(counter_findings(CELL, [], [check]))
 
 
@@ -155,7 +213,9 @@ def all_reduces() -> Table:
 ON_CPU = all_reduces().assign(device=None)
 ALONE = ON_CPU.take(ON_CPU["bytes"] == 400)
 CREATED = ON_CPU.assign(ready_us=[-4000.0, 4000.0] * 2)  # 4 ms before a worker takes it up
-ONE_SLOW = all_reduces().assign(start_us=[0.0, 5e3, 0.0, 15e3], duration_us=[3e3, 4.8e3, 9e3, 14.4e3])
+ONE_SLOW = all_reduces().assign(
+    start_us=[0.0, 5e3, 0.0, 15e3], duration_us=[3e3, 4.8e3, 9e3, 14.4e3]
+)
 COPIED_US = 15_800.0
 
 
@@ -164,26 +224,38 @@ COPIED_US = 15_800.0
     [
         (all_reduces(), 10e3, (400, 900), None, set()),
         (all_reduces(), 10e3, (400, 901), None, {"bucket_mismatch"}),
-        (all_reduces(), 6e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),  # 9.8 ms and 7.8 ms against 6 ms
+        # 9.8 ms and 7.8 ms against 6 ms
+        (all_reduces(), 6e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),
         (all_reduces().assign(step=99), 10e3, (1,), None, {"counters_not_compared"}),
-        # 1.9 ms more than DDP's 1 ms: on a CPU a thread may wait so long to be scheduled, on a device not.
-        (ALONE.assign(device=0, duration_us=2900.0), 1e3, (400,), None, {"span_mismatch", "span_exceeded"}),
+        # 1.9 ms more than DDP's 1 ms: on a CPU a thread may wait so long to be scheduled, on a
+        # device not.
+        (
+            ALONE.assign(device=0, duration_us=2900.0),
+            1e3,
+            (400,),
+            None,
+            {"span_mismatch", "span_exceeded"},
+        ),
         (ALONE.assign(duration_us=2900.0), 1e3, (400,), None, set()),
         # What DDP waited for cannot take longer than DDP waited, on a CPU too.
         (ALONE.assign(duration_us=60e3), 40e3, (400,), None, {"span_mismatch", "span_exceeded"}),
         (ALONE.assign(duration_us=15e3), 5e3, (400,), None, {"span_mismatch", "span_exceeded"}),
-        # From the first creation to the last copy, 6 ms behind the last all-reduce: 19.8 ms; without copies an upper bound.
+        # From the first creation to the last copy, 6 ms behind the last all-reduce: 19.8 ms;
+        # without copies an upper bound.
         (CREATED, 19.8e3, (400, 900), COPIED_US, set()),
         (CREATED, 30e3, (400, 900), COPIED_US, {"span_mismatch"}),
         (CREATED, 30e3, (400, 900), None, set()),
-        (ONE_SLOW, 10e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),  # half of the steps is no agreement
+        # half of the steps is no agreement
+        (ONE_SLOW, 10e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),
     ],
 )
 def test_counters_that_agree_and_planted_mismatches(
     table: Table, span_us: float, sizes: tuple[int, ...], copied_us: float | None, wrong: set[str]
 ) -> None:
     made = [DdpCounters(step, 1.0, 1.0, span_us, 0.0, sizes) for step in (3, 4)]
-    ends: dict[int | None, list[float]] = {} if copied_us is None else {3: [copied_us], 4: [copied_us]}
+    ends: dict[int | None, list[float]] = (
+        {} if copied_us is None else {3: [copied_us], 4: [copied_us]}
+    )
     check = check_counters(made, table, 0, reduction_ends_us=ends)
     findings = list(counter_findings(CELL, [], [check]))
     assert {one.severity for one in findings} <= {"error"}

@@ -1,4 +1,6 @@
-"""Tables of a run's traces in the user's cache: read once, equal to the bit, made again for any doubt, never in the way."""
+"""Tables of a run's traces in the user's cache: read once, equal to the bit, made again for any
+doubt, never in the way.
+"""
 
 import os
 import shutil
@@ -109,7 +111,8 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
 
     monkeypatch.setattr(kineto, "read_traces", parse)
     first = printed(run)
-    assert sorted(read) == sorted(parsed) == traces  # once, although the predictions replay the traced steps
+    # once, although the predictions replay the traced steps
+    assert sorted(read) == sorted(parsed) == traces
     read.clear()
     parsed.clear()
     assert printed(run) == first
@@ -122,8 +125,12 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
     assert len(one_row) == 1
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: b"other", lambda content: b""])
-def test_a_damaged_profile_is_made_again(run: Path, cache: Path, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-20], lambda content: b"other", lambda content: b""]
+)
+def test_a_damaged_profile_is_made_again(
+    run: Path, cache: Path, damage: Callable[[bytes], bytes]
+) -> None:
     traces = [run / DDP, run / OTHER]
     first = repr(job.job_profile(traces).profiles[0].works)
     assert repr(job.run_profile(traces, []).profiles[0].works) == first
@@ -135,7 +142,9 @@ def test_a_damaged_profile_is_made_again(run: Path, cache: Path, damage: Callabl
 
 
 @pytest.mark.long
-def test_what_is_kept_moves_with_the_run_and_names_its_new_place(run: Path, read: list[Path]) -> None:
+def test_what_is_kept_moves_with_the_run_and_names_its_new_place(
+    run: Path, read: list[Path]
+) -> None:
     damaged = run / DDP
     damaged.write_bytes(damaged.read_bytes()[:-2000])  # findings about it name its path
     assert str(damaged) in rows(run)
@@ -156,17 +165,22 @@ def change_a_byte(run: Path) -> None:
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "the trace touched": lambda run: os.utime(run / DDP),
-    "tables truncated": lambda run: os.truncate(tables_of(run / DDP), tables_of(run / DDP).stat().st_size - 100),
+    "tables truncated": lambda run: os.truncate(
+        tables_of(run / DDP), tables_of(run / DDP).stat().st_size - 100
+    ),
     "a byte changed": change_a_byte,
     "a foreign file": lambda run: pd.DataFrame({"mine": [1]}).to_parquet(tables_of(run / DDP)),
     "two ranks exchanged": lambda run: shutil.copy2(tables_of(run / OTHER), tables_of(run / DDP)),
-    "nothing": lambda run: os.utime(tables_of(run / DDP)),  # the time of last use, and nothing is read again
+    # the time of last use, and nothing is read again
+    "nothing": lambda run: os.utime(tables_of(run / DDP)),
 }
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_may_be_stale_is_made_again_alone(kept: str, run: Path, read: list[Path], change: str) -> None:
+def test_what_may_be_stale_is_made_again_alone(
+    kept: str, run: Path, read: list[Path], change: str
+) -> None:
     CHANGES[change](run)
     assert rows(run) == kept
     assert read == ([] if change == "nothing" else [run / DDP])
@@ -208,12 +222,16 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     kept: str, run: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DPSCOPE_CACHE", str(tmp_path / "file" / ("deep" if where == "below a file" else "")))
+    monkeypatch.setenv(
+        "DPSCOPE_CACHE", str(tmp_path / "file" / ("deep" if where == "below a file" else ""))
+    )
     assert rows(run) == kept
 
 
 def state(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))
+    }
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""Files of a run that were deleted or damaged since: what is left is shown, and what is missing has its reason."""
+"""Files of a run that were deleted or damaged since: what is left is shown, and what is missing has
+its reason.
+"""
 
 import gzip
 import shutil
@@ -43,8 +45,14 @@ def without_events(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda run: shutil.rmtree(first_repeat(run) / "traces"), "repeat0: there is no trace; its communication"),
-        (lambda run: (first_repeat(run) / "traces" / "0_1.pt.trace.json.gz").unlink(), "expected traces of 2 ranks"),
+        (
+            lambda run: shutil.rmtree(first_repeat(run) / "traces"),
+            "repeat0: there is no trace; its communication",
+        ),
+        (
+            lambda run: (first_repeat(run) / "traces" / "0_1.pt.trace.json.gz").unlink(),
+            "expected traces of 2 ranks",
+        ),
         (emptied, "is empty, not a trace"),
         (without_events, "is not a torch.profiler trace"),
     ],
@@ -56,7 +64,9 @@ def test_a_cell_without_its_traces_keeps_its_times(run: Path, change: Change, re
     after = compare(loaded).table.set_index("cell")
     assert after["step_us"].equals(before["step_us"])
     assert after["communication_us"].isna()[CELL]
-    assert reason in " ".join(one.message for one in loaded.cells[CELL].findings if one.code == "trace_incomplete")
+    assert reason in " ".join(
+        one.message for one in loaded.cells[CELL].findings if one.code == "trace_incomplete"
+    )
     others = [name for name in before.index if name != CELL]
     assert after.loc[others, "compute_us"].equals(before.loc[others, "compute_us"])
 
@@ -72,7 +82,10 @@ def test_a_prediction_uses_the_repeats_that_have_traces(run: Path) -> None:
 @pytest.mark.long
 def test_damaged_counters_and_results_are_named_and_the_rest_is_read(run: Path) -> None:
     """The counters of one repeat and the result of the other end in the middle."""
-    counters, result = first_repeat(run) / "counters" / "0_0.json", run / "cells" / CELL / "repeat1" / "result.json"
+    counters, result = (
+        first_repeat(run) / "counters" / "0_0.json",
+        run / "cells" / CELL / "repeat1" / "result.json",
+    )
     for path in (counters, result):
         path.write_bytes(path.read_bytes()[:40])
     data = load_run(run).cells[CELL]
@@ -84,4 +97,7 @@ def test_damaged_counters_and_results_are_named_and_the_rest_is_read(run: Path) 
     assert "result.json is not a CellResult" in of_repeat
     members = {one.name: one for one in collect(run, [], {}, most_bytes=2_000_000).members}
     damaged = f"cells/{CELL}/repeat1/result.json"
-    assert (members[damaged].kind, members[damaged].content) == ("damaged files, whose content is left out", b"")
+    assert (members[damaged].kind, members[damaged].content) == (
+        "damaged files, whose content is left out",
+        b"",
+    )

@@ -57,7 +57,9 @@ def test_counters_and_traces_that_are_gone_are_reported(run: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("slower_mhz", "reported"), [(1_340, False), (1_338, True)])
-def test_a_rank_that_its_power_limit_makes_the_slow_one_is_reported(run: Path, slower_mhz: int, reported: bool) -> None:
+def test_a_rank_that_its_power_limit_makes_the_slow_one_is_reported(
+    run: Path, slower_mhz: int, reported: bool
+) -> None:
     """Each rank knows its own GPU alone; 95% of 1,410 MHz is 1,339.5."""
     for rank, clock_mhz in ((0, 1_410), (1, slower_mhz)):
         path = run / REPEAT / f"rank_0_{rank}.json"
@@ -73,8 +75,12 @@ def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> N
 
 
 @pytest.mark.long
-def test_the_wait_for_the_loader_is_the_slowest_ranks_and_short_steps_are_no_samples(run: Path) -> None:
-    """Rank 1 waits 4 ms in each step, rank 0 nothing but for rank 1: without the loader both would be 4 ms faster."""
+def test_the_wait_for_the_loader_is_the_slowest_ranks_and_short_steps_are_no_samples(
+    run: Path,
+) -> None:
+    """Rank 1 waits 4 ms in each step, rank 0 nothing but for rank 1: without the loader both would
+    be 4 ms faster.
+    """
     for path in run.glob("cells/*-d?-b8/repeat*/samples_*.parquet"):
         samples = pd.read_parquet(path)
         samples["step_us"] = 10_000.0

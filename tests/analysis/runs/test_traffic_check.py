@@ -14,7 +14,14 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
-from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
+from dpscope.profiling.records.run import (
+    AttachedProcess,
+    Cell,
+    CellOptions,
+    ParameterSizes,
+    ShardedUnit,
+    TensorSize,
+)
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.generated_traces.generator import (
     DdpOptions,
@@ -32,7 +39,9 @@ MIB = 1 << 20
 
 
 def sizes_of(generated: GeneratedTrace) -> ParameterSizes:
-    """The generated model: parameters of 6, 6 and 3 MiB; 38,400 B of fp32 and 160 B of int64 buffers."""
+    """The generated model: parameters of 6, 6 and 3 MiB; 38,400 B of fp32 and 160 B of int64
+    buffers.
+    """
     expected = generated.expected
     return ParameterSizes(
         parameter_count=expected.gradient_bytes // 4,
@@ -40,7 +49,10 @@ def sizes_of(generated: GeneratedTrace) -> ParameterSizes:
         gradient_bytes=expected.gradient_bytes,
         buffer_bytes=expected.buffer_bytes,
         parameter_tensors=tuple(TensorSize(dtype="float", bytes=size * MIB) for size in (6, 6, 3)),
-        buffer_tensors=(TensorSize(dtype="float", bytes=38_400), TensorSize(dtype="long", bytes=160)),
+        buffer_tensors=(
+            TensorSize(dtype="float", bytes=38_400),
+            TensorSize(dtype="long", bytes=160),
+        ),
     )
 
 
@@ -74,7 +86,11 @@ def from_device_2() -> GeneratedTrace:
     for event in generated.trace["traceEvents"]:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
             event["pid"] += 2
-            places = {name: event["args"][name] + 2 for name in ("device", "inDevice") if name in event["args"]}
+            places = {
+                name: event["args"][name] + 2
+                for name in ("device", "inDevice")
+                if name in event["args"]
+            }
             event["args"] = event["args"] | places
     return generated
 
@@ -82,11 +98,19 @@ def from_device_2() -> GeneratedTrace:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
     "ranks",
-    [TWO_RANKS, *([dp_trace(devices, transport)] for devices in (2, 4) for transport in TRANSPORTS), [from_device_2()]],
+    [
+        TWO_RANKS,
+        *([dp_trace(devices, transport)] for devices in (2, 4) for transport in TRANSPORTS),
+        [from_device_2()],
+    ],
 )
 def test_what_moved_is_enough(tmp_path: Path, ranks: list[GeneratedTrace], frozen: bool) -> None:
     """DataParallel also reduces the zeros of frozen parameters: of 15 MiB 6 are trained."""
-    cell = DDP if ranks is TWO_RANKS else Cell("dp", devices=len(ranks[0].expected.steps) // 3, batch_size=4)
+    cell = (
+        DDP
+        if ranks is TWO_RANKS
+        else Cell("dp", devices=len(ranks[0].expected.steps) // 3, batch_size=4)
+    )
     if frozen and cell.strategy == "dp":
         ranks = [replace(ranks[0], expected=replace(ranks[0].expected, gradient_bytes=6 * MIB))]
     assert check(tmp_path, cell, *ranks) == []
@@ -94,24 +118,39 @@ def test_what_moved_is_enough(tmp_path: Path, ranks: list[GeneratedTrace], froze
 
 def last_bucket_lost() -> list[GeneratedTrace]:
     events = TWO_RANKS[1].trace["traceEvents"]
-    last = [event for event in events if event.get("cat") == "kernel" and "AllReduce" in event["name"]][-1]
+    last = [
+        event for event in events if event.get("cat") == "kernel" and "AllReduce" in event["name"]
+    ][-1]
     return [TWO_RANKS[0], without(TWO_RANKS[1], lambda event: event is last)]
 
 
 def cut_out(transport: Transport, word: str) -> list[GeneratedTrace]:
     of_kind = ("kernel", "gpu_memcpy")
-    return [without(dp_trace(2, transport), lambda event: event.get("cat") in of_kind and word in event["name"])]
+    return [
+        without(
+            dp_trace(2, transport),
+            lambda event: event.get("cat") in of_kind and word in event["name"],
+        )
+    ]
 
 
 def without_device_1() -> list[GeneratedTrace]:
     on_device = ("kernel", "gpu_memcpy", "gpu_memset")
-    return [without(dp_trace(2, "nccl"), lambda event: event.get("cat") in on_device and event["pid"] == 1)]
+    return [
+        without(
+            dp_trace(2, "nccl"), lambda event: event.get("cat") in on_device and event["pid"] == 1
+        )
+    ]
 
 
 @pytest.mark.parametrize(
     ("cell", "ranks", "shown"),
     [
-        (DDP, [ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)], "the trace shows none"),
+        (
+            DDP,
+            [ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)],
+            "the trace shows none",
+        ),
         (DDP, last_bucket_lost(), "(rank 1, step"),
         (DDP, TWO_RANKS[:1], "traces of 2 ranks"),
         (DP, cut_out("nccl", "Reduce"), ""),
@@ -133,9 +172,15 @@ def test_a_trace_that_lacks_something_is_incomplete(
 def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
     tmp_path: Path, transport: str, named_ranges: bool
 ) -> None:
-    """Four broadcasts and two reduces a step on each device, all of them by kernels of one name, or copies of one name."""
+    """Four broadcasts and two reduces a step on each device, all of them by kernels of one name, or
+    copies of one name.
+    """
     generated = dp_trace(2, transport, named_ranges=named_ranges, rccl=True)  # type: ignore[arg-type]
-    names = {one["name"] for one in generated.trace["traceEvents"] if one.get("cat") in ("kernel", "gpu_memcpy")}
+    names = {
+        one["name"]
+        for one in generated.trace["traceEvents"]
+        if one.get("cat") in ("kernel", "gpu_memcpy")
+    }
     assert not [name for name in names if "Broadcast" in name or "Reduce" in name or "PtoP" in name]
     assert check(tmp_path, DP, generated) == []
     collectives = analyze_traces([tmp_path]).collectives
@@ -146,7 +191,9 @@ def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
 def launched_in(trace: Trace, operator: str) -> list[Trace]:
     """Device events whose runtime call lies in an operator of that name on its thread."""
     events = trace["traceEvents"]
-    spans = [(one["tid"], one["ts"], one["ts"] + one["dur"]) for one in events if one["name"] == operator]
+    spans = [
+        (one["tid"], one["ts"], one["ts"] + one["dur"]) for one in events if one["name"] == operator
+    ]
     calls = {
         one["args"]["correlation"]
         for one in events
@@ -154,12 +201,16 @@ def launched_in(trace: Trace, operator: str) -> list[Trace]:
         and any(one["tid"] == tid and start <= one["ts"] <= end for tid, start, end in spans)
     }
     return [
-        one for one in events if one.get("cat") in ("kernel", "gpu_memcpy") and one["args"].get("correlation") in calls
+        one
+        for one in events
+        if one.get("cat") in ("kernel", "gpu_memcpy") and one["args"].get("correlation") in calls
     ]
 
 
 def test_large_inputs_do_not_stand_in_for_lost_gradients(tmp_path: Path) -> None:
-    """Scattered copies of 1 GB a step, and not one of the gradients': as many bytes as one likes, but not the model's."""
+    """Scattered copies of 1 GB a step, and not one of the gradients': as many bytes as one likes,
+    but not the model's.
+    """
     generated = dp_trace(2, "peer_copy", inputs="device")
     reduced = launched_in(generated.trace, "ReduceAddCoalesced")
     scattered = [one for one in launched_in(generated.trace, "Scatter") if "PtoP" in one["name"]]
@@ -188,7 +239,9 @@ def test_dp_host_needs_every_replica_in_every_range() -> None:
     cell = Cell(strategy="dp-host", devices=2, batch_size=4)
     steps = traced_table("steps", [{"rank": 0, "step": step} for step in (1, 2)])
     ranges: dict[str, dict[int | None, int]] = {
-        replica_range(phase, replica): {1: 1, 2: 1} for phase in DP_COMMUNICATION_PHASES for replica in range(2)
+        replica_range(phase, replica): {1: 1, 2: 1}
+        for phase in DP_COMMUNICATION_PHASES
+        for replica in range(2)
     }
     assert of_tables(cell, SIZES, steps, NO_TABLES.collectives, ranges) == []
     del ranges["dpscope::dp_gather#1"]
@@ -201,38 +254,53 @@ def test_a_range_that_was_not_closed_in_the_last_step_of_a_cpu_trace_is_no_loss(
     sizes = sizes_of(ddp_trace(0, 2))
     places = [{"rank": rank, "step": step} for rank in (0, 1) for step in (2, 3)]
     steps = traced_table("steps", places).assign(partial_window=[False, True] * 2)
-    collectives = traced_table("collectives", places[:3]).assign(kind="all_reduce", bytes=sizes.gradient_bytes)
+    collectives = traced_table("collectives", places[:3]).assign(
+        kind="all_reduce", bytes=sizes.gradient_bytes
+    )
     assert of_tables(DDP, sizes, steps, collectives) == []
     (message,) = of_tables(DDP, sizes, steps.assign(partial_window=False), collectives)
     assert "the trace shows none (rank 1, step 3)" in message
 
 
-BLOCK = ShardedUnit(name="0", shapes=((10, 3), (4,)), trained=(True, False), element_bytes=(4, 4), resharded=True)
+BLOCK = ShardedUnit(
+    name="0", shapes=((10, 3), (4,)), trained=(True, False), element_bytes=(4, 4), resharded=True
+)
 ROOT = ShardedUnit(name="", shapes=((6,),), trained=(True,), element_bytes=(2,), resharded=False)
 
 
 @pytest.mark.parametrize(
     ("strategy", "devices", "options", "expected"),
     [
-        # Two devices: 10 x 3 x 4 B + 4 x 4 B = 136 B twice and 6 x 2 B = 12 B once; trained are 120 B and 12 B.
+        # Two devices: 10 x 3 x 4 B + 4 x 4 B = 136 B twice and 6 x 2 B = 12 B once; trained are 120
+        # B and 12 B.
         ("fsdp", 2, {}, {"all_gather": 284, "reduce_scatter": 132}),
         ("fsdp-no-reshard", 2, {}, {"all_gather": 148, "reduce_scatter": 132}),
         # Each micro-batch gathers again; only the last one reduces.
         ("fsdp", 2, {"accumulate": 3}, {"all_gather": 852, "reduce_scatter": 132}),
-        # Four devices: 10 rows are cut into 4 x 3, 6 elements into 4 x 2: (144 + 16) x 2 + 16, and 144 + 16.
+        # Four devices: 10 rows are cut into 4 x 3, 6 elements into 4 x 2: (144 + 16) x 2 + 16, and
+        # 144 + 16.
         ("fsdp", 4, {}, {"all_gather": 336, "reduce_scatter": 160}),
         # Two groups of two: as on two devices, and each rank's half of 132 B is all-reduced.
         ("hsdp", 4, {}, {"all_gather": 284, "reduce_scatter": 132, "all_reduce": 66}),
-        # 10 x 3 + 6 trained numbers reduced in two bytes each: 72 B, of which each rank of HSDP holds half.
+        # 10 x 3 + 6 trained numbers reduced in two bytes each: 72 B, of which each rank of HSDP
+        # holds half.
         ("fsdp", 2, {"comm_hook": "bf16"}, {"all_gather": 284, "reduce_scatter": 72}),
-        ("hsdp", 4, {"comm_hook": "bf16"}, {"all_gather": 284, "reduce_scatter": 72, "all_reduce": 36}),
+        (
+            "hsdp",
+            4,
+            {"comm_hook": "bf16"},
+            {"all_gather": 284, "reduce_scatter": 72, "all_reduce": 36},
+        ),
     ],
 )
 def test_bytes_by_a_pocket_calculation(
     strategy: CellStrategy, devices: int, options: dict[str, Any], expected: dict[str, int]
 ) -> None:
     block = msgspec.structs.replace(BLOCK, resharded=strategy != "fsdp-no-reshard")
-    assert expected_bytes(Cell(strategy, devices, 4, options=CellOptions(**options)), (block, ROOT)) == expected
+    assert (
+        expected_bytes(Cell(strategy, devices, 4, options=CellOptions(**options)), (block, ROOT))
+        == expected
+    )
 
 
 def test_a_parameter_is_padded_along_its_first_dimension_alone() -> None:
@@ -256,15 +324,23 @@ NO_SCATTERS = "reduce-scatters of 132 B a step, the trace shows"
             "all-gathers of 284 B a step, the trace shows 148 B (rank 0, step 1)",
         ),
         (2, {"all_gather": 284}, f"{NO_SCATTERS} none (rank 0, step 1)"),
-        (2, {"all_gather": 284, "reduce_scatter": None}, f"{NO_SCATTERS} 1 without sizes (rank 0, step 1)"),
+        (
+            2,
+            {"all_gather": 284, "reduce_scatter": None},
+            f"{NO_SCATTERS} 1 without sizes (rank 0, step 1)",
+        ),
         (2, {}, "all-gathers of 284 B"),
         (1, {"all_gather": 284, "reduce_scatter": 132}, "traces of 2 ranks"),
     ],
 )
-def test_sharded_traffic_that_is_not_shown(ranks: int, moved: dict[str, int | None], lacking: str | None) -> None:
+def test_sharded_traffic_that_is_not_shown(
+    ranks: int, moved: dict[str, int | None], lacking: str | None
+) -> None:
     places = [{"rank": rank, "step": step} for rank in range(ranks) for step in (1, 2)]
     steps = traced_table("steps", places).assign(device=0, partial_window=False)
-    rows = ({**place, "kind": kind, "bytes": size} for place in places for kind, size in moved.items())
+    rows = (
+        {**place, "kind": kind, "bytes": size} for place in places for kind, size in moved.items()
+    )
     messages = of_tables(CELL, SIZES, steps, traced_table("collectives", rows), units=(BLOCK, ROOT))
     assert len(messages) == (lacking is not None)
     assert all(known(lacking) in one for one in messages)
@@ -273,10 +349,13 @@ def test_sharded_traffic_that_is_not_shown(ranks: int, moved: dict[str, int | No
 def reduced(*moved: tuple[int, int, int | None]) -> tuple[Table, Table]:
     """Steps 0 and 1 of two ranks, and all-reduces: rank, step, bytes."""
     steps = [
-        {"rank": rank, "device": rank, "step": step, "partial_window": False} for rank in (0, 1) for step in (0, 1)
+        {"rank": rank, "device": rank, "step": step, "partial_window": False}
+        for rank in (0, 1)
+        for step in (0, 1)
     ]
     rows = [
-        {"rank": rank, "device": rank, "step": step, "kind": "all_reduce", "bytes": size} for rank, step, size in moved
+        {"rank": rank, "device": rank, "step": step, "kind": "all_reduce", "bytes": size}
+        for rank, step, size in moved
     ]
     return traced_table("steps", steps), traced_table("collectives", rows)
 
@@ -287,7 +366,8 @@ EACH = [(rank, step) for rank in (0, 1) for step in (0, 1)]
 @pytest.mark.parametrize(
     ("moved", "cause"),
     [
-        ([(*one, 600) for one in EACH], "DDP reduces a part of the gradients alone"),  # such as a frozen body
+        # such as a frozen body
+        ([(*one, 600) for one in EACH], "DDP reduces a part of the gradients alone"),
         ([(*one, 600) for one in EACH[:3]], "the tracer lost events"),
         ([*((*one, 600) for one in EACH[:3]), (1, 1, 500)], "the tracer lost events"),
         ([*((*one, 600) for one in EACH), (1, 1, None)], "the tracer lost events"),
@@ -298,7 +378,9 @@ EACH = [(rank, step) for rank in (0, 1) for step in (0, 1)]
 def test_lost_events_are_the_cause_only_where_ranks_or_steps_differ(
     moved: list[tuple[int, int, int | None]], cause: str
 ) -> None:
-    sizes = ParameterSizes(parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0)
+    sizes = ParameterSizes(
+        parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0
+    )
     (finding,) = check_traffic(DDP, sizes, *reduced(*moved), (), NO_TABLES.copies)
     assert finding.next_step.startswith(f"likely cause: {cause}")
     assert ("measure the cell again" in finding.next_step) == cause.startswith("the tracer")
@@ -306,9 +388,13 @@ def test_lost_events_are_the_cause_only_where_ranks_or_steps_differ(
 
 @pytest.mark.parametrize(("steps", "lacking"), [((0, 1), 0), ((1,), 0), ((), 1)])
 def test_a_script_may_communicate_in_some_steps_alone(steps: tuple[int, ...], lacking: int) -> None:
-    """Local SGD averages the models every few steps; a rank that lacks a step in which another communicates lost it."""
+    """Local SGD averages the models every few steps; a rank that lacks a step in which another
+    communicates lost it.
+    """
     script = AttachedProcess(cell=DDP, reduction_known=False)
-    sizes = ParameterSizes(parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0)
+    sizes = ParameterSizes(
+        parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0
+    )
     moved = [(rank, step, 1000) for rank in (0, 1) for step in steps]
     found = check_traffic(DDP, sizes, *reduced(*moved), (), NO_TABLES.copies, script)
     assert [one.code for one in found] == ["trace_incomplete"] * lacking

@@ -1,4 +1,6 @@
-"""How often intervals hold the truth, by simulation: the table in docs/measures.md, with fewer pairs."""
+"""How often intervals hold the truth, by simulation: the table in docs/measures.md, with fewer
+pairs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Coverage:
-    """Over pairs of runs, the second `slower` times as slow in every cell: shares of all cells, and of the worst one."""
+    """Over pairs of runs, the second `slower` times as slow in every cell: shares of all cells, and
+    of the worst one.
+    """
 
     outside: float  # the ratio's interval leaves the true ratio out
     worst_cell: float  # the same, of the cell in which that is most frequent
@@ -48,7 +52,9 @@ def simulate(spreads: Sequence[float], repeats: int, pairs: int, slower: float =
             found += verdict(ratio) == "above" and known(ratio.value) > 1.05
             widths.append((known(ratio.high) - known(ratio.low)) / 2)
     shares = outside / pairs
-    return Coverage(shares.mean(), shares.max(), found / pairs / len(spreads), float(np.median(widths)))
+    return Coverage(
+        shares.mean(), shares.max(), found / pairs / len(spreads), float(np.median(widths))
+    )
 
 
 @pytest.mark.long
@@ -61,17 +67,23 @@ def test_equal_runs_seldom_differ(spreads: Sequence[float], pairs: int, repeats:
 
 def test_a_tenth_more_is_found_with_five_repeats_that_spread_by_a_fiftieth() -> None:
     assert simulate([0.02], repeats=5, pairs=400, slower=1.1).slower >= 0.95
-    assert simulate([0.02], repeats=2, pairs=400, slower=1.1).slower <= 0.9  # which two repeats of one cell do not
+    # which two repeats of one cell do not
+    assert simulate([0.02], repeats=2, pairs=400, slower=1.1).slower <= 0.9
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("repeats", [2, 5])
 def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -> None:
-    """Six cells of one run: each median, and the difference of neighbours; 1,200 of each, not independent."""
+    """Six cells of one run: each median, and the difference of neighbours; 1,200 of each, not
+    independent.
+    """
     generator = np.random.default_rng(2)
     missed = np.zeros(2)
     for _ in range(200):
-        cells = [drawn_cell(spread, repeats, generator, STEP_US * (1 + index)) for index, spread in enumerate(ALIKE)]
+        cells = [
+            drawn_cell(spread, repeats, generator, STEP_US * (1 + index))
+            for index, spread in enumerate(ALIKE)
+        ]
         pool = pooled_spread(cells)
         for index, one in enumerate(cells):
             median = median_estimate(one, pool)
@@ -84,8 +96,12 @@ def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -
     assert (missed / 1200 <= 0.08).all()
 
 
-def ratios_in_turns(spreads: Sequence[float], repeats: int, shared: float, runs: int = 150) -> tuple[float, float]:
-    """Runs of cells measured in turns: the share of ratios of neighbours left out, and the median half width."""
+def ratios_in_turns(
+    spreads: Sequence[float], repeats: int, shared: float, runs: int = 150
+) -> tuple[float, float]:
+    """Runs of cells measured in turns: the share of ratios of neighbours left out, and the median
+    half width.
+    """
     generator = np.random.default_rng(3)
     outside, widths = [], []
     for _ in range(runs):
@@ -102,29 +118,44 @@ def ratios_in_turns(spreads: Sequence[float], repeats: int, shared: float, runs:
 @pytest.mark.parametrize("shared", [0.0, 0.15])
 @pytest.mark.parametrize("repeats", [2, 5])
 @pytest.mark.parametrize("spreads", [ALIKE[:3], UNLIKE])
-def test_ratios_within_a_run_hold_the_truth(spreads: Sequence[float], repeats: int, shared: float) -> None:
-    """Whatever the cells of a turn share: 5% are promised; the neighbours' ratios are not independent."""
+def test_ratios_within_a_run_hold_the_truth(
+    spreads: Sequence[float], repeats: int, shared: float
+) -> None:
+    """Whatever the cells of a turn share: 5% are promised; the neighbours' ratios are not
+    independent.
+    """
     assert ratios_in_turns(spreads, repeats, shared)[0] <= 0.08
 
 
-def pairs_in_turns(spreads: Sequence[float], repeats: int, drift: float = 0.0, runs: int = 700) -> dict[Pair, float]:
+def pairs_in_turns(
+    spreads: Sequence[float], repeats: int, drift: float = 0.0, runs: int = 700
+) -> dict[Pair, float]:
     """Runs of cells measured in balanced orders: how often each pair's ratio is held.
 
-    `drift`: how much longer each measurement takes than the one before it, whatever the cell, as a logarithm.
+    `drift`: how much longer each measurement takes than the one before it, whatever the cell, as a
+    logarithm.
     """
     generator = np.random.default_rng(4)
     count = len(spreads)
     held = dict.fromkeys(combinations(range(count), 2), 0)
     for run in range(runs):
-        cells = _drifting(drawn_in_turns(spreads, repeats, 0.0, generator), balanced_orders(count, repeats, run), drift)
+        cells = _drifting(
+            drawn_in_turns(spreads, repeats, 0.0, generator),
+            balanced_orders(count, repeats, run),
+            drift,
+        )
         pool = spread_in_turns(cells)
         for first, second in held:
             ratio = ratio_estimate(cells[first], cells[second], pool)
-            held[first, second] += known(ratio.low) <= (first + 1) / (second + 1) <= known(ratio.high)
+            held[first, second] += (
+                known(ratio.low) <= (first + 1) / (second + 1) <= known(ratio.high)
+            )
     return {pair: times / runs for pair, times in held.items()}
 
 
-def _drifting(cells: Sequence[Sequence[Samples]], orders: Sequence[Order], drift: float) -> list[TurnSamples]:
+def _drifting(
+    cells: Sequence[Sequence[Samples]], orders: Sequence[Order], drift: float
+) -> list[TurnSamples]:
     found = []
     for cell, repeats in enumerate(cells):
         places = [order.index(cell) for order in orders]
@@ -163,8 +194,15 @@ if __name__ == "__main__":  # the tables of docs/measures.md
                 f"| {name} | {repeats} | {equal.outside:.1%} | {equal.worst_cell:.1%} | {equal.slower:.1%} | "
                 f"±{equal.half_width:.1%} | {slow.slower:.0%} |"
             )
-    for name, levels in (("three, 5% each", ALIKE[:3]), ("six, 5% each", ALIKE), ("six, 1 to 8%", UNLIKE)):
+    for name, levels in (
+        ("three, 5% each", ALIKE[:3]),
+        ("six, 5% each", ALIKE),
+        ("six, 1 to 8%", UNLIKE),
+    ):
         for shared in (0.0, 0.05, 0.15):
             found = [ratios_in_turns(levels, repeats, shared, runs=1000) for repeats in (2, 3, 5)]
-            shares, halves = (", ".join(f"{100 * one:.1f}" for one in column) for column in zip(*found, strict=True))
+            shares, halves = (
+                ", ".join(f"{100 * one:.1f}" for one in column)
+                for column in zip(*found, strict=True)
+            )
             print(f"| {name} | {shared:.0%} | {shares}% | ±{halves}% |")  # noqa: T201

@@ -52,7 +52,9 @@ APART = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
 
 
 def test_two_repeats_alone_have_one_degree_of_freedom() -> None:
-    """exp(±0.01) apart: variance 2 x 0.01^2, standard error 0.01, Student's t of 1 degree of freedom 12.706."""
+    """exp(±0.01) apart: variance 2 x 0.01^2, standard error 0.01, Student's t of 1 degree of
+    freedom 12.706.
+    """
     found = median_estimate(APART)
     bounds = known(found.value) * np.exp([-0.12706, 0.12706])
     assert (found.low, found.high) == pytest.approx(tuple(bounds), rel=1e-5)
@@ -62,13 +64,16 @@ def test_two_repeats_alone_have_one_degree_of_freedom() -> None:
 
 
 def test_an_interval_that_says_nothing_is_not_known() -> None:
-    """exp(±0.2) apart: 12.706 x 0.2 = 2.54 is beyond ln 10 = 2.30; exp(±0.18) apart: 2.29 is not. Of a ratio as of a median."""
+    """exp(±0.2) apart: 12.706 x 0.2 = 2.54 is beyond ln 10 = 2.30; exp(±0.18) apart: 2.29 is not.
+    Of a ratio as of a median.
+    """
     for distance, is_known in ((0.2, False), (0.18, True)):
         apart, alone = steady(100 * np.exp(-distance), 100 * np.exp(distance)), steady(100)
         assert (median_estimate(apart).low is not None) is is_known
         assert (joint_draws(apart, []) is not None) is is_known
         pool = pooled_spread([apart, alone])
-        found = ratio_estimate(apart, alone, pool)  # both have the one degree of freedom: 2.29 x sqrt(3) for the two
+        # both have the one degree of freedom: 2.29 x sqrt(3) for the two
+        found = ratio_estimate(apart, alone, pool)
         assert (found.low, found.high) == (None, None)
         assert missing_evidence(found) == "too few repeats cannot show it"
         difference = difference_estimate(apart, alone, pool)
@@ -76,9 +81,11 @@ def test_an_interval_that_says_nothing_is_not_known() -> None:
 
 
 def test_other_cells_show_what_a_cells_repeats_do_not() -> None:
-    """Equal repeats, with five cells of two repeats exp(±0.02) apart: 5 degrees of freedom of variance 2 x 0.02^2.
+    """Equal repeats, with five cells of two repeats exp(±0.02) apart: 5 degrees of freedom of
+    variance 2 x 0.02^2.
 
-    They count for 4, the 0 of the cell for 1: variance 4/5 of theirs, t of 5 degrees of freedom 2.5706.
+    They count for 4, the 0 of the cell for 1: variance 4/5 of theirs, t of 5 degrees of freedom
+    2.5706.
     """
     others = [steady(50 * np.exp(-0.02), 50 * np.exp(0.02))] * 5
     alike = steady(100, 100)
@@ -92,7 +99,9 @@ def test_other_cells_show_what_a_cells_repeats_do_not() -> None:
 
 
 def test_a_cell_that_spreads_more_than_the_others_keeps_its_spread() -> None:
-    """exp(±0.02), with five cells of equal repeats: the variance is not the mean, a fifth, but that of the cell; t of 1 + 4."""
+    """exp(±0.02), with five cells of equal repeats: the variance is not the mean, a fifth, but that
+    of the cell; t of 1 + 4.
+    """
     wide = steady(100 * np.exp(-0.02), 100 * np.exp(0.02))
     found = median_estimate(wide, pooled_spread([wide, *[steady(50, 50)] * 5]))
     assert found.high == pytest.approx(known(found.value) * np.exp(2.5706 * 0.02), rel=1e-5)
@@ -104,11 +113,14 @@ def test_one_repeat_alone_has_no_interval_unless_another_cell_has_two() -> None:
     assert ratio_estimate(one, two).low is None
     assert difference_estimate(one, two).low is None
     found = median_estimate(one, pooled_spread([one, two]))
-    assert found.high == pytest.approx(100 * np.exp(12.706 * np.sqrt(2) * 0.02), rel=1e-5)  # not a mean of two
+    # not a mean of two
+    assert found.high == pytest.approx(100 * np.exp(12.706 * np.sqrt(2) * 0.02), rel=1e-5)
 
 
 def test_a_value_is_the_centre_of_its_interval() -> None:
-    """Nine of ten steps are of the first repeat: the median of all is 100, the repeats' mean is larger."""
+    """Nine of ten steps are of the first repeat: the median of all is 100, the repeats' mean is
+    larger.
+    """
     repeats = [np.full(45, 100.0), np.full(5, 101.0)]
     spread = pooled_spread([repeats, *[steady(50, 50)] * 5])
     found = ratio_estimate(repeats, steady(100, 100), Spread(spread.squares / 100, spread.freedom))
@@ -125,7 +137,9 @@ def test_too_few_samples_have_no_interval() -> None:
 
 
 def test_ratio() -> None:
-    """Half widths 0.12706 (exp(±0.01), two repeats) and 0 add up as squares; so do two of 0.12706."""
+    """Half widths 0.12706 (exp(±0.01), two repeats) and 0 add up as squares; so do two of
+    0.12706.
+    """
     double = [2 * repeat for repeat in APART]
     found, both = ratio_estimate(double, steady(100, 100)), ratio_estimate(double, double)
     assert found.value == pytest.approx(2.0, rel=1e-3)
@@ -140,7 +154,9 @@ def test_a_time_of_nothing_has_no_ratio() -> None:
 
 
 def test_difference() -> None:
-    """Half widths of 200 and of 150, 0.12706 of each, add up nearly as squares do; the logarithms make it lean."""
+    """Half widths of 200 and of 150, 0.12706 of each, add up nearly as squares do; the logarithms
+    make it lean.
+    """
     more, less = [2 * repeat for repeat in APART], [1.5 * repeat for repeat in APART]
     found = difference_estimate(more, less)
     assert found.value == pytest.approx(50, abs=0.1)
@@ -153,15 +169,22 @@ def test_difference() -> None:
 
 @pytest.mark.parametrize(("more", "less"), [(120.0, 100.0), (150.0, 20.0), (101.0, 100.0)])
 def test_each_end_of_a_difference_leaves_one_case_in_forty_beyond(more: float, less: float) -> None:
-    """By an integral over the first cell's values instead of draws: the chance of a smaller difference."""
-    first, second = [more * repeat / 100 for repeat in APART], [less * repeat / 100 for repeat in steady(97, 103, 100)]
+    """By an integral over the first cell's values instead of draws: the chance of a smaller
+    difference.
+    """
+    first, second = (
+        [more * repeat / 100 for repeat in APART],
+        [less * repeat / 100 for repeat in steady(97, 103, 100)],
+    )
     pool = pooled_spread([first, second])
     of_first, of_second, found = (
         median_estimate(first, pool),
         median_estimate(second, pool),
         difference_estimate(first, second, pool),
     )
-    halves = [math.log(known(one.high) / known(one.value)) / ndtri(0.975) for one in (of_first, of_second)]
+    halves = [
+        math.log(known(one.high) / known(one.value)) / ndtri(0.975) for one in (of_first, of_second)
+    ]
     normal = np.linspace(-9, 9, 20_001)
     weights = np.exp(-(normal**2) / 2) / math.sqrt(2 * math.pi) * (normal[1] - normal[0])
     for end, chance in ((found.low, 0.025), (found.high, 0.975)):
@@ -171,9 +194,14 @@ def test_each_end_of_a_difference_leaves_one_case_in_forty_beyond(more: float, l
 
 
 def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
-    """Medians a ratio's half width apart: just above it both are above, just below it neither is significant."""
+    """Medians a ratio's half width apart: just above it both are above, just below it neither is
+    significant.
+    """
     half, less = 0.12706 * np.sqrt(2), APART
-    for factor, expected in ((np.exp(1.04 * half), "above"), (np.exp(0.96 * half), "no_difference_shown")):
+    for factor, expected in (
+        (np.exp(1.04 * half), "above"),
+        (np.exp(0.96 * half), "no_difference_shown"),
+    ):
         more = [repeat * factor for repeat in less]
         assert verdict(ratio_estimate(more, less)) == expected
         assert verdict(difference_estimate(more, less), even=0.0) == expected
@@ -181,7 +209,12 @@ def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(1.1, 1.3, "above"), (0.7, 0.9, "below"), (0.9, 1.1, "no_difference_shown"), (None, None, "too_few_samples")],
+    [
+        (1.1, 1.3, "above"),
+        (0.7, 0.9, "below"),
+        (0.9, 1.1, "no_difference_shown"),
+        (None, None, "too_few_samples"),
+    ],
 )
 def test_verdict(low: float | None, high: float | None, expected: str) -> None:
     assert verdict(Estimate(1.0, low, high, 9)) == expected
@@ -190,28 +223,38 @@ def test_verdict(low: float | None, high: float | None, expected: str) -> None:
 def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     """Five turns exp(-0.2) to exp(0.2), of three cells, one of which is 0.01 off in four of them.
 
-    The differences' own squares are 4e-4, of 4 degrees of freedom: variance 1e-4, t of 4 2.776, over the root of 5. The other
-    cells, which are steadier, do not count.
+    The differences' own squares are 4e-4, of 4 degrees of freedom: variance 1e-4, t of 4 2.776,
+    over the root of 5. The other cells, which are steadier, do not count.
     """
     turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.01, -0.01, 0, 0.01, -0.01])
-    one, two, three = steady(*100 * np.exp(turns + off)), steady(*80 * np.exp(turns)), steady(*60 * np.exp(turns))
+    one, two, three = (
+        steady(*100 * np.exp(turns + off)),
+        steady(*80 * np.exp(turns)),
+        steady(*60 * np.exp(turns)),
+    )
     pool = spread_in_turns([one, two, three])
     within = known(pool.within)
     assert within.squares == pytest.approx(2 / 3 * 4e-4)
     assert within.freedom == 8
     half = 2.77645 * 0.01 / math.sqrt(5)
     ratio = ratio_estimate(one, two, pool)
-    assert (ratio.low, ratio.high) == pytest.approx((1.25 * math.exp(-half), 1.25 * math.exp(half)), rel=1e-5)
+    assert (ratio.low, ratio.high) == pytest.approx(
+        (1.25 * math.exp(-half), 1.25 * math.exp(half)), rel=1e-5
+    )
     first, second = known(joint_draws(one, [two], pool))
     assert interval(first / second) == pytest.approx((ratio.low, ratio.high), rel=1e-3)
     alone, difference = median_estimate(one, pool), difference_estimate(one, two, pool)
     assert interval(first) == pytest.approx((alone.low, alone.high), rel=1e-3)
     # A fifth of the first, whose level is uncertain; apart, it would be 20 - 20 to 20 + 20.
-    assert (difference.low, difference.high) == pytest.approx((known(alone.low) / 5, known(alone.high) / 5), rel=0.03)
+    assert (difference.low, difference.high) == pytest.approx(
+        (known(alone.low) / 5, known(alone.high) / 5), rel=0.03
+    )
 
 
 def test_a_third_cell_that_spreads_more_says_nothing_of_a_ratio() -> None:
-    """Differences of the first two 0.001 from turn to turn: squares 4e-6, whatever the third does."""
+    """Differences of the first two 0.001 from turn to turn: squares 4e-6, whatever the third
+    does.
+    """
     turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.001, -0.001, 0, 0.001, -0.001])
     one, two, three = (
         steady(*100 * np.exp(turns + off)),
@@ -219,11 +262,14 @@ def test_a_third_cell_that_spreads_more_says_nothing_of_a_ratio() -> None:
         steady(*60 * np.exp(turns + 80 * off)),
     )
     ratio = ratio_estimate(one, two, spread_in_turns([one, two, three]))
-    assert known(ratio.high) / 1.25 == pytest.approx(math.exp(2.77645 * 0.001 / math.sqrt(5)), rel=1e-5)
+    assert known(ratio.high) / 1.25 == pytest.approx(
+        math.exp(2.77645 * 0.001 / math.sqrt(5)), rel=1e-5
+    )
 
 
 def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_each_turn() -> None:
-    """0.02 more from place to place, three cells in three orders: the first two differ by -0.02, 0.04 and -0.02 more.
+    """0.02 more from place to place, three cells in three orders: the first two differ by -0.02,
+    0.04 and -0.02 more.
 
     Off by 0.001, -0.001 and 0 in the turns, the places 0, 2, 1 of the first and 1, 0, 2 of the second leave a slope of 0.02 less
     0.00025: the offs' product with the first's distances 0 - 1, 2 - 1 and 1 - 1, less the mean of the turn, over 6.
@@ -231,7 +277,9 @@ def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_eac
     places = [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
     off = np.array([0.001, -0.001, 0.0])
     cells = [
-        TurnSamples(steady(*level * np.exp(0.02 * np.array(own) + (off if level == 100 else 0))), own)
+        TurnSamples(
+            steady(*level * np.exp(0.02 * np.array(own) + (off if level == 100 else 0))), own
+        )
         for level, own in zip((100, 80, 60), places, strict=True)
     ]
     pool = spread_in_turns(cells)
@@ -243,7 +291,8 @@ def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_eac
     freedom = 2 - 6 / 2 / 6  # half of the slope's information is of these two cells
     half = stdtrit(freedom, 0.975) * math.sqrt(np.sum((left - left.mean()) ** 2) / freedom / 3)
     ratio = ratio_estimate(cells[0], cells[1], pool)
-    assert ratio.value == pytest.approx(1.25)  # that of all steps' medians, of the second turn's, has 0.04 of the drift
+    # that of all steps' medians, of the second turn's, has 0.04 of the drift
+    assert ratio.value == pytest.approx(1.25)
     assert ratio.high == pytest.approx(1.25 * math.exp(half), rel=1e-5)
     # In one order in every turn the drift is a part of each ratio, and no repeat shows it.
     alike = [TurnSamples(cell, [place] * 3) for place, cell in enumerate(cells)]
@@ -255,17 +304,23 @@ def test_repeats_without_places_are_compared_turn_by_turn_as_they_are() -> None:
     placed, unplaced = TurnSamples(one, [0, 1, 0]), TurnSamples(two)
     pool = spread_in_turns([placed, unplaced])
     assert pool.drift is None
-    assert ratio_estimate(placed, unplaced, pool) == ratio_estimate(one, two, spread_in_turns([one, two]))
+    assert ratio_estimate(placed, unplaced, pool) == ratio_estimate(
+        one, two, spread_in_turns([one, two])
+    )
 
 
 def test_too_few_or_unequal_repeats_are_compared_apart() -> None:
     one, two = steady(90, 110), steady(45, 55)
-    assert ratio_estimate(one, two, spread_in_turns([one, two])) == ratio_estimate(one, two, pooled_spread([one, two]))
+    assert ratio_estimate(one, two, spread_in_turns([one, two])) == ratio_estimate(
+        one, two, pooled_spread([one, two])
+    )
     cells = [steady(90, 100, 110, 100, 100), steady(45, 50, 55), steady(47, 50, 56)]
     apart, in_turns = pooled_spread(cells), spread_in_turns(cells)
     five, three, alike = cells
     assert ratio_estimate(five, three, in_turns) == ratio_estimate(five, three, apart)
-    assert known(ratio_estimate(three, alike, in_turns).high) < known(ratio_estimate(three, alike, apart).high)
+    assert known(ratio_estimate(three, alike, in_turns).high) < known(
+        ratio_estimate(three, alike, apart).high
+    )
 
 
 def test_mean_range() -> None:
@@ -279,9 +334,12 @@ def test_mean_range() -> None:
 @pytest.mark.parametrize("count", [10, 11, 40, 57])
 def test_median_slope_is_scipys(count: int) -> None:
     drifting = samples(count, 100, count=count) + 0.3 * np.arange(count)
-    for values in (drifting, np.round(drifting), np.full(count, 7.0)):  # with equal values, and no other
+    # with equal values, and no other
+    for values in (drifting, np.round(drifting), np.full(count, 7.0)):
         expected = theilslopes(values, alpha=0.9)
-        assert median_slope(values, 0.9) == pytest.approx([expected[index] for index in (0, 2, 3)], rel=1e-12)
+        assert median_slope(values, 0.9) == pytest.approx(
+            [expected[index] for index in (0, 2, 3)], rel=1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -293,8 +351,12 @@ def test_median_slope_is_scipys(count: int) -> None:
         ([samples(1, 100), samples(2, 120)], {"wide_spread", "repeats_differ"}),
         ([], set()),
         ([samples(1, 100) + np.linspace(0, 30, 30)], {"drift", "wide_spread"}),
-        ([samples(1, 100) - np.linspace(0, 8, 30), samples(2, 100) - np.linspace(0, 8, 30)], {"drift"}),
-        ([samples(1, 100) + np.linspace(0, 8, 30), samples(2, 100), samples(3, 100)], set()),  # one repeat of three
+        (
+            [samples(1, 100) - np.linspace(0, 8, 30), samples(2, 100) - np.linspace(0, 8, 30)],
+            {"drift"},
+        ),
+        # one repeat of three
+        ([samples(1, 100) + np.linspace(0, 8, 30), samples(2, 100), samples(3, 100)], set()),
         ([np.append(samples(1, 100), 300.0)], {"outliers"}),
         ([np.append(samples(1, 100), 110.0)], set()),  # 10 deviations, but 10% only
     ],
@@ -311,5 +373,7 @@ def test_students_t_is_scipys(freedom: int) -> None:
 def test_how_likely_a_slowdown_is() -> None:
     """An interval that begins or ends at 1 leaves 2.5% below or above it."""
     for low, high, expected in ((1.0, 1.1, 0.975), (1 / 1.05, 1.05, 0.5), (0.9, 1.0, 0.025)):
-        assert chance_above(Estimate(math.sqrt(low * high), low, high, 20)) == pytest.approx(expected)
+        assert chance_above(Estimate(math.sqrt(low * high), low, high, 20)) == pytest.approx(
+            expected
+        )
     assert chance_above(Estimate(1.0, None, None, 20)) is None

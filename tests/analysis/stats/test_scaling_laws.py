@@ -21,7 +21,8 @@ from tests.helpers.known import known
 
 
 def test_karp_flatt() -> None:
-    # S = 2 on 4 devices: (1/2 - 1/4) / (1 - 1/4) = 0.25 / 0.75 = 1/3; ideal; no gain: all serial; above N.
+    # S = 2 on 4 devices: (1/2 - 1/4) / (1 - 1/4) = 0.25 / 0.75 = 1/3; ideal; no gain: all serial;
+    # above N.
     assert [karp_flatt(speedup, 4) for speedup in (2, 4, 1)] == pytest.approx([1 / 3, 0, 1])
     assert karp_flatt(5, 4) < 0
 
@@ -29,7 +30,8 @@ def test_karp_flatt() -> None:
 def test_amdahl_gustafson_usl() -> None:
     # s = 0.2, N = 4: 1/(0.2 + 0.8/4) = 1/0.4 = 2.5, and 4 - 0.2 x 3 = 3.4.
     assert (amdahl_speedup(0.2, 4), gustafson_speedup(0.2, 4)) == pytest.approx((2.5, 3.4))
-    # sigma = 0.1, kappa = 0.05, N = 4: 4/(1 + 0.3 + 0.05 x 12) = 4/1.9. Without coherency the law is Amdahl's.
+    # sigma = 0.1, kappa = 0.05, N = 4: 4/(1 + 0.3 + 0.05 x 12) = 4/1.9. Without coherency the law
+    # is Amdahl's.
     assert usl_speedup(0.1, 0.05, 4) == pytest.approx(4 / 1.9)
     assert usl_speedup(0.2, 0, 4) == pytest.approx(amdahl_speedup(0.2, 4))
 
@@ -47,9 +49,12 @@ def test_one_point_gives_karp_flatt_and_predicts_nothing(scaling: Scaling) -> No
 
 
 @pytest.mark.parametrize(
-    ("scaling", "law", "speedup"), [("strong", "amdahl", amdahl_speedup), ("weak", "gustafson", gustafson_speedup)]
+    ("scaling", "law", "speedup"),
+    [("strong", "amdahl", amdahl_speedup), ("weak", "gustafson", gustafson_speedup)],
 )
-def test_two_points_fit_amdahl_or_gustafson(scaling: Scaling, law: str, speedup: Callable[[float, int], float]) -> None:
+def test_two_points_fit_amdahl_or_gustafson(
+    scaling: Scaling, law: str, speedup: Callable[[float, int], float]
+) -> None:
     fit = known(fit_scaling({count: speedup(0.2, count) for count in (2, 4)}, scaling))
     assert fit.law == law
     assert fit.parameters["serial_fraction"].value == pytest.approx(0.2)
@@ -57,8 +62,9 @@ def test_two_points_fit_amdahl_or_gustafson(scaling: Scaling, law: str, speedup:
 
 
 def test_two_points_by_hand() -> None:
-    # S = 1.6 on 2 and 2.5 on 4. Weights S/N = 0.8, 0.625; columns (S/N)(N-1) = 0.8, 1.875; right sides 1 - S/N =
-    # 0.2, 0.375. s = (0.8 x 0.2 + 1.875 x 0.375) / (0.64 + 3.515625) = 0.863125 / 4.155625 = 0.2077005...
+    # S = 1.6 on 2 and 2.5 on 4. Weights S/N = 0.8, 0.625; columns (S/N)(N-1) = 0.8, 1.875; right
+    # sides 1 - S/N = 0.2, 0.375. s = (0.8 x 0.2 + 1.875 x 0.375) / (0.64 + 3.515625) = 0.863125 /
+    # 4.155625 = 0.2077005...
     fit = known(fit_scaling({2: 1.6, 4: 2.5}, "strong"))
     assert fit.parameters["serial_fraction"].value == pytest.approx(0.863125 / 4.155625)
 
@@ -117,7 +123,8 @@ def test_weak_draws_are_scaled_speedups() -> None:
     # Two repeats of constant samples: every draw is 100/125, scaled by N = 4: 3.2.
     draws = known(speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)] * 2}, "weak"))
     assert draws[4] == pytest.approx(3.2)
-    assert speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)]}, "weak") is None  # one repeat alone
+    # one repeat alone
+    assert speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)]}, "weak") is None
 
 
 @given(

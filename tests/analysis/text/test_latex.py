@@ -54,14 +54,23 @@ def test_a_table_has_rules_label_and_notes() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(
-    shutil.which("pdflatex") is None, reason="needs pdflatex (apt-get install texlive-latex-recommended)"
+    shutil.which("pdflatex") is None,
+    reason="needs pdflatex (apt-get install texlive-latex-recommended)",
 )
 def test_latex_compiles_it(tmp_path: Path) -> None:
-    document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{WIDE}\end{{document}}"
+    document = (
+        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{WIDE}\end{{document}}"
+    )
     (tmp_path / "table.tex").write_text(document, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
     ended = subprocess.run(
-        command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout
     assert "Overfull" not in ended.stdout

@@ -38,13 +38,21 @@ def test_a_list_without_items_has_no_heading() -> None:
 
 
 def test_no_line_ends_in_blanks() -> None:
-    """Of a table, of a wrapped note and of findings, with and without colours; the text stays complete."""
+    """Of a table, of a wrapped note and of findings, with and without colours; the text stays
+    complete.
+    """
     table = TextTable(
-        "Times", ("cell", "step [ms]"), (("single-d1-b8", "1.0"), ("a", "22.0")), ("a note that is long " * 6,)
+        "Times",
+        ("cell", "step [ms]"),
+        (("single-d1-b8", "1.0"), ("a", "22.0")),
+        ("a note that is long " * 6,),
     )
     for colour in (False, True):
         console = Console(
-            file=io.StringIO(), width=40, force_terminal=colour, color_system="standard" if colour else None
+            file=io.StringIO(),
+            width=40,
+            force_terminal=colour,
+            color_system="standard" if colour else None,
         )
         print_table(console, table)
         print_findings(console, [TraceCode.NO_EVENTS.finding("a cell " * 12)])
@@ -59,11 +67,14 @@ def test_no_line_ends_in_blanks() -> None:
 def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, blocks: int) -> None:
     """Two columns of 9 take 22 with gaps of two blanks and 20 with gaps of one.
 
-    60 leaves room for the name's 20, 40 leaves 18; with gaps of one blank, 33 leaves 13 and 31 leaves 11. The least is 12.
+    60 leaves room for the name's 20, 40 leaves 18; with gaps of one blank, 33 leaves 13 and 31
+    leaves 11. The least is 12.
     """
     rows = (("ddp-d2-b4-bucket-1mb", "123456789", "987654321"),)
     out = io.StringIO()
-    print_table(Console(file=out, width=width), TextTable("Times", ("cell", "step [ms]", "wait [ms]"), rows))
+    print_table(
+        Console(file=out, width=width), TextTable("Times", ("cell", "step [ms]", "wait [ms]"), rows)
+    )
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert [line.startswith("cell") for line in lines].count(True) == blocks
     assert max(map(len, lines)) <= width

@@ -7,13 +7,16 @@ from dpscope.analysis.text.units import Unit, choose_unit, show
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(-0.0, "0.0"), (-0.04, "0.0"), (-0.06, "-0.1"), (0.04, "0.0"), (-10.0, "-10.0")]
+    ("value", "shown"),
+    [(-0.0, "0.0"), (-0.04, "0.0"), (-0.06, "-0.1"), (0.04, "0.0"), (-10.0, "-10.0")],
 )
 def test_zero_has_no_sign(value: float, shown: str) -> None:
     assert show(value, Unit("µs", 1.0, 1)) == shown
 
 
-@pytest.mark.parametrize(("values", "shown"), [([5.0, 7.0], "5"), ([5.0, 5.5], "5.0"), ([None, 3.4], "3.4")])
+@pytest.mark.parametrize(
+    ("values", "shown"), [([5.0, 7.0], "5"), ([5.0, 5.5], "5.0"), ([None, 3.4], "3.4")]
+)
 def test_a_mean_of_counts_has_decimals(values: list[float | None], shown: str) -> None:
     first = next(value for value in values if value is not None)
     assert show(first, choose_unit("count", values)) == shown
@@ -29,7 +32,9 @@ def test_each_format_is_its_own() -> None:
 
 
 def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
-    """Of 900, 1500 and 4000 us the middle one is more than a millisecond; a share is a percentage, None is NA."""
+    """Of 900, 1500 and 4000 us the middle one is more than a millisecond; a share is a percentage,
+    None is NA.
+    """
     rows = [
         {"cell": "a", "step": 900.0, "wait": 4000.0, "part": 0.5},
         {"cell": "b", "step": 1500.0, "wait": None, "part": 1},
@@ -40,7 +45,10 @@ def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
     ]  # fmt: skip
     table = table_of("Times", fields, rows)
     assert table.headings == ("cell", "step [ms]", "wait [ms]", "part [%]", "n [x]")
-    assert table.rows == (("a", "0.90", "4.00", "50.0", "7.00"), ("b", "1.50", "NA", "100.0", "7.00"))
+    assert table.rows == (
+        ("a", "0.90", "4.00", "50.0", "7.00"),
+        ("b", "1.50", "NA", "100.0", "7.00"),
+    )
     assert table.meanings == ("Which", "", "", "", "")
     titled = table_of("Times [{unit}]", fields, rows, times=[3.0])
     assert (titled.title, titled.rows[0][1]) == ("Times [µs]", "900.00")

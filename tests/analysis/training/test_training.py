@@ -30,7 +30,12 @@ from dpscope.analysis.training.seed_statistics import (
     final_accuracy,
     time_to_accuracy,
 )
-from dpscope.analysis.training.tables import cell_records, training_csv, training_json, training_tables
+from dpscope.analysis.training.tables import (
+    cell_records,
+    training_csv,
+    training_json,
+    training_tables,
+)
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -48,16 +53,23 @@ def loaded(folder: Path, *epochs: Epochs) -> TrainingData:
     return load_training(write_train_json(folder, [one for part in epochs for one in part]))
 
 
-def seeds(count: int, cell: tuple[str, int], first: float, further: float, epoch_s: float, **more: object) -> Epochs:
+def seeds(
+    count: int, cell: tuple[str, int], first: float, further: float, epoch_s: float, **more: object
+) -> Epochs:
     """One epoch for each seed, whose accuracies are `further` apart."""
     accuracies = [first + further * seed for seed in range(count)]
-    return [plain_epochs(*cell, seed, [one], [epoch_s])[0] | more for seed, one in enumerate(accuracies)]
+    return [
+        plain_epochs(*cell, seed, [one], [epoch_s])[0] | more for seed, one in enumerate(accuracies)
+    ]
 
 
 def two_strategies(folder: Path) -> TrainingData:
-    """Single ends at 90, 92, 91 in epochs of 4 s; ddp at 91, 90.5, 92 in epochs of 2 s (the first of seed 0: 3 s)."""
+    """Single ends at 90, 92, 91 in epochs of 4 s; ddp at 91, 90.5, 92 in epochs of 2 s (the first
+    of seed 0: 3 s).
+    """
     single = [
-        plain_epochs("single", 1, seed, [80.0, 88.0, last], [4.0] * 3) for seed, last in enumerate((90.0, 92.0, 91.0))
+        plain_epochs("single", 1, seed, [80.0, 88.0, last], [4.0] * 3)
+        for seed, last in enumerate((90.0, 92.0, 91.0))
     ]
     ddp = [
         plain_epochs("ddp", 2, seed, [70.0, 90.0, last], [2.0 if seed else 3.0, 2.0, 2.0])
@@ -74,7 +86,12 @@ def codes(data: TrainingData) -> dict[str, Finding]:
 def test_a_train_json_of_another_program_loads(tmp_path: Path) -> None:
     data = two_strategies(tmp_path)
     single, ddp = data.cells
-    assert (single.name, ddp.name, data.manifest, data.planned_epochs) == ("single-d1", "ddp-d2", None, 3)
+    assert (single.name, ddp.name, data.manifest, data.planned_epochs) == (
+        "single-d1",
+        "ddp-d2",
+        None,
+        3,
+    )
     assert final_accuracy(single) == Range(91.0, 90.0, 92.0, 3)
     # Of 3, 2, 2, 2, 2, 2, 2, 2, 2 the median is 2; evaluation's 0.5 s is in none of them.
     assert epoch_train_s(ddp) == Range(2.0, 2.0, 3.0, 9)
@@ -86,7 +103,8 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     # Seeds of ddp reach 90% in their second epoch: after 3 + 2, 2 + 2 and 2 + 2 seconds.
     found = time_to_accuracy(ddp, 90.0)
     assert (found.reached, found.epoch.value, found.train_s) == (3, 2.0, Range(4.0, 4.0, 5.0, 3))
-    partly, never = (time_to_accuracy(single, target) for target in (91.0, 99.0))  # seed 0 ends at 90
+    # seed 0 ends at 90
+    partly, never = (time_to_accuracy(single, target) for target in (91.0, 99.0))
     assert (partly.reached, partly.seeds, partly.train_s.value) == (2, 3, None)
     assert (never.reached, never.train_s.value, never.epoch.value) == (0, None, None)
     assert chosen_target(data) == 90.0  # the worst seed's best is 90
@@ -94,7 +112,10 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     assert chosen_target(data) == 91.0
     table = training_tables(data)["time_to_accuracy"]
     # single: 2 of 3; ddp: its seed 1 ends at 90.5
-    assert table.rows == (("single-d1", "2 of 3", "NA", "NA", "NA", "NA"), ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"))
+    assert table.rows == (
+        ("single-d1", "2 of 3", "NA", "NA", "NA", "NA"),
+        ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"),
+    )
     assert len(table.missing) == 2
     assert "1 of 3 seeds did not reach 91%" in table.missing[0]
 
@@ -102,13 +123,18 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
 def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
     (one,) = against_single(two_strategies(tmp_path))
     assert (one.cell, one.against) == ("ddp-d2", "single-d1")
-    # Medians 91 and 91; ranges 92 - 90 = 2 and 92 - 90.5 = 1.5: the wider counts. Epochs of 4 s and 2 s.
+    # Medians 91 and 91; ranges 92 - 90 = 2 and 92 - 90.5 = 1.5: the wider counts. Epochs of 4 s and
+    # 2 s.
     assert (one.points, one.spread_points, one.verdict) == (0.0, 2.0, "no_difference_shown")
     assert (one.speedup.value, one.speedup.count) == (2.0, 9)
     assert "no significant difference in test accuracy (+0.00 points" in difference_message(one)
     # All seeds of a cell have the same median epoch.
-    assert difference_message(one).endswith("an epoch trains 2.00x as fast (95% interval 2.00 to 2.00)")
-    data = loaded(tmp_path, seeds(3, ("single", 1), 95.0, 0.1, 4.0), seeds(3, ("dp", 2), 93.0, 0.2, 5.0))
+    assert difference_message(one).endswith(
+        "an epoch trains 2.00x as fast (95% interval 2.00 to 2.00)"
+    )
+    data = loaded(
+        tmp_path, seeds(3, ("single", 1), 95.0, 0.1, 4.0), seeds(3, ("dp", 2), 93.0, 0.2, 5.0)
+    )
     (one,) = against_single(data)
     # 93.2 - 95.1 = -1.9, beyond the wider range of 0.4; 4 s / 5 s = 0.8
     assert (one.points, one.spread_points) == pytest.approx((-1.9, 0.4))
@@ -119,7 +145,9 @@ def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("few", [1, 2])
 def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
-    data = loaded(tmp_path, seeds(few, ("single", 1), 95.0, 1.0, 4.0), seeds(few, ("ddp", 2), 80.0, 1.0, 2.0))
+    data = loaded(
+        tmp_path, seeds(few, ("single", 1), 95.0, 1.0, 4.0), seeds(few, ("ddp", 2), 80.0, 1.0, 2.0)
+    )
     (one,) = against_single(data)
     assert (one.points, one.spread_points, one.verdict) == (-15.0, None, "too_few_samples")
     table = training_tables(data)["training_speedup"]
@@ -127,12 +155,18 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     assert f"{few} seed" in table.missing[0]
     assert "few_seeds" in codes(data)
     assert f"test accuracy is not judged (-15.00 points, {few} seed" in difference_message(one)
-    assert difference_message(one).endswith(f"2.00x as fast ({few} epoch{'s'[: few - 1]}, no interval)")
+    assert difference_message(one).endswith(
+        f"2.00x as fast ({few} epoch{'s'[: few - 1]}, no interval)"
+    )
 
 
 def test_cells_with_few_seeds_are_named_with_their_count(tmp_path: Path) -> None:
-    data = loaded(tmp_path, seeds(1, ("single", 1), 95.0, 1.0, 4.0), seeds(2, ("dp", 2), 80.0, 1.0, 2.0))
-    assert codes(data)["few_seeds"].message.startswith("single-d1: 1 seed; dp-d2: 2 seeds; 3 are needed")
+    data = loaded(
+        tmp_path, seeds(1, ("single", 1), 95.0, 1.0, 4.0), seeds(2, ("dp", 2), 80.0, 1.0, 2.0)
+    )
+    assert codes(data)["few_seeds"].message.startswith(
+        "single-d1: 1 seed; dp-d2: 2 seeds; 3 are needed"
+    )
 
 
 def test_the_headline_is_of_a_cell_that_is_complete(tmp_path: Path) -> None:
@@ -156,15 +190,21 @@ def test_variants_are_compared_with_their_default_and_the_single_device(tmp_path
         ("ddp-d2-b16-hook-fp16", "single-d1-b32"),
         ("ddp-d2-b16-accumulate-2", "single-d1-b32-accumulate-2"),
     }
-    singles = [seeds(1, ("single", 1), 90.0, 0.0, 4.0, batch_size=one, global_batch_size=one) for one in (16, 32)]
+    singles = [
+        seeds(1, ("single", 1), 90.0, 0.0, 4.0, batch_size=one, global_batch_size=one)
+        for one in (16, 32)
+    ]
     (one,) = against_single(loaded(tmp_path, *singles, ddp()))
-    assert one.against == "single-d1-b32"  # the same global batch rather than the same batch per device
+    # the same global batch rather than the same batch per device
+    assert one.against == "single-d1-b32"
 
 
 def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path: Path) -> None:
     """A loss that is not finite is NA with a finding as well."""
     short = plain_epochs("ddp", 2, 1, [99.0], [2.0])
-    data = loaded(tmp_path, plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[1.0, None]), short)
+    data = loaded(
+        tmp_path, plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[1.0, None]), short
+    )
     assert final_accuracy(data.cells[0]) == Range(90.0, 90.0, 90.0, 1)
     found, table = codes(data), training_tables(data)["test_accuracy"]
     assert "seed 1 has 1" in found["training_incomplete"].message
@@ -172,7 +212,9 @@ def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path:
     assert "epoch 2" in found["training_diverged"].message
     assert table.rows[0][7] == "NA"
     assert "accuracy_not_percent" not in found
-    assert "accuracy_not_percent" in codes(loaded(tmp_path, plain_epochs("ddp", 2, 0, [0.97], [2.0])))
+    assert "accuracy_not_percent" in codes(
+        loaded(tmp_path, plain_epochs("ddp", 2, 0, [0.97], [2.0]))
+    )
 
 
 GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
@@ -198,7 +240,9 @@ GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, content: str | Epochs, message: str) -> None:
-    (tmp_path / "train.json").write_text(content if isinstance(content, str) else json.dumps({"epochs": content}))
+    (tmp_path / "train.json").write_text(
+        content if isinstance(content, str) else json.dumps({"epochs": content})
+    )
     with pytest.raises(DpscopeError, match=message) as caught:
         load_training(tmp_path)
     assert "\n" not in str(caught.value)
@@ -221,13 +265,18 @@ def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
 
 def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
     off = loaded(tmp_path / "off", seeds(3, ("ddp", 2), 95.0, 0.1, 4.0))
-    (change,) = compare_trained_cells(off, loaded(tmp_path / "bf16", seeds(3, ("ddp", 2), 94.0, 0.1, 2.0)))
+    (change,) = compare_trained_cells(
+        off, loaded(tmp_path / "bf16", seeds(3, ("ddp", 2), 94.0, 0.1, 2.0))
+    )
     # 94.1 - 95.1 = -1 beyond 0.2; 4 s / 2 s = 2
     assert change.points == pytest.approx(-1.0)
     assert (change.verdict, change.speedup.value) == ("below", 2.0)
     console = Console(file=io.StringIO(), width=200)
     assert print_comparison(tmp_path / "off", tmp_path / "bf16", None, "table", console) == 0
-    with pytest.raises(DpscopeError, match="--fail-over judges measured steps, and these folders hold trainings alone"):
+    with pytest.raises(
+        DpscopeError,
+        match="--fail-over judges measured steps, and these folders hold trainings alone",
+    ):
         print_comparison(tmp_path / "off", tmp_path / "bf16", 0.05, "table", console)
     assert isinstance(console.file, io.StringIO)
     assert "-1.00" in console.file.getvalue()
@@ -242,22 +291,33 @@ def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8
 
 
 def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None:
-    """Of the cell's batch if it was trained, or else of the trained one, whose batch is recorded; else a reason."""
+    """Of the cell's batch if it was trained, or else of the trained one, whose batch is recorded;
+    else a reason.
+    """
     ddp, other = Cell("ddp", 2, 16), Cell("ddp", 2, 64)
     records = [record(seed=seed, test_accuracy=90.0 + seed) for seed in range(3)]
     training = load_training(write_trained(tmp_path, [ddp], records, epochs=1))
     for cell in (ddp, other):
         values = accuracy_of(cell, training).values
         assert values["test_accuracy_percent"] == 91.0  # of 90, 91, 92
-        assert (values["test_accuracy_percent_min"], values["test_accuracy_percent_max"]) == (90.0, 92.0)
+        assert (values["test_accuracy_percent_min"], values["test_accuracy_percent_max"]) == (
+            90.0,
+            92.0,
+        )
         assert (values["test_accuracy_seeds"], values["trained_global_batch_size"]) == (3, 32)
     several = [record(f"ddp-d2-b{batch}") for batch in (16, 32)]
     unclear = load_training(write_trained(tmp_path / "two", [ddp], several, epochs=1))
     for row, reason in (
         (accuracy_of(ddp, None), "nothing was trained"),
-        (accuracy_of(ddp, training, model="resnet50"), "trained with model resnet8_test, measured with resnet50"),
+        (
+            accuracy_of(ddp, training, model="resnet50"),
+            "trained with model resnet8_test, measured with resnet50",
+        ),
         (accuracy_of(Cell("single", 1, 16), training), "was not trained"),
-        (accuracy_of(Cell("ddp", 2, 16, options=CellOptions(comm_hook="fp16")), training), "was not trained"),
+        (
+            accuracy_of(Cell("ddp", 2, 16, options=CellOptions(comm_hook="fp16")), training),
+            "was not trained",
+        ),
         (accuracy_of(other, unclear), "ddp-d2-b16, ddp-d2-b32"),
     ):
         assert row.test_accuracy_percent is None
@@ -267,10 +327,13 @@ def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None
 def test_a_planned_cell_that_was_not_trained_has_a_reason(tmp_path: Path) -> None:
     cells = [Cell("single", 1, 32), Cell("ddp", 2, 16)]
     folder = write_trained(tmp_path, cells, [], epochs=1)
-    failed = TrainResult(cells[1], 0, "crashed", epochs=0, duration_s=1.0, message="a rank was killed by signal 9")
+    failed = TrainResult(
+        cells[1], 0, "crashed", epochs=0, duration_s=1.0, message="a rank was killed by signal 9"
+    )
     write_json(TrainFolder(folder).training(cells[1], 0).result_path, failed)
     with pytest.raises(
-        DpscopeError, match="holds no epoch: ddp-d2-b16, seed 0: crashed: a rank was killed by signal 9"
+        DpscopeError,
+        match="holds no epoch: ddp-d2-b16, seed 0: crashed: a rank was killed by signal 9",
     ):
         load_training(folder)
     write_trained(tmp_path, cells, [record("single-d1-b32")], epochs=1)
@@ -281,10 +344,19 @@ def test_a_planned_cell_that_was_not_trained_has_a_reason(tmp_path: Path) -> Non
     finding = codes(data)["training_failed"]
     assert finding.severity == "error"
     assert finding.next_step.startswith(f"read {folder}/training/ddp-d2-b16/seed0/log.txt")
-    stopped = TrainResult(cells[1], 0, "interrupted", epochs=0, duration_s=1.0, message="interrupted; saved at epoch 1")
+    stopped = TrainResult(
+        cells[1],
+        0,
+        "interrupted",
+        epochs=0,
+        duration_s=1.0,
+        message="interrupted; saved at epoch 1",
+    )
     write_json(TrainFolder(folder).training(cells[1], 0).result_path, stopped)
     data = load_training(folder)
-    assert training_tables(data)["test_accuracy"].missing == ("NA (ddp-d2-b16): interrupted; saved at epoch 1",)
+    assert training_tables(data)["test_accuracy"].missing == (
+        "NA (ddp-d2-b16): interrupted; saved at epoch 1",
+    )
     finding = codes(data)["training_failed"]
     assert finding.message == "ddp-d2-b16, seed 0: interrupted; saved at epoch 1"
     assert finding.next_step.startswith("repeat the same `dpscope train` command")
@@ -318,8 +390,12 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_report_is_made_again_with_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of a format that is no longer requested are removed, and changed results are shown."""
+def test_a_report_is_made_again_with_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of a format that is no longer requested are removed, and changed results are
+    shown.
+    """
     small = {"training_loss": Figure(figsize=(1, 1))}
     monkeypatch.setattr("dpscope.analysis.figures.training.training_figures", lambda _: small)
 

@@ -47,14 +47,26 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
     question, ledger = base_of_traces([path]), analyze_traces([path]).ledger
     assert ledger is not None
     assert question.base.step_us == ledger.traced_step_us
-    assert "ms per traced step (mean)" in facts(run_answer(question, CellErrors(()), [({}, Scenario())]))[0]
+    assert (
+        "ms per traced step (mean)"
+        in facts(run_answer(question, CellErrors(()), [({}, Scenario())]))[0]
+    )
 
 
 @pytest.mark.long
 def test_the_ledgers_of_base_and_predictions_are_one_table(question: Question) -> None:
     requested = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]
     table = ledger_table(run_answer(question, CellErrors(()), requested))
-    assert table.headings == ("configuration", "step", "compute", "wait", "transfer", "other", "idle", "tracer")
+    assert table.headings == (
+        "configuration",
+        "step",
+        "compute",
+        "wait",
+        "transfer",
+        "other",
+        "idle",
+        "tracer",
+    )
     assert [row[0] for row in table.rows] == ["base: ddp-d2-b128", "1 device", "4 devices"]
     assert table.rows[1][3:6] == ("0.00", "0.00", "0.00")
     for row in table.rows:
@@ -65,8 +77,14 @@ def test_the_ledgers_of_base_and_predictions_are_one_table(question: Question) -
 def test_a_rate_that_was_measured_is_no_specification() -> None:
     (words, scenario), (_, other) = scenarios_of({"link": "reached 11GB/s,100Gb/s"})
     assert words == {"link": "reached 11GB/s"}
-    assert (known(scenario.links.inter).gb_per_s, known(scenario.links.inter).source) == (11, REACHED_RATE)
-    assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (12.5, False)
+    assert (known(scenario.links.inter).gb_per_s, known(scenario.links.inter).source) == (
+        11,
+        REACHED_RATE,
+    )
+    assert (known(other.links.inter).gb_per_s, known(other.links.inter).source == REACHED_RATE) == (
+        12.5,
+        False,
+    )
     with pytest.raises(DpscopeError, match="--link '11' has no unit"):
         scenarios_of({"link": "reached 11"})
 
@@ -83,11 +101,15 @@ def test_one_link_is_that_between_several_nodes_else_that_within_the_node() -> N
 @pytest.mark.long
 def test_wrong_results_in_the_calibration_are_stated(question: Question, tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.log"
-    path.write_text(log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n")
+    path.write_text(
+        log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n"
+    )
     costs = replace(question.costs, calibration=calibration_from_logs([path]))
     answer = run_answer(replace(question, costs=costs), CellErrors(()), [({}, Scenario())])
     assert "gave wrong results (Out of bounds values: FAILED)" in facts(answer)[2]
-    assert [one["code"] for one in json.loads(answer.as_json())["findings"]] == ["calibration_results_wrong"]
+    assert [one["code"] for one in json.loads(answer.as_json())["findings"]] == [
+        "calibration_results_wrong"
+    ]
 
 
 @pytest.mark.long
@@ -97,16 +119,23 @@ def test_a_chapter_holds_counts_beyond_the_measured_one() -> None:
     assert [row[0] for row in table.rows] == ["2", "4", "8", "16"]
     base = chapter.question.base
     assert table.rows[0][table.headings.index("step [ms]")] == f"{base.step_us / 1e3:.1f}"
-    widths = [float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows[:3])]
+    widths = [
+        float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows[:3])
+    ]
     assert widths == sorted(widths)
     assert table.notes[0].startswith("Layout assumed: one node with all 16 devices")
     notes = " ".join(table.notes)
     # Calibrated on 2 devices alone, collectives are not predicted beyond 8.
     assert table.rows[3][table.headings.index("step [ms]")] == "NA"
-    assert "16 devices: no number: all_reduce calibrated on 2 devices: 8 times beyond the measured counts" in notes
+    assert (
+        "16 devices: no number: all_reduce calibrated on 2 devices: 8 times beyond the measured counts"
+        in notes
+    )
     assert "ddp-d2-b128" in notes
     assert "none of this applies to GPUs" in notes
-    predicted, measured = (np.asarray(line.get_xydata()) for line in known(chapter.figure()).axes[0].get_lines())
+    predicted, measured = (
+        np.asarray(line.get_xydata()) for line in known(chapter.figure()).axes[0].get_lines()
+    )
     assert predicted[:, 0].tolist() == [2, 4, 8]
     assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]
 
@@ -119,18 +148,27 @@ def test_a_run_without_a_ddp_cell_and_traces_alone_have_no_chapter() -> None:
 
 
 def test_efficiencies_have_the_band_of_their_steps_and_none_is_drawn_without_one() -> None:
-    """Efficiency 0.8 of a step of 100, 90 to 125 us: 0.8 * 100 / 125 = 0.64 to 0.8 * 100 / 90 = 0.889."""
+    """Efficiency 0.8 of a step of 100, 90 to 125 us: 0.8 * 100 / 125 = 0.64 to 0.8 * 100 / 90 =
+    0.889.
+    """
     known_step = Prediction(8, 1, 8, 100.0, 90.0, 125.0, efficiency=0.8)
-    rows = [replace(known_step, devices=count) for count in (8, 2)] + [Prediction(4, 1, 8, 100.0, 90.0, 125.0)]
+    rows = [replace(known_step, devices=count) for count in (8, 2)] + [
+        Prediction(4, 1, 8, 100.0, 90.0, 125.0)
+    ]
     answer = RunAnswer(Question(BASE, COSTS), CellErrors(()), tuple(({}, one) for one in rows))
     (axes,) = known(answer.figure()).axes
-    assert [tuple(point) for point in np.asarray(axes.get_lines()[0].get_xydata())] == [(2, 80), (8, 80)]
+    assert [tuple(point) for point in np.asarray(axes.get_lines()[0].get_xydata())] == [
+        (2, 80),
+        (8, 80),
+    ]
     ends = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
     assert (ends.min(), ends.max()) == pytest.approx((64, 800 / 9))
     assert RunAnswer(Question(BASE, COSTS), CellErrors(()), (({}, rows[2]),)).figure() is None
 
 
-def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_devices_alone() -> None:
+def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_devices_alone() -> (
+    None
+):
     """t_1 is 80: of the base 80 / 100, of the same variant on 4 devices 80 / 160."""
     times = ((4, 8, "hook-fp16", 160.0), (8, 8, "", 90.0), (8, 16, "hook-fp16", 95.0))
     errors = tuple(

@@ -1,4 +1,6 @@
-"""What is taken from a run's other cells: where they ran, and how much a collective slows computing."""
+"""What is taken from a run's other cells: where they ran, and how much a collective slows
+computing.
+"""
 
 import math
 import re
@@ -32,7 +34,9 @@ from tests.helpers.run_cells import in_cell, optioned, run_of
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
-def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question, cell: Job) -> None:
+def test_cells_that_share_cores_are_no_base_and_show_no_error(
+    question: Question, cell: Job
+) -> None:
     """Four processes on two cores, which by its size would be the base."""
     four = replace(in_cell(cell, msgspec.structs.replace(cell.cell, devices=4)), cores=2)
     run = replace(known(question.run), cells={cell.cell.name: cell, four.cell.name: four})
@@ -42,7 +46,9 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(question: Question
     with pytest.raises(DpscopeError, match="ddp-d4-b8 cannot be the base: 4 devices share 2 cores"):
         base_of_loaded(run, "ddp-d4-b8")
     alone = replace(run, cells={four.cell.name: four})
-    with pytest.raises(DpscopeError, match=re.escape("which a base must be (4 devices share 2 cores); measure one")):
+    with pytest.raises(
+        DpscopeError, match=re.escape("which a base must be (4 devices share 2 cores); measure one")
+    ):
         base_of_loaded(alone)
 
 
@@ -54,23 +60,33 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
     assert (unknown.low, unknown.gamma, unknown.high, unknown.basis) == (0.0, 0.0, 0.3, "")
     # By half precision the first all-reduce runs 10 us less next to computing: 2 us less are lost
     one, without = (
-        predict(replace(BASE, contention=found), Scenario(hook="fp16"), COSTS) for found in (measured, unknown)
+        predict(replace(BASE, contention=found), Scenario(hook="fp16"), COSTS)
+        for found in (measured, unknown)
     )
     assert one.step_us == pytest.approx((without.step_us or 0.0) - 2)
-    assert "compute next to communication takes 1.25x as long (1.00 to 2.00, measured)" in str(one.rests_on)
+    assert "compute next to communication takes 1.25x as long (1.00 to 2.00, measured)" in str(
+        one.rests_on
+    )
     assert "compute next to communication" not in str(without.rests_on)
 
 
 def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
-    """The A100s' compute is 565 us a step longer next to communication: without it their replayed steps compute as much less."""
+    """The A100s' compute is 565 us a step longer next to communication: without it their replayed
+    steps compute as much less.
+    """
     base = base_of_traces([A100]).base
     gamma = base.contention.gamma
-    removed = [base.replayed(one, gamma).parts.compute - base.replayed(one, 0.0).parts.compute for one in base.profiles]
+    removed = [
+        base.replayed(one, gamma).parts.compute - base.replayed(one, 0.0).parts.compute
+        for one in base.profiles
+    ]
     assert float(np.mean(removed)) == pytest.approx(known(base.ledger).contention_us, rel=0.5)
 
 
 @pytest.mark.long
-def test_one_device_has_the_precision_and_micro_batches_of_the_base(question: Question, cell: Job) -> None:
+def test_one_device_has_the_precision_and_micro_batches_of_the_base(
+    question: Question, cell: Job
+) -> None:
     batch = cell.cell.batch_size
     alone = known(question.run).cells[f"single-d1-b{batch}"]
     half: dict[str, str | int] = {"amp": "bf16"}
@@ -91,12 +107,18 @@ def test_one_device_has_the_precision_and_micro_batches_of_the_base(question: Qu
 
 def test_a_band_of_repeats_holds_one_more_of_them() -> None:
     assert repeats_band([100.0]) == 0.03  # assumed
-    # Two that are alike: half of the variance that is assumed of one, (0.03 / 1.645)^2 / 2; Student's t of 2, 2.92; sqrt(1.5)
-    assert repeats_band([100.0, 100.0]) == pytest.approx(2.92 * 0.03 / 1.645 * (0.5 / 2 * 1.5) ** 0.5, rel=1e-3)
-    # logarithms 0, 0.1 and 0.2: variance 0.01, twice, and the assumed one once, over 3; t of 3, 2.353; sqrt(4 / 3)
+    # Two that are alike: half of the variance that is assumed of one, (0.03 / 1.645)^2 / 2;
+    # Student's t of 2, 2.92; sqrt(1.5)
+    assert repeats_band([100.0, 100.0]) == pytest.approx(
+        2.92 * 0.03 / 1.645 * (0.5 / 2 * 1.5) ** 0.5, rel=1e-3
+    )
+    # logarithms 0, 0.1 and 0.2: variance 0.01, twice, and the assumed one once, over 3; t of 3,
+    # 2.353; sqrt(4 / 3)
     assumed = (0.03 / 1.645) ** 2 / 2
     expected = 2.353 * ((assumed + 2 * 0.01) / 3 * 4 / 3) ** 0.5
-    assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(expected, rel=1e-3)
+    assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(
+        expected, rel=1e-3
+    )
 
 
 @pytest.mark.long
@@ -107,5 +129,7 @@ def test_a_replay_imports_no_pandas() -> None:
         f"question = base_of_traces([{str(A100)!r}]); "
         "assert predict(question.base, Scenario(overlap=False), question.costs).step_us; print('pandas' in sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert ended.stdout == "False\n"

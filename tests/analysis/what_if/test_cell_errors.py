@@ -1,4 +1,6 @@
-"""Each other cell of a run predicted from the base: which cells, and the band that their errors give."""
+"""Each other cell of a run predicted from the base: which cells, and the band that their errors
+give.
+"""
 
 import math
 from dataclasses import replace
@@ -8,7 +10,12 @@ import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import Question
-from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, errors_of_cells, with_cell_errors
+from dpscope.analysis.what_if.cell_errors import (
+    CellError,
+    CellErrors,
+    errors_of_cells,
+    with_cell_errors,
+)
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Prediction, Scenario
 from dpscope.profiling.records.strategies import STRATEGIES
@@ -17,10 +24,13 @@ from tests.helpers.run_cells import in_cell, optioned, run_of
 
 
 @pytest.mark.long
-def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Question, cell: Job) -> None:
+def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(
+    question: Question, cell: Job
+) -> None:
     four = replace(in_cell(cell, msgspec.structs.replace(cell.cell, devices=4)), cores=4)
     (prediction,) = errors_of_cells(question, run_of(four)).cells
-    assert prediction.prediction.reason is None  # not two nodes of two, between which nothing was measured
+    # not two nodes of two, between which nothing was measured
+    assert prediction.prediction.reason is None
     assert prediction.error is not None
 
 
@@ -28,12 +38,18 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(question: Q
 def test_only_cells_that_a_scenario_describes_show_the_error(
     question: Question, cell: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another precision, a compiled model, buckets as views or another strategy are other programs; buckets and hooks are
-    scenarios."""
+    """Another precision, a compiled model, buckets as views or another strategy are other programs;
+    buckets and hooks are scenarios."""
     monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
-    other = [optioned(cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})]
+    other = [
+        optioned(cell, 1, **one)
+        for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})
+    ]
     other.append(in_cell(cell, msgspec.structs.replace(cell.cell, strategy="ddp-hooked")))
-    alike = [optioned(cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
+    alike = [
+        optioned(cell, 1, **one)
+        for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})
+    ]
     found = errors_of_cells(question, run_of(*other, *alike))
     assert [one.cell for one in found.cells] == [one.cell.name for one in alike]
     measured = run_of(cell, *alike, optioned(cell, 1, amp="bf16", bucket_mb=5.0))
@@ -42,11 +58,17 @@ def test_only_cells_that_a_scenario_describes_show_the_error(
 
 
 @pytest.mark.parametrize(
-    ("errors", "expected"), [([], None), ([0.0], 0.04 * (4 / 5) ** 0.5), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)]
+    ("errors", "expected"),
+    [([], None), ([0.0], 0.04 * (4 / 5) ** 0.5), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)],
 )
-def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
+def test_few_cells_correct_the_size_of_an_assumed_error(
+    errors: list[float], expected: float | None
+) -> None:
     """4% weighs as much as four cells."""
-    cells = tuple(CellError("one", "", 100.0, Prediction(4, 1, 8, 100.0 * math.exp(off)), None, 0.0) for off in errors)
+    cells = tuple(
+        CellError("one", "", 100.0, Prediction(4, 1, 8, 100.0 * math.exp(off)), None, 0.0)
+        for off in errors
+    )
     assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
 
 
@@ -58,7 +80,11 @@ def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell:
     measured, errors = with_cell_errors(replace(question, run=run))
     assert measured.base.method_error is not None
     assert "Error on 1 other cell of this run: median " in errors.sentence
-    assert "method's error" not in str(predict(measured.base, Scenario(devices=4), measured.costs).rests_on)
+    assert "method's error" not in str(
+        predict(measured.base, Scenario(devices=4), measured.costs).rests_on
+    )
     alone, none = with_cell_errors(question)
     assert none.sentence == "Error: assumed (4%), as no other cell of a run measures it."
-    assert "no other cell measures it" in str(predict(alone.base, Scenario(devices=4), alone.costs).rests_on)
+    assert "no other cell measures it" in str(
+        predict(alone.base, Scenario(devices=4), alone.costs).rests_on
+    )

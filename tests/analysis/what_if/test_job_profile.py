@@ -31,7 +31,13 @@ def of_two_ranks(folder: Path, options: DdpOptions | None) -> JobProfile:
 
 @pytest.mark.parametrize(
     "options",
-    [DdpOptions(), DdpOptions(lag=True), DdpOptions(straggler=1), DdpOptions(metadata="none"), None],
+    [
+        DdpOptions(),
+        DdpOptions(lag=True),
+        DdpOptions(straggler=1),
+        DdpOptions(metadata="none"),
+        None,
+    ],
     ids=["plain", "lagging", "straggler", "no metadata", "gloo"],
 )
 def test_generated_steps_are_replayed_exactly(tmp_path: Path, options: DdpOptions | None) -> None:
@@ -42,10 +48,14 @@ def test_generated_steps_are_replayed_exactly(tmp_path: Path, options: DdpOption
 
 
 def test_a_size_that_the_trace_does_not_show_is_unknown(tmp_path: Path) -> None:
-    """Broadcasts of 38,400 and 160 bytes by NCCL and of 38,400 by gloo, with and without their sizes in the trace."""
+    """Broadcasts of 38,400 and 160 bytes by NCCL and of 38,400 by gloo, with and without their
+    sizes in the trace.
+    """
 
     def sizes(job: JobProfile) -> set[float | None]:
-        return {other.bytes for one in job.profiles for other in one.others if other.kind == "broadcast"}
+        return {
+            other.bytes for one in job.profiles for other in one.others if other.kind == "broadcast"
+        }
 
     for folder in ("nccl", "bare", "gloo", "bare gloo"):
         (tmp_path / folder).mkdir()
@@ -73,7 +83,9 @@ def test_a_straggler_s_lateness_is_read_off_the_other_rank(tmp_path: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "files", [[A100], V100, sorted(EXAMPLE.glob("repeat0/traces/*.gz"))], ids=["A100", "V100", "CPU"]
+    "files",
+    [[A100], V100, sorted(EXAMPLE.glob("repeat0/traces/*.gz"))],
+    ids=["A100", "V100", "CPU"],
 )
 def test_real_steps_are_replayed_within_one_percent(files: list[Path]) -> None:
     job = job_profile(files)
@@ -82,7 +94,9 @@ def test_real_steps_are_replayed_within_one_percent(files: list[Path]) -> None:
 
 
 def test_collectives_start_once_they_are_ready_and_the_stream_is_free() -> None:
-    """The rule that the replay rests on, on two real jobs: median 30 us at most, 95% 100 us at most."""
+    """The rule that the replay rests on, on two real jobs: median 30 us at most, 95% 100 us at
+    most.
+    """
     late: list[float] = []
     for file in (A100, *V100):
         table = collectives(attribute(read_trace(file)))
@@ -97,7 +111,8 @@ def test_collectives_start_once_they_are_ready_and_the_stream_is_free() -> None:
 def test_gradients_are_known_where_the_trace_records_their_shapes() -> None:
     job = job_profile(sorted(EXAMPLE.glob("repeat0/traces/*.gz")))
     one = job.profiles[0]
-    # Linear(8, 4)'s bias and weight first: 16, 128; then the normalisation's two of 8 and the convolution's 864 bytes
+    # Linear(8, 4)'s bias and weight first: 16, 128; then the normalisation's two of 8 and the
+    # convolution's 864 bytes
     assert one.gradients.known == "recorded"
     assert sorted(one.gradients.bytes.tolist()) == [16, 32, 32, 128, 864]
     assert one.gradients.bytes[0] == 16

@@ -18,7 +18,9 @@ def test_the_latest_of_n_normal_draws() -> None:
 
 
 def test_the_maximum_of_normal_draws_stays_finite() -> None:
-    assert [normal_maximum(count) for count in (1, 2, 8)] == pytest.approx([0.0, 0.564, 1.424], abs=0.03)
+    assert [normal_maximum(count) for count in (1, 2, 8)] == pytest.approx(
+        [0.0, 0.564, 1.424], abs=0.03
+    )
     assert np.isfinite(normal_maximum(2**53))
 
 
@@ -33,8 +35,9 @@ def arrivals(table: list[list[float]]) -> Lateness:
 
 
 def test_what_is_steady_is_told_from_what_is_random() -> None:
-    # Rank 1 is 20 late always, and 2 more or less at random: about the mean of both, -10 and 10. The difference of two ranks has
-    # the variance 8, of 18 and 22, which is twice one rank's: 2 either way.
+    # Rank 1 is 20 late always, and 2 more or less at random: about the mean of both, -10 and 10.
+    # The difference of two ranks has the variance 8, of 18 and 22, which is twice one rank's: 2
+    # either way.
     prediction = arrivals([[0.0, 18.0], [0.0, 22.0]])
     assert prediction.steady_us == pytest.approx((-10, 10))
     assert sorted(prediction.random_us) == pytest.approx([-2, -2, 2, 2])
@@ -43,11 +46,14 @@ def test_what_is_steady_is_told_from_what_is_random() -> None:
 
 
 def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
-    """Two ranks, four steps, a standard deviation of 3, many times over: the last of 32 is (2.07 - 0.56) x 3 later than of 2."""
+    """Two ranks, four steps, a standard deviation of 3, many times over: the last of 32 is (2.07 -
+    0.56) x 3 later than of 2.
+    """
     generator = np.random.default_rng(5)
     found = [arrivals(generator.normal(0.0, 3.0, (4, 2)).tolist()) for _ in range(300)]
     assert np.mean([np.var(one.random_us) for one in found]) == pytest.approx(9.0, rel=0.1)
-    # a standard deviation of few samples is too small by itself, 0.92 of three independent ones, so not quite 1.51 x 3
+    # a standard deviation of few samples is too small by itself, 0.92 of three independent ones, so
+    # not quite 1.51 x 3
     grown = np.mean([one.latest_us(32) - one.latest_us(2) for one in found])
     assert grown == pytest.approx(1.51 * 3 * 0.92, rel=0.05)
     assert found[0].independent == 3
@@ -55,7 +61,9 @@ def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
 
 
 def test_samples_that_are_others_mirrored_are_not_counted() -> None:
-    """Two ranks of 150 steps are 300 samples, of which every other is the one before mirrored: 149."""
+    """Two ranks of 150 steps are 300 samples, of which every other is the one before mirrored:
+    149.
+    """
     steps = [[0.0, float(step % 7)] for step in range(150)]
     assert "149 independent samples of 2 ranks, normal tail assumed" in arrivals(steps).basis
 
@@ -66,7 +74,9 @@ def test_one_rank_tells_nothing() -> None:
 
 
 def test_without_the_lateness_of_one_rank_the_others_wait_for_the_last_of_the_rest() -> None:
-    """Of ranks that are ready at 0, 10, 30 and 100 us the last is on time: the others wait until 30; in a second step, 5."""
+    """Of ranks that are ready at 0, 10, 30 and 100 us the last is on time: the others wait until
+    30; in a second step, 5.
+    """
     profiles = []
     for step, ready in enumerate(([0.0, 10.0, 30.0, 100.0], [0.0, 5.0, 2.0, 1.0])):
         for rank, when in enumerate(ready):

@@ -1,4 +1,6 @@
-"""Predictions from a base made by hand: values by pocket calculation, each source of costs, each refusal."""
+"""Predictions from a base made by hand: values by pocket calculation, each source of costs, each
+refusal.
+"""
 
 import math
 from dataclasses import replace
@@ -25,7 +27,9 @@ from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, BUCKETS, CAP, COSTS, PROFILE, profile, works
 
 
-def prediction(base: Base = BASE, costs: Costs = COSTS, **question: object) -> tuple[float, float, float]:
+def prediction(
+    base: Base = BASE, costs: Costs = COSTS, **question: object
+) -> tuple[float, float, float]:
     """Step, exposed communication and efficiency."""
     found = predict(base, Scenario(**question), costs)  # type: ignore[arg-type]
     assert found.reason is None, found.reason
@@ -45,15 +49,22 @@ WITH_BROADCAST = replace(
     step_us=260.0,
     ledger=Ledger(260.0, 210.0, 0.0, 20.0, 30.0, 0.0, other_by_kind_us={"broadcast": 30.0}),
 )
-BOTH_COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
+BOTH_COSTS = Costs(
+    place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0}
+)
 HALF_COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 10.0})
 INFINITE, TEN = Links(intra=parse_link("100000000Gb/s")), parse_link("10GB/s")
 
-# Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
+# Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One
+# device takes 210 and 360.
 _HEAVY = profile(works([50.0, 50.0, 50.0, 60.0]), after=[2, 3], ends=(0, 1), step_us=230.0)
-_HEAVY = replace(_HEAVY, buckets=tuple(MeasuredBucket(1e6, one, one, one + 20, 0.0, 20.0) for one in (100.0, 150.0)))
+_HEAVY = replace(
+    _HEAVY,
+    buckets=tuple(MeasuredBucket(1e6, one, one, one + 20, 0.0, 20.0) for one in (100.0, 150.0)),
+)
 HEAVY = replace(BASE, profiles=(_HEAVY,), single_us={4: 210.0, 8: 360.0})
-TWO = replace(BASE, accumulate=2, batch_size=8, single_us={})  # the base's trace shows both micro-batches
+# the base's trace shows both micro-batches
+TWO = replace(BASE, accumulate=2, batch_size=8, single_us={})
 
 WORKERS = replace(BASE, profiles=(replace(PROFILE, servers=2),))
 HALF = Contention(0.5, 0.5, 0.5)
@@ -70,23 +81,34 @@ HALF = Contention(0.5, 0.5, 0.5)
         # by the ring, factor 1 at 2, 2 x 3/4 at 4: 30 us each: 150-180, 200-230, 240
         (BASE, COSTS, {"devices": 4}, 240, 30),
         (BASE, COSTS, {"accumulate": 2}, 430, 20),  # another 200 of forward and backward
-        # twice the samples: forward and backward 400, 20 exposed, optimizer 10; t_1 scales alike: 410 of 430, as 210 of 210
+        # twice the samples: forward and backward 400, 20 exposed, optimizer 10; t_1 scales alike:
+        # 410 of 430, as 210 of 210
         (BASE, COSTS, {"batch_size": 8}, 430, 20),
         (BASE, COSTS, {"batch_size": 8, "accumulate": 2}, 430, 20),
         # batches of one device far from the base's show nothing of it: by the samples
         (replace(BASE, single_us={32: 1000.0, 64: 1100.0}), COSTS, {"batch_size": 8}, 430, None),
-        # A stated link replaces what was measured. 1 MB on 2 ranks at 10 GB/s: factor 1, 100 us: 150-250, 250-350, 360.
+        # A stated link replaces what was measured. 1 MB on 2 ranks at 10 GB/s: factor 1, 100 us:
+        # 150-250, 250-350, 360.
         (BASE, COSTS, {"links": Links(intra=TEN)}, 360, 150),
-        # 4 nodes of 2: the ring moves 2 x 7/8 MB, 175 us; a hierarchy 20 inside and 2 x 3/4 MB between, 170
-        (BASE, COSTS, {"devices": 8, "per_node": 2, "links": Links(inter=TEN)}, 150 + 2 * 170 + 10, None),
-        # The base's collectives took twice what the costs give, and so do those of 4 devices, 2 x 15, an unused link or not.
+        # 4 nodes of 2: the ring moves 2 x 7/8 MB, 175 us; a hierarchy 20 inside and 2 x 3/4 MB
+        # between, 170
+        (
+            BASE,
+            COSTS,
+            {"devices": 8, "per_node": 2, "links": Links(inter=TEN)},
+            150 + 2 * 170 + 10,
+            None,
+        ),
+        # The base's collectives took twice what the costs give, and so do those of 4 devices, 2 x
+        # 15, an unused link or not.
         (BASE, HALF_COSTS, {"devices": 4}, 240, 30),
         (BASE, HALF_COSTS, {"devices": 4, "links": Links(inter=TEN)}, 240, 30),
-        # Contention: 20 us of each collective run next to computing in base and scenario alike; on 4 devices 10 us more of the
-        # first bucket's 30 do, at half as much again: 5 us
+        # Contention: 20 us of each collective run next to computing in base and scenario alike; on
+        # 4 devices 10 us more of the first bucket's 30 do, at half as much again: 5 us
         (replace(BASE, contention=HALF), COSTS, {}, 230, None),
         (replace(BASE, contention=HALF), COSTS, {"devices": 4}, 240 + 5, None),
-        # Two workers share a link: 50 of the first's 100 us done at 200, half speed until 300; the second's other 50 until 350
+        # Two workers share a link: 50 of the first's 100 us done at 200, half speed until 300; the
+        # second's other 50 until 350
         (WORKERS, COSTS, {"links": Links(intra=TEN)}, 360, None),
         # Broadcasts of buffers go over the stated link, too.
         (WITH_BROADCAST, BOTH_COSTS, {"links": INFINITE}, 210, 0),
@@ -114,7 +136,9 @@ def test_lateness_grows_with_the_ranks() -> None:
 
 
 def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> None:
-    """100 us a MB: 150-250, 250-350, optimizer 360; costs e^0.35 times as long are 42 us longer each, both in the open."""
+    """100 us a MB: 150-250, 250-350, optimizer 360; costs e^0.35 times as long are 42 us longer
+    each, both in the open.
+    """
     certain = replace(BASE, spread=0.0, method_error=0.0)
 
     def band(link: LinkRate) -> tuple[float, float]:
@@ -122,18 +146,26 @@ def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> N
         assert found.step_us == pytest.approx(360)
         return known(found.low_us), known(found.high_us)
 
-    assert band(LinkRate(10.0, "fast", "sheet")) == pytest.approx((360, 360 + 200 * math.expm1(0.35)))
+    assert band(LinkRate(10.0, "fast", "sheet")) == pytest.approx(
+        (360, 360 + 200 * math.expm1(0.35))
+    )
     # as reached: 15% either way
     ends = [360 + 200 * math.expm1(by) for by in (-0.15, 0.15)]
     assert band(LinkRate(10.0, "fast", REACHED_RATE)) == pytest.approx(tuple(ends))
 
 
 def test_unknown_contention_widens_the_band() -> None:
-    """20 us a bucket, of which the first's run next to computing; 50 us a bucket at 20 GB/s, all of the first's do."""
+    """20 us a bucket, of which the first's run next to computing; 50 us a bucket at 20 GB/s, all of
+    the first's do.
+    """
     unsure = replace(BASE, spread=0.0, method_error=0.0, contention=Contention())
-    found = predict(unsure, Scenario(links=Links(intra=LinkRate(20.0, "reached", REACHED_RATE))), COSTS)
+    found = predict(
+        unsure, Scenario(links=Links(intra=LinkRate(20.0, "reached", REACHED_RATE))), COSTS
+    )
     assert found.step_us == pytest.approx(260)
-    above = math.hypot(math.log1p(0.3 * (50 - 20) / 260), math.log1p(2 * 50 * math.expm1(0.15) / 260))
+    above = math.hypot(
+        math.log1p(0.3 * (50 - 20) / 260), math.log1p(2 * 50 * math.expm1(0.15) / 260)
+    )
     assert math.log(known(found.high_us) / 260) == pytest.approx(above, rel=0.02)
 
 
@@ -155,17 +187,25 @@ def test_refusals_say_why() -> None:
     assert "give every rank's trace" in reason(replace(BASE, lateness=Lateness()), devices=4)
     assert "all_to_all" in reason(replace(BASE, kinds=frozenset({"all_to_all"})))
     assert "something else changed" in reason(replace(BASE, single_us={4: 300.0}))
-    assert "off its measured step" in reason(replace(BASE, profiles=(replace(PROFILE, step_us=200.0),)))
+    assert "off its measured step" in reason(
+        replace(BASE, profiles=(replace(PROFILE, step_us=200.0),))
+    )
     assert "DDP's rule makes 1 bucket of" in reason(replace(BASE, bucketing=Bucketing(cap_mib=25)))
     assert "give --base-batch-size" in reason(replace(BASE, batch_size=None), batch_size=8)
     rates = (LinkRate(one, "a link", "sheet") for one in (25.0, 50.0))
-    unlike = Interconnect(pairs=tuple(PairLink(0, other, rate=rate) for other, rate in enumerate(rates, start=1)))
+    unlike = Interconnect(
+        pairs=tuple(PairLink(0, other, rate=rate) for other, rate in enumerate(rates, start=1))
+    )
     assert "differ in rate" in reason(costs=replace(COSTS, interconnect=unlike), devices=4)
     assert "ran on one device" in reason(replace(BASE, devices=1), devices=4)
-    separate = "2 micro-batches, which its trace does not separate: give --accumulate 2 or a multiple"
+    separate = (
+        "2 micro-batches, which its trace does not separate: give --accumulate 2 or a multiple"
+    )
     for scenario in ({"accumulate": 1}, {"accumulate": 3}, {"accumulate": 1, "batch_size": 8}):
         assert separate in reason(TWO, COSTS, **scenario)
-    assert "7 samples cannot be cut into 2 equal micro-batches" in reason(accumulate=2, batch_size=7)
+    assert "7 samples cannot be cut into 2 equal micro-batches" in reason(
+        accumulate=2, batch_size=7
+    )
     huge = "a forward pass of 100,000 samples is too far from what one device was measured"
     assert huge in reason(HEAVY, batch_size=100_000)
     beyond = "too far from what one device was measured at (4, 8): 2 times beyond at most"
@@ -181,42 +221,61 @@ def test_refusals_say_why() -> None:
 
 def test_a_host_bound_step_tells_nothing_of_links() -> None:
     table = works([10.0] * 4, host_us=[100.0] * 4)
-    measured = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (210.0, 310.0))
+    measured = tuple(
+        MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (210.0, 310.0)
+    )
     # launches at 100 to 400, the last kernel until 410
     made: StepProfile = profile(table, after=[2, 3], ends=(0, 1), buckets=measured, step_us=410.0)
     bound = replace(BASE, profiles=(made,), step_us=made.step_us, single_us={})
-    assert "the host bounds this step: 90% of it" in reason(bound, links=Links(intra=parse_link("10GB/s")))
+    assert "the host bounds this step: 90% of it" in reason(
+        bound, links=Links(intra=parse_link("10GB/s"))
+    )
     bound = replace(bound, ledger=Ledger(410.0, 40.0, 0.0, 0.0, 0.0, 370.0))
     assert predict(bound, Scenario(), COSTS).bound_by == "idle"
 
 
 def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
-    """On two cores, four processes of the base's kind would need two cores more; eight on four hosts have theirs."""
+    """On two cores, four processes of the base's kind would need two cores more; eight on four
+    hosts have theirs.
+    """
     on_cores = replace(BASE, host_cores=2)
-    said_of = {count: str(predict(on_cores, Scenario(devices=count), COSTS).rests_on) for count in (2, 4)}
+    said_of = {
+        count: str(predict(on_cores, Scenario(devices=count), COSTS).rests_on) for count in (2, 4)
+    }
     assert "a host here has 2 in all" in said_of[4]
     assert "in all" not in said_of[2]
     assert "in all" not in str(predict(BASE, Scenario(devices=4), COSTS).rests_on)
-    spread = predict(on_cores, Scenario(devices=8, per_node=2, links=Links(inter=parse_link("10GB/s"))), COSTS)
+    spread = predict(
+        on_cores, Scenario(devices=8, per_node=2, links=Links(inter=parse_link("10GB/s"))), COSTS
+    )
     assert spread.step_us is not None
     assert "in all" not in str(spread.rests_on)
 
 
 def test_what_an_infinite_link_leaves_exposed_stays_as_measured() -> None:
-    """Where the cost of a broadcast there is unknown, it stays as measured: 30 us, and the answer states it."""
+    """Where the cost of a broadcast there is unknown, it stays as measured: 30 us, and the answer
+    states it.
+    """
     left = predict(WITH_BROADCAST, Scenario(links=INFINITE), COSTS)
     assert left.exposed_us == pytest.approx(30.0, abs=0.01)
     assert "broadcast as measured: what they cost there is not known" in (left.rests_on or "")
 
 
 def test_a_collective_of_unknown_size_stays_as_measured() -> None:
-    """An all-gather of a known size takes 3/4 over 1/2 times as long on 4 ranks; one whose bytes no trace shows is not scaled."""
+    """An all-gather of a known size takes 3/4 over 1/2 times as long on 4 ranks; one whose bytes no
+    trace shows is not scaled.
+    """
     gathered = replace(BROADCAST, kind="all_gather")
-    base, costs = replace(WITH_BROADCAST, profiles=(replace(PROFILE, others=(gathered,), step_us=260.0),)), COSTS
+    base, costs = (
+        replace(WITH_BROADCAST, profiles=(replace(PROFILE, others=(gathered,), step_us=260.0),)),
+        COSTS,
+    )
     costs = replace(costs, transfers={**COSTS.transfers, ("all_gather", 1e5): 30.0})
     four = Scenario(devices=4)
     assert predict(base, four, costs).exposed_us == pytest.approx(30 + 45, abs=0.01)
-    unknown = replace(base, profiles=(replace(base.profiles[0], others=(replace(gathered, bytes=None),)),))
+    unknown = replace(
+        base, profiles=(replace(base.profiles[0], others=(replace(gathered, bytes=None),)),)
+    )
     found = predict(unknown, four, costs)
     assert found.exposed_us == pytest.approx(30 + 30, abs=0.01)
     assert "all_gather as measured: what they cost there is not known" in (found.rests_on or "")
@@ -227,14 +286,15 @@ def question(base: Base = BASE, **scenario: object) -> Prediction:
 
 
 def test_what_no_batch_changes_does_not_grow_with_it() -> None:
-    # twice the samples: t_1 less the optimizer goes from 150 to 300; 300 + 20 + 60, of which one device's 360 was measured
+    # twice the samples: t_1 less the optimizer goes from 150 to 300; 300 + 20 + 60, of which one
+    # device's 360 was measured
     twice = question(HEAVY, batch_size=8)
     assert (twice.step_us, twice.efficiency) == pytest.approx((380, 360 / 380))
     # half: one device's step by the line through both is 135, so 75; 75 + 20 + 60
     half = question(HEAVY, batch_size=2)
     assert (half.step_us, half.efficiency) == pytest.approx((155, 135 / 155))
-    # a trace whose times are twice too long has an optimizer of 30: 210 - 30 = 180 become 330, and forward and backward of 75
-    # in truth 137.5; but for the difference of the base all is as above
+    # a trace whose times are twice too long has an optimizer of 30: 210 - 30 = 180 become 330, and
+    # forward and backward of 75 in truth 137.5; but for the difference of the base all is as above
     long = replace(HEAVY, traced=replace(HEAVY.traced, busy=0.5))
     grown = (question(long, batch_size=8).step_us or 0.0) - (question(long).step_us or 0.0)
     assert grown == pytest.approx(75 * (330 / 180 - 1))
@@ -272,18 +332,27 @@ def test_one_device_waits_for_nothing() -> None:
     found = question(replace(BASE, ledger=Ledger(230.0, 200.0, 0.0, 30.0, 0.0, 0.0)), devices=1)
     assert (found.step_us, found.exposed_us, found.efficiency) == pytest.approx((210, 0, 1))
     assert found.bound_by == "compute"
-    assert str(found.rests_on).startswith("one device's step as it was measured; the method's error is")
-    assert "one device's measured step, scaled as its replay is" in str(question(devices=1, batch_size=8).rests_on)
+    assert str(found.rests_on).startswith(
+        "one device's step as it was measured; the method's error is"
+    )
+    assert "one device's measured step, scaled as its replay is" in str(
+        question(devices=1, batch_size=8).rests_on
+    )
     assert "the base's replay without its other devices" in str(
         question(replace(BASE, single_us={}), devices=1).rests_on
     )
 
 
 def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> None:
-    """Ranks 0 and 1 are ready at 150 and 200, rank 2 30 us later: 180-200, 230-250, the optimizer 10. Without: 230."""
+    """Ranks 0 and 1 are ready at 150 and 200, rank 2 30 us later: 180-200, 230-250, the optimizer
+    10. Without: 230.
+    """
     late = tuple(replace(one, late_us=30.0, end_us=one.end_us + 30) for one in BUCKETS)
     waiting = [replace(PROFILE, rank=rank, buckets=late, step_us=260.0) for rank in (0, 1)]
-    every = (*waiting, replace(PROFILE, rank=2, buckets=tuple(replace(one, late_us=0.0) for one in BUCKETS)))
+    every = (
+        *waiting,
+        replace(PROFILE, rank=2, buckets=tuple(replace(one, late_us=0.0) for one in BUCKETS)),
+    )
     base = replace(BASE, profiles=tuple(waiting), every=every, step_us=260.0, ledger=None)
     assert prediction(base, on_time=2)[:2] == pytest.approx((230, 20))
     assert prediction(base, on_time=1)[0] == pytest.approx(260)
@@ -292,7 +361,9 @@ def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> No
 
 
 def test_what_bounds_a_step_is_the_largest_part_of_its_ledger() -> None:
-    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 run next to compute: transfer."""
+    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 run next
+    to compute: transfer.
+    """
     assert question(BASE).bound_by == "compute"
     slow = question(BASE, links=Links(intra=parse_link("1GB/s")))
     assert slow.bound_by == "transfer"
@@ -305,4 +376,6 @@ def test_an_efficiency_that_cannot_be_is_not_printed() -> None:
     assert question(noisy).efficiency == pytest.approx(235 / 230)
     half = question(noisy, hook="fp16")  # 10 us a bucket: 220
     assert half.efficiency is None
-    assert "no efficiency: one device's step would be 0.235 ms, longer than this one" in (half.rests_on or "")
+    assert "no efficiency: one device's step would be 0.235 ms, longer than this one" in (
+        half.rests_on or ""
+    )

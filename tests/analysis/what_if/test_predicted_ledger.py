@@ -1,4 +1,6 @@
-"""Ledgers of predicted steps, on the base of test_predict.py: by pocket calculation, and that they always add up."""
+"""Ledgers of predicted steps, on the base of test_predict.py: by pocket calculation, and that they
+always add up.
+"""
 
 from dataclasses import replace
 
@@ -32,10 +34,20 @@ def test_what_grows_and_what_shrinks() -> None:
 
 
 def test_a_rank_that_is_no_longer_late_takes_waiting_off() -> None:
-    """5 us late at 150 and 200; the second moves from 205 to 225: 5 us of waiting, 20 of transfer."""
-    late = replace(PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in PROFILE.buckets), step_us=235.0)
+    """5 us late at 150 and 200; the second moves from 205 to 225: 5 us of waiting, 20 of
+    transfer.
+    """
+    late = replace(
+        PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in PROFILE.buckets), step_us=235.0
+    )
     every = (late, replace(PROFILE, rank=1))
-    base = replace(BASE, profiles=(late,), every=every, step_us=235.0, ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0))
+    base = replace(
+        BASE,
+        profiles=(late,),
+        every=every,
+        step_us=235.0,
+        ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0),
+    )
     assert parts(base, on_time=1) == pytest.approx([210, 0, 20, 0, 0])
 
 
@@ -48,8 +60,12 @@ def test_waiting_for_more_ranks_is_waiting() -> None:
 
 
 def test_computing_beside_a_collective_is_compute() -> None:
-    """On 4 devices 10 us more of the first bucket run next to computing, which is slowed by half: 5 us."""
-    assert parts(replace(BASE, contention=Contention(0.5, 0.5, 0.5)), devices=4) == pytest.approx([215, 0, 30, 0, 0])
+    """On 4 devices 10 us more of the first bucket run next to computing, which is slowed by half: 5
+    us.
+    """
+    assert parts(replace(BASE, contention=Contention(0.5, 0.5, 0.5)), devices=4) == pytest.approx(
+        [215, 0, 30, 0, 0]
+    )
 
 
 def test_the_tracer_is_the_base_s() -> None:
@@ -63,7 +79,13 @@ def test_the_tracer_is_the_base_s() -> None:
 
 def test_parts_that_are_not_known_stay_so_and_one_device_communicates_nothing() -> None:
     unsplit = replace(BASE, ledger=Ledger(230.0, 210.0, None, None, 20.0, 0.0))
-    assert parts(unsplit, devices=4) == [pytest.approx(210), None, None, pytest.approx(30), pytest.approx(0)]
+    assert parts(unsplit, devices=4) == [
+        pytest.approx(210),
+        None,
+        None,
+        pytest.approx(30),
+        pytest.approx(0),
+    ]
     assert parts(devices=1) == [pytest.approx(210), 0, 0, 0, pytest.approx(0)]
     unknown = predict(replace(BASE, ledger=None), Scenario(devices=4), COSTS)
     assert (unknown.ledger, unknown.bound_by) == (None, None)
@@ -81,11 +103,14 @@ def test_parts_that_are_not_known_stay_so_and_one_device_communicates_nothing() 
     ],
 )
 @pytest.mark.parametrize(
-    "ledger", [(210.0, 0.0, 20.0, 0.0, 0.0), (195.0, 2.0, 12.0, 1.0, 20.0), (90.0, 100.0, 2.0, 0.0, 38.0)]
+    "ledger",
+    [(210.0, 0.0, 20.0, 0.0, 0.0), (195.0, 2.0, 12.0, 1.0, 20.0), (90.0, 100.0, 2.0, 0.0, 38.0)],
 )
 @pytest.mark.parametrize("tracer_us", [None, -30.0, 8.0])
 def test_the_parts_add_up_and_none_is_negative(
-    question: dict[str, object], ledger: tuple[float, float, float, float, float], tracer_us: float | None
+    question: dict[str, object],
+    ledger: tuple[float, float, float, float, float],
+    tracer_us: float | None,
 ) -> None:
     """Whatever was measured of a part, also less than the replay takes off it."""
     traced_us = 230.0 - (tracer_us or 0.0)

@@ -1,4 +1,6 @@
-"""Replays of steps made by hand under other costs, buckets, lateness and hosts; DDP's rule for buckets."""
+"""Replays of steps made by hand under other costs, buckets, lateness and hosts; DDP's rule for
+buckets.
+"""
 
 from dataclasses import replace
 
@@ -45,12 +47,18 @@ TWO = under((0, 1), [20.0, 20.0])
 @pytest.mark.parametrize(
     ("prepared", "conditions", "step_us", "exposed_us"),
     [
-        (Prepared(SIMPLE), under((1,), [40.0]), 250, 40),  # one bucket: ready at 200, until 240, optimizer 10
-        (Prepared(SIMPLE), replace(TWO, late_us=(0.0, 30.0)), 200 + 30 + 20 + 10, 50),  # the last rank
-        (Prepared(SIMPLE), replace(TWO, passes=3), 200 + 200 + 230, 20),  # micro-batches repeat forward and backward
-        (Prepared(SIMPLE, Scale(busy=0.5)), TWO, 100 + 20 + 5, 20),  # a faster device: ready 75, 100
-        (Prepared(SIMPLE, Scale(by_samples=2.0)), TWO, 400 + 20 + 10, 20),  # the optimizer takes as long
-        (Prepared(replace(SIMPLE, others=(BROADCAST,))), replace(TWO, other_us=(30.0,)), 260, 50),  # before forward
+        # one bucket: ready at 200, until 240, optimizer 10
+        (Prepared(SIMPLE), under((1,), [40.0]), 250, 40),
+        # the last rank
+        (Prepared(SIMPLE), replace(TWO, late_us=(0.0, 30.0)), 200 + 30 + 20 + 10, 50),
+        # micro-batches repeat forward and backward
+        (Prepared(SIMPLE), replace(TWO, passes=3), 200 + 200 + 230, 20),
+        # a faster device: ready 75, 100
+        (Prepared(SIMPLE, Scale(busy=0.5)), TWO, 100 + 20 + 5, 20),
+        # the optimizer takes as long
+        (Prepared(SIMPLE, Scale(by_samples=2.0)), TWO, 400 + 20 + 10, 20),
+        # before forward
+        (Prepared(replace(SIMPLE, others=(BROADCAST,))), replace(TWO, other_us=(30.0,)), 260, 50),
     ],
     ids=["one bucket", "late rank", "micro-batches", "faster device", "larger batch", "broadcast"],
 )
@@ -62,33 +70,45 @@ def test_a_step_under_other_conditions(
 
 
 def test_compute_next_to_a_collective_is_slower_by_gamma() -> None:
-    # ready 150; 40 us next to the second backward of 50, of which 40 take half as much again: 200 -> 220
+    # ready 150; 40 us next to the second backward of 50, of which 40 take half as much again: 200
+    # -> 220
     prediction = Replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
     assert prediction.step_us == pytest.approx(250)
 
 
 def test_idle_time_next_to_a_collective_is_not_slower() -> None:
-    # as above, but 20 of the 50 us are a gap between kernels: 3/5 of the 40 us are compute, and 12 us are lost
+    # as above, but 20 of the 50 us are a gap between kernels: 3/5 of the 40 us are compute, and 12
+    # us are lost
     table = works([100.0, 50.0, 30.0, 10.0], gap_us=[0.0, 0.0, 20.0, 0.0])
-    step = Replay(Prepared(profile(table, after=[2, 3], ends=(0, 1))), under((0, 1), [40.0, 20.0], gamma=0.5))
+    step = Replay(
+        Prepared(profile(table, after=[2, 3], ends=(0, 1))), under((0, 1), [40.0, 20.0], gamma=0.5)
+    )
     assert step.parts.compute == pytest.approx(190 + 12)
 
 
 def test_a_host_that_launches_too_slowly_bounds_the_step() -> None:
-    # launches at 100, 200, 300 and 400, whatever the device does; 20 us of the last bucket are in the host's shadow
+    # launches at 100, 200, 300 and 400, whatever the device does; 20 us of the last bucket are in
+    # the host's shadow
     table = works([10.0, 10.0, 10.0, 10.0], host_us=[100.0, 100.0, 100.0, 100.0])
     slow_host = profile(table, after=[2, 3], ends=(0, 1))
     prediction = Replay(Prepared(slow_host), under((0, 1), [20.0, 20.0]))
     assert (prediction.step_us, prediction.exposed_us) == (410, 0)
-    assert Replay(Prepared(slow_host, Scale(busy=0.1)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(401)
-    # half the host's time: launches 50 apart, and the 20 us still hide; micro-batches are launched one after another
-    assert Replay(Prepared(slow_host, Scale(host=0.5)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(210)
-    assert Replay(Prepared(slow_host), under((0, 1), [20.0, 20.0], passes=2)).step_us == pytest.approx(310 + 410)
+    assert Replay(
+        Prepared(slow_host, Scale(busy=0.1)), under((0, 1), [20.0, 20.0])
+    ).step_us == pytest.approx(401)
+    # half the host's time: launches 50 apart, and the 20 us still hide; micro-batches are launched
+    # one after another
+    assert Replay(
+        Prepared(slow_host, Scale(host=0.5)), under((0, 1), [20.0, 20.0])
+    ).step_us == pytest.approx(210)
+    assert Replay(
+        Prepared(slow_host), under((0, 1), [20.0, 20.0], passes=2)
+    ).step_us == pytest.approx(310 + 410)
 
 
 def test_a_host_that_waited_for_a_kernel_launches_later_when_it_ends_later() -> None:
-    """The host waits for the end of the second kernel, at 200, and launches the third 30 us later: 230 to 330; the fourth at 240,
-    330 to 430."""
+    """The host waits for the end of the second kernel, at 200, and launches the third 30 us later:
+    230 to 330; the fourth at 240, 330 to 430."""
     columns = {"host_waits": [0.0, 1.0, 0.0, 0.0], "needs": [0.0] * 4}
     table = replace(works([100.0] * 4, **columns), launched_us=np.array([0.0, 10.0, 30.0, 40.0]))
     held = profile(table, after=[4], ends=(0,))
@@ -111,7 +131,10 @@ def test_joined_works_give_what_single_ones_do() -> None:
     )
     host = device = 0.0
     for index in range(count):
-        device = max(device + table.gap_us[index], host + table.launched_us[index]) + table.busy_us[index]
+        device = (
+            max(device + table.gap_us[index], host + table.launched_us[index])
+            + table.busy_us[index]
+        )
         host = device if table.host_waits[index] else host
     one = profile(table, after=[count], ends=(0,))
     assert Replay(Prepared(one), under((0,), [0.0])).step_us == pytest.approx(device)
@@ -119,7 +142,9 @@ def test_joined_works_give_what_single_ones_do() -> None:
 
 
 def test_the_base_is_replayed_from_where_it_began() -> None:
-    buckets = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0))
+    buckets = tuple(
+        MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0)
+    )
     measured = replace(SIMPLE, buckets=buckets, step_us=230.0)
     assert base_error(measured) == 0
     assert measured_conditions(measured).transfer_us == (20, 20)
@@ -134,20 +159,24 @@ def test_a_bucket_is_launched_as_late_as_its_host_was() -> None:
 def test_lateness_lies_between_that_of_the_measured_buckets() -> None:
     buckets = (MeasuredBucket(1e6, 0, 0, 0, 10.0, 0), MeasuredBucket(1e6, 0, 0, 0, 30.0, 0))
     measured = replace(SIMPLE, buckets=buckets)
-    assert between_buckets(measured, (0, 1), [one.late_us for one in measured.buckets]).tolist() == [10, 30]
+    assert between_buckets(
+        measured, (0, 1), [one.late_us for one in measured.buckets]
+    ).tolist() == [10, 30]
 
 
 def test_the_parts_of_a_replayed_step() -> None:
     """Ready at 150 and 200, each launched 3 us later, 40 us each, the last rank 10 us late.
 
-    The first waits from 153 to 163 and moves until 203; the second moves from 213 to 253: exposed from 200, 3 us idle, 10 waiting
-    but for none of the first's transfer until 203, then until 213; the optimizer takes 10 us.
+    The first waits from 153 to 163 and moves until 203; the second moves from 213 to 253: exposed
+    from 200, 3 us idle, 10 waiting but for none of the first's transfer until 203, then until 213;
+    the optimizer takes 10 us.
     """
     conditions = under((0, 1), [40.0, 40.0], late_us=(10.0, 10.0))
     prediction = Replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
     assert prediction.step_us == 263
     assert prediction.parts == pytest.approx((210, 10, 43, 0, 0))
-    # Without a first bucket on the link, the 3 us before the launch are neither compute nor communication
+    # Without a first bucket on the link, the 3 us before the launch are neither compute nor
+    # communication
     one = Replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), under((1,), [40.0], late_us=(10.0,)))
     assert one.parts == pytest.approx((210, 10, 40, 0, 3))
 
@@ -158,7 +187,8 @@ MIB = 1024 * 1024
 def test_a_bucket_closes_once_it_holds_its_limit() -> None:
     sizes = [0.5 * MIB, 0.5 * MIB, 24 * MIB, 2 * MIB, 1 * MIB]
     assert bucket_ends(sizes, Bucketing()) == [1, 3, 4]  # 1 MiB, then 26 >= 25, then the rest
-    assert bucket_ends(sizes, Bucketing(cap_mib=2)) == [2, 3, 4]  # a stated cap is the first limit too
+    # a stated cap is the first limit too
+    assert bucket_ends(sizes, Bucketing(cap_mib=2)) == [2, 3, 4]
     assert bucket_ends(sizes, Bucketing(overlap=False)) == [4]
     assert bucket_ends([], Bucketing()) == []
 
@@ -171,7 +201,13 @@ def test_bytes_of_buckets_add_up() -> None:
 def test_a_real_job_s_buckets_reach_their_limits_but_not_larger_ones() -> None:
     # 8,196,000 >= 1 MiB; 31,502,336, 26,255,360 and 26,550,272 >= 26,214,400; the last need not
     step = job_profile([DATA / "a100x2_ddp_resnet50_rank0.json.gz"]).profiles[0]
-    assert [round(one.bytes) for one in step.buckets] == [8_196_000, 31_502_336, 26_255_360, 26_550_272, 9_724_160]
+    assert [round(one.bytes) for one in step.buckets] == [
+        8_196_000,
+        31_502_336,
+        26_255_360,
+        26_550_272,
+        9_724_160,
+    ]
     assert not_reproduced(step, Bucketing()) is None
     assert "8.20 MB" in (not_reproduced(step, Bucketing(cap_mib=25)) or "")
     assert not_reproduced(step, Bucketing(overlap=False)) is not None

@@ -1,4 +1,6 @@
-"""A linear model trained with SGD: alone, or under DistributedDataParallel where torchrun started it."""
+"""A linear model trained with SGD: alone, or under DistributedDataParallel where torchrun started
+it.
+"""
 
 import os
 

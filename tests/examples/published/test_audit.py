@@ -1,4 +1,6 @@
-"""The audit of the published values, examples/published/audit.py: every value and conclusion, and the page that it writes."""
+"""The audit of the published values, examples/published/audit.py: every value and conclusion, and
+the page that it writes.
+"""
 
 import csv
 import io
@@ -25,11 +27,17 @@ def audit(*options: str) -> str:
 
 
 def test_every_claim_is_audited_as_before() -> None:
-    """Of 104 claims 100 follow from their stated method, to the digit; each has the sound value, the verdict and the reason."""
+    """Of 104 claims 100 follow from their stated method, to the digit; each has the sound value,
+    the verdict and the reason.
+    """
     assert audit("--csv") == STORED.read_text()
     rows = list(csv.DictReader(io.StringIO(audit("--csv"))))
     assert Counter(row["agreement"] for row in rows) == {"digits": 99, "truncated": 1, "unknown": 4}
-    assert Counter(row["verdict"] for row in rows) == {"holds": 37, "does_not_hold": 38, "no_sound_value": 29}
+    assert Counter(row["verdict"] for row in rows) == {
+        "holds": 37,
+        "does_not_hold": 38,
+        "no_sound_value": 29,
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,7 +48,8 @@ def test_every_claim_is_audited_as_before() -> None:
         ("l4", "communication_seconds", "TN-T1 (T1 of second_sweep)", ("128", "4"), 14.1232),
         ("cluster", "communication_seconds", "TN-T1/N", ("128", "4"), 20.5),
         ("ddp", "communication_share", "90/350", ("128", "4"), 100 * 8.875 / 34.3),
-        # 2 S = 2 x 4 x 11,689,512 B = 93,516,096 B of a DP step, in GiB; 25 steps of it over 6.4625 s.
+        # 2 S = 2 x 4 x 11,689,512 B = 93,516,096 B of a DP step, in GiB; 25 steps of it over 6.4625
+        # s.
         ("weak", "allreduce_volume", "2K(N-1)/N*4", ("", "4"), 93_516_096 / 2**30),
         # DDP: 98 steps of 2 x 3/4 x 4 x 11,173,962 B = 67,043,772 B over 8.875 s.
         ("ddp", "bandwidth", "90 MB/90 ms", ("128", "4"), 98 * 67_043_772 / 8.875 / 1e6),
@@ -48,7 +57,9 @@ def test_every_claim_is_audited_as_before() -> None:
         ("l4", "utilisation", "effective_bandwidth/300", ("128", "4"), 100 * 2.474799 / 31.507692),
     ],
 )
-def test_sound_values_by_hand(study: str, quantity: str, method: str, setting: tuple[str, str], sound: float) -> None:
+def test_sound_values_by_hand(
+    study: str, quantity: str, method: str, setting: tuple[str, str], sound: float
+) -> None:
     rows = csv.DictReader(io.StringIO(audit("--csv")))
     wanted = (f"coursework_{study}", quantity, method, *setting)
     names = ("study", "quantity", "method", "batch_size", "devices")
@@ -77,11 +88,15 @@ def test_what_is_wrong_with_the_claims() -> None:
 
 
 def test_the_page_is_current_and_written_beside_the_tables(tmp_path: Path) -> None:
-    copied = shutil.copytree(PUBLISHED, tmp_path / "published", ignore=shutil.ignore_patterns("results.md"))
+    copied = shutil.copytree(
+        PUBLISHED, tmp_path / "published", ignore=shutil.ignore_patterns("results.md")
+    )
     command = [sys.executable, str(copied / "audit.py")]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ended.stdout == "104 claims: 37 holds, 29 no sound value, 38 does not hold\n"
-    assert (copied / "results.md").read_text() == (PUBLISHED / "results.md").read_text(), "run `make docs`"
+    assert (copied / "results.md").read_text() == (PUBLISHED / "results.md").read_text(), (
+        "run `make docs`"
+    )
     (copied / "notes.toml").write_text("study = []\n")
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert failed.returncode == 1

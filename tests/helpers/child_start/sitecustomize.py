@@ -1,11 +1,13 @@
-"""Imported first by every Python process that a test starts: importing torch and ending take a third less CPU time.
+"""Imported first by every Python process that a test starts: importing torch and ending take a
+third less CPU time.
 
-Each of these processes lives for seconds and imports torch, whose 300,000 objects live as long as it does. At Python's own
-thresholds the garbage collector visits them dozens of times during the import and again at exit.
+Each of these processes lives for seconds and imports torch, whose 300,000 objects live as long as
+it does. At Python's own thresholds the garbage collector visits them dozens of times during the
+import and again at exit.
 
-Where the test's process has a server (tests/helpers/fork_server.py), a torchrun, a command of dpscope that starts jobs,
-forked_ranks.py and modules that import torch run in forks of it, in which torch is imported already. Within `light_jobs` torchrun
-becomes light_torchrun.py.
+Where the test's process has a server (tests/helpers/fork_server.py), a torchrun, a command of
+dpscope that starts jobs, forked_ranks.py and modules that import torch run in forks of it, in which
+torch is imported already. Within `light_jobs` torchrun becomes light_torchrun.py.
 """
 
 import atexit
@@ -14,7 +16,9 @@ import os
 import sys
 
 _HELPERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_FORKED_RANKS, _LIGHT_TORCHRUN = (os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py"))
+_FORKED_RANKS, _LIGHT_TORCHRUN = (
+    os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py")
+)
 _COMMANDS = ("attach", "calibrate", "detect", "doctor", "equal", "run", "train")
 _MODULES = (
     *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
@@ -24,12 +28,23 @@ _PROGRAMS = "tests.virtual_gpu.programs."
 
 
 def _program_to_fork(arguments: list[str]) -> list[str] | None:
-    """What to run in a fork for a Python process with these arguments; None: the process itself runs it."""
+    """What to run in a fork for a Python process with these arguments; None: the process itself
+    runs it.
+    """
     if arguments[:2] == ["-m", "dpscope.launch.torchrun"]:
-        light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {"--nnodes=1", "--max-restarts=0"} <= {*arguments}
+        light = "DPSCOPE_TEST_LIGHT_TORCHRUN" in os.environ and {
+            "--nnodes=1",
+            "--max-restarts=0",
+        } <= {*arguments}
         return [_LIGHT_TORCHRUN, *arguments[2:]] if light else arguments
-    command = arguments[:2] == ["-m", "dpscope.launch.cli"] and arguments[2:3] and arguments[2] in _COMMANDS
-    module = arguments[:1] == ["-m"] and (arguments[1] in _MODULES or arguments[1].startswith(_PROGRAMS))
+    command = (
+        arguments[:2] == ["-m", "dpscope.launch.cli"]
+        and arguments[2:3]
+        and arguments[2] in _COMMANDS
+    )
+    module = arguments[:1] == ["-m"] and (
+        arguments[1] in _MODULES or arguments[1].startswith(_PROGRAMS)
+    )
     return arguments if command or module or arguments[:1] == [_FORKED_RANKS] else None
 
 
@@ -39,8 +54,18 @@ def _run_in_fork(server: str, program: list[str]) -> None:
     import signal
     import socket
 
-    request = {"program": program, "command": sys.orig_argv, "folder": os.getcwd(), "environment": dict(os.environ)}
-    files = [0, 1, 2, *(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt"))]
+    request = {
+        "program": program,
+        "command": sys.orig_argv,
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+    }
+    files = [
+        0,
+        1,
+        2,
+        *(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")),
+    ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(server)
         socket.send_fds(connection, [json.dumps(request).encode()], files)
@@ -56,5 +81,7 @@ def _run_in_fork(server: str, program: list[str]) -> None:
 
 gc.set_threshold(200_000, 20, 20)
 atexit.register(gc.freeze)
-if (server := os.environ.get("DPSCOPE_TEST_FORK_SERVER")) and (program := _program_to_fork(sys.orig_argv[1:])):
+if (server := os.environ.get("DPSCOPE_TEST_FORK_SERVER")) and (
+    program := _program_to_fork(sys.orig_argv[1:])
+):
     _run_in_fork(server, program)

@@ -57,7 +57,8 @@ FIRST = "name the script that trains, or -m and its module, first: dpscope start
 
 
 @pytest.mark.parametrize(
-    "command", ["train.py", "./train.py --lr 1", "tool", "-m package.train --lr 1", "-m dpscope.launch.cli"]
+    "command",
+    ["train.py", "./train.py --lr 1", "tool", "-m package.train --lr 1", "-m dpscope.launch.cli"],
 )
 def test_existing_scripts_and_modules_are_accepted_without_running_them(command: str) -> None:
     check_script(shlex.split(command))
@@ -116,6 +117,7 @@ def test_dpscopes_options_end_where_the_script_begins(text: str, script: str) ->
 def test_a_dpscope_option_after_the_script_is_ambiguous_without_dashes() -> None:
     for late in ("--steps", "--devices=2"):
         with pytest.raises(
-            DpscopeError, match=f"{late} stands after train.py: put dpscope's options before the script"
+            DpscopeError,
+            match=f"{late} stands after train.py: put dpscope's options before the script",
         ):
             parsed(f"--warmup 7 train.py {late} 3")

@@ -16,7 +16,9 @@ GRADIENT_BYTES = 4 * (16 * 64 + 64 + 64 * 4 + 4)  # of two linear layers, 1,348 
 
 
 @pytest.mark.process
-def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs(tmp_path: Path) -> None:
+def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs(
+    tmp_path: Path,
+) -> None:
     script = str(USER_MODELS / "attached_training.py")
     command = [*ATTACH, "--out", str(tmp_path / "run"), *WINDOWS, script, "1", "raise"]
     for status, output, errors in ended_ranks(command, 2):
@@ -30,9 +32,11 @@ def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs
     assert data.cell.name == "ddp-d2-b8-bucket-1mb-accumulate-2"
     assert data.communication_known
     assert {rank.model.gradient_bytes for _, rank in data.ranks} == {GRADIENT_BYTES}
-    assert [rank.blocks[0].samples for _, rank in data.ranks] == [8 * 7] * 2  # without the step with the validation
+    # without the step with the validation
+    assert [rank.blocks[0].samples for _, rank in data.ranks] == [8 * 7] * 2
     reduced = data.collectives[data.collectives["kind"] == "all_reduce"]
-    per_step = reduced[reduced["bytes"] > 64].groupby(["rank", "step"])["bytes"].sum()  # Join's have a few bytes
+    # Join's have a few bytes
+    per_step = reduced[reduced["bytes"] > 64].groupby(["rank", "step"])["bytes"].sum()
     assert set(per_step) == {GRADIENT_BYTES}
     assert len(data.counter_checks) == 2
     assert all(check.buckets_equal for check in data.counter_checks)
@@ -42,12 +46,21 @@ def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs
 @pytest.mark.process
 def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path: Path) -> None:
     script = str(USER_MODELS / "attached_training.py")
-    command = [*ATTACH, "--out", str(tmp_path / "run"), "--warmup", "5", "--steps", "500", script, "0", "exit"]
+    command = [
+        *ATTACH,
+        "--out",
+        str(tmp_path / "run"),
+        "--warmup",
+        "5",
+        "--steps",
+        "500",
+        script,
+        "0",
+        "exit",
+    ]
     ended = ended_ranks(command, 2)
     assert [status for status, _, _ in ended] == [3, 3]
-    message = (
-        "dpscope: the script called os._exit(3): 17 of 500 steps were timed, 3 traced, and DDP's counters are missing; "
-    )
+    message = "dpscope: the script called os._exit(3): 17 of 500 steps were timed, 3 traced, and DDP's counters are missing; "
     # Rank 0 may end before rank 1 has saved its part.
     kept = ("what was measured is saved\n", "saved, once all 2 processes have saved theirs\n")
     assert ended[0][2] in {message + one for one in kept}

@@ -1,4 +1,6 @@
-"""The jobs of `dpscope attach`: commands, environments, working folders, and records of failed ones."""
+"""The jobs of `dpscope attach`: commands, environments, working folders, and records of failed
+ones.
+"""
 
 import os
 import shutil
@@ -55,7 +57,9 @@ def test_single_stands_for_one_device_without_torchrun() -> None:
 def test_device_counts_beyond_the_machine_are_refused() -> None:
     cores = usable_cores()
     check_counts((1, cores), gpus(None))
-    with pytest.raises(DpscopeError, match=f"--devices {cores + 1}: this machine has no GPU and {cores} cores"):
+    with pytest.raises(
+        DpscopeError, match=f"--devices {cores + 1}: this machine has no GPU and {cores} cores"
+    ):
         check_counts((1, cores + 1), gpus(None))
     with pytest.raises(DpscopeError, match=r"--devices 4: this machine has 2 GPUs"):
         check_counts((4,), gpus(2))
@@ -71,8 +75,17 @@ def gpus(count: int | None) -> Devices:
 def test_a_single_device_is_plain_python_with_the_threads_of_the_other_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planned(counts: tuple[int | None, ...], found: int | None = 2, repeats: int = 1) -> list[AttachedJob]:
-        return plan_jobs(counts, repeats, tmp_path, ["--warmup", "5"], ["-m", "json.tool", "--lr", "1"], gpus(found))
+    def planned(
+        counts: tuple[int | None, ...], found: int | None = 2, repeats: int = 1
+    ) -> list[AttachedJob]:
+        return plan_jobs(
+            counts,
+            repeats,
+            tmp_path,
+            ["--warmup", "5"],
+            ["-m", "json.tool", "--lr", "1"],
+            gpus(found),
+        )
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
@@ -110,7 +123,11 @@ def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) ->
     train_attached(tmp_path)
     one, two = (AttachedJob(count, (), {}) for count in (None, 2))
     message = "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
-    for measured, failed, messages in (([one], {two: 3}, [message]), ([one], {}, [message]), ([two], {}, [])):
+    for measured, failed, messages in (
+        ([one], {two: 3}, [message]),
+        ([one], {}, [message]),
+        ([two], {}, []),
+    ):
         record_jobs(tmp_path, JobEnds(measured, failed))
         findings = RunFolder(tmp_path).manifest().findings
         assert [one.message for one in findings if one.code == "job_not_measured"] == messages
@@ -136,9 +153,17 @@ def pretend_measured(out: Path, *cells: Cell) -> None:
 ALONE, WRAPPED, TWO = Cell("single", 1, 8), Cell("ddp", 1, 8), Cell("ddp", 2, 8)
 
 
-def test_one_device_without_torchrun_is_lacking_where_torchrun_alone_measured_it(tmp_path: Path) -> None:
-    """A script that wraps its model in DDP under torchrun; `1,2` asks for an efficiency, which needs one device without it."""
-    for name, cells in {"wrapped": (WRAPPED, TWO), "alone": (ALONE, TWO), "one": (WRAPPED,)}.items():
+def test_one_device_without_torchrun_is_lacking_where_torchrun_alone_measured_it(
+    tmp_path: Path,
+) -> None:
+    """A script that wraps its model in DDP under torchrun; `1,2` asks for an efficiency, which
+    needs one device without it.
+    """
+    for name, cells in {
+        "wrapped": (WRAPPED, TWO),
+        "alone": (ALONE, TWO),
+        "one": (WRAPPED,),
+    }.items():
         pretend_measured(tmp_path / name, *cells)
     assert lacks_baseline(tmp_path / "wrapped", (1, 2))
     assert not lacks_baseline(tmp_path / "wrapped", (2,))  # nothing was asked about one device
@@ -153,7 +178,9 @@ def test_one_device_without_torchrun_is_lacking_where_torchrun_alone_measured_it
 def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """The README's `--devices 1,2`: the third job has no torchrun, and the threads of the others."""
+    """The README's `--devices 1,2`: the third job has no torchrun, and the threads of the
+    others.
+    """
     out, jobs_run = tmp_path / "run", []
 
     def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -174,14 +201,21 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
         app, ["attach", "--devices", "1,2", "--out", str(out), "--", script], catch_exceptions=False
     )
     assert jobs_run == [("--nproc-per-node=1", "1"), ("--nproc-per-node=2", "1"), (None, "1")]
-    assert "The script runs once more on one device, without torchrun: the baseline of efficiency." in ended.stdout
+    assert (
+        "The script runs once more on one device, without torchrun: the baseline of efficiency."
+        in ended.stdout
+    )
     assert ("It was not measured without torchrun" in ended.stdout) == bool(status)
     assert ended.exit_code == 0
-    unmeasured = [one for one in RunFolder(out).manifest().findings if one.code == "job_not_measured"]
+    unmeasured = [
+        one for one in RunFolder(out).manifest().findings if one.code == "job_not_measured"
+    ]
     assert [one.message for one in unmeasured] == [
         "one device without torchrun: the script ended with status 1 before it was measured; see its output for the reason"
     ] * status
-    assert all("no init_process_group where WORLD_SIZE is not set" in one.next_step for one in unmeasured)
+    assert all(
+        "no init_process_group where WORLD_SIZE is not set" in one.next_step for one in unmeasured
+    )
 
 
 def test_jobs_that_could_not_print_why_nothing_was_measured(tmp_path: Path) -> None:
@@ -203,8 +237,14 @@ def test_the_status_of_a_job_is_its_commands(capfd: pytest.CaptureFixture[str]) 
 
 def attach(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "dpscope.launch.attach", "--out", "run", *arguments]
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=120)
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
+    return subprocess.run(
+        command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 @pytest.mark.process
@@ -251,7 +291,9 @@ print("trained")
 def test_the_reason_of_a_rank_that_alone_was_not_measured_is_printed_and_recorded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks 1 and 3 write theirs, as processes of a job do; in the next job rank 0 does too, and prints it itself."""
+    """Ranks 1 and 3 write theirs, as processes of a job do; in the next job rank 0 does too, and
+    prints it itself.
+    """
     write = "cd $DPSCOPE_ATTACH_REASONS; touch .tmp; for rank in $RANKS; do echo '14 steps of 23' > $rank; done"
     job = AttachedJob(4, ("sh", "-c", write), {**os.environ, "RANKS": "3 1"})
     with_first = AttachedJob(2, job.command, {**os.environ, "RANKS": "0 1"})
@@ -263,7 +305,9 @@ def test_the_reason_of_a_rank_that_alone_was_not_measured_is_printed_and_recorde
         job: "rank 1 (1 other rank likewise): 14 steps of 23",
         with_first: "14 steps of 23",
     }
-    assert capfd.readouterr().err.strip() == "dpscope: rank 1 (1 other rank likewise): 14 steps of 23"
+    assert (
+        capfd.readouterr().err.strip() == "dpscope: rank 1 (1 other rank likewise): 14 steps of 23"
+    )
     train_attached(tmp_path / "run")
     record_jobs(tmp_path / "run", ended)
     messages = [one.message.strip() for one in RunFolder(tmp_path / "run").manifest().findings]
@@ -284,7 +328,9 @@ def test_a_script_that_starts_its_other_process_itself_is_refused(tmp_path: Path
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_arrives_as_a_job_starts_ends_it(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+def test_a_signal_that_arrives_as_a_job_starts_ends_it(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     def with_signal(parent: int, command: Sequence[str]) -> list[str]:
         os.kill(parent, number)
         return list(command)
@@ -319,9 +365,23 @@ for _ in range(40):
 distributed.barrier()
 os._exit(0)  # ending gloo's threads one by one makes torch abort now and then
 """)
-    command = [sys.executable, "-m", "dpscope.launch.cli", "attach", "--devices", "2", "--out", str(out), *WINDOWS]
+    command = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.cli",
+        "attach",
+        "--devices",
+        "2",
+        "--out",
+        str(out),
+        *WINDOWS,
+    ]
     ended = subprocess.run(
-        [*command, "--nccl-log", str(log), "--", str(script)], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--nccl-log", str(log), "--", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = (out / "report" / "comparison.md").read_text()

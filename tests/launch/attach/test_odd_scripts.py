@@ -1,4 +1,6 @@
-"""Scripts of two processes whose ranks differ or whose parameters change: what is counted, expected and reported."""
+"""Scripts of two processes whose ranks differ or whose parameters change: what is counted, expected
+and reported.
+"""
 
 from pathlib import Path
 
@@ -42,7 +44,9 @@ def test_the_batch_is_the_sum_over_ranks_and_the_larger_one_makes_its_rank_late(
 def test_expected_bytes_are_those_of_what_required_gradients_in_the_traced_steps(
     notes: dict[str, list[list[str]]], out: Path
 ) -> None:
-    """The last layer alone, 128 x 10 + 10 floats: the body is unfrozen after the trace, within the timed steps."""
+    """The last layer alone, 128 x 10 + 10 floats: the body is unfrozen after the trace, within the
+    timed steps.
+    """
     (data,) = load_run(out / "unfrozen" / "run").measured
     assert data.communication_known
     assert [one for one in data.findings if one.severity == "error"] == []
@@ -53,22 +57,32 @@ def test_expected_bytes_are_those_of_what_required_gradients_in_the_traced_steps
 
 
 def test_cycles_of_steps_are_traced_whole(notes: dict[str, list[list[str]]], out: Path) -> None:
-    """In two steps the critic's gradients are reduced twice and the generator's once, by every rank.
+    """In two steps the critic's gradients are reduced twice and the generator's once, by every
+    rank.
 
-    The generator's DDP rebuilds its buckets in its second step, so that its first steps differ in their collectives.
+    The generator's DDP rebuilds its buckets in its second step, so that its first steps differ in
+    their collectives.
     """
     assert notes["alternating"] == [[], []]
     report = report_of(out / "alternating" / "run", Targets())
     (data,) = report.run.measured
     row = report.comparison.rows[data.cell.name]
     critic, generator = 32 * 64 + 64 + 64 + 1, 16 * 64 + 64 + 64 * 32 + 32
-    assert (data.cycle, row.traced_step_count, row.bytes_per_step) == (2, 2 * 6, 4 * (2 * critic + generator) / 2)
-    assert {(rank.blocks[0].steps, rank.blocks[0].samples) for _, rank in data.ranks} == {(8, 8 * 8)}
+    assert (data.cycle, row.traced_step_count, row.bytes_per_step) == (
+        2,
+        2 * 6,
+        4 * (2 * critic + generator) / 2,
+    )
+    assert {(rank.blocks[0].steps, rank.blocks[0].samples) for _, rank in data.ranks} == {
+        (8, 8 * 8)
+    }
     assert row.samples_per_s == pytest.approx(2 * 8e6 / (row.step_us or 0.0))
     assert "repeat in cycles of 2: times are means over whole cycles" in str(report.verdict.caveat)
 
 
-def test_a_rank_with_too_few_steps_is_not_measured(notes: dict[str, list[list[str]]], out: Path) -> None:
+def test_a_rank_with_too_few_steps_is_not_measured(
+    notes: dict[str, list[list[str]]], out: Path
+) -> None:
     """Its reason goes to `dpscope attach`, which prints it (test_jobs.py)."""
     assert notes["runs_short"] == [[], []]
     assert not is_run_folder(out / "runs_short" / "run")

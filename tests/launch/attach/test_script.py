@@ -36,11 +36,16 @@ def test_a_script_is_main_with_its_arguments_and_its_folder_first_on_the_path(
     run_script([path, "--lr", "1"], ends.append)
     assert capsys.readouterr().out == "__main__ True ['--lr', '1'] helper\n"
     assert ends == ["the script ended"]
-    assert type(pickle.loads(sys.modules["__main__"].made)).__name__ == "Batch"  # spawned workers find it, as at exit
+    # spawned workers find it, as at exit
+    assert type(pickle.loads(sys.modules["__main__"].made)).__name__ == "Batch"
 
 
-def test_a_script_has_the_paths_that_python_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """__file__ is absolute, even after the script changes its folder; modules are searched where a link to a script points."""
+def test_a_script_has_the_paths_that_python_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """__file__ is absolute, even after the script changes its folder; modules are searched where a
+    link to a script points.
+    """
     (tmp_path / "code").mkdir()
     (tmp_path / "code/train.py").write_text("import sys; seen = __file__, sys.argv[0], sys.path[0]")
     (tmp_path / "link.py").symlink_to("code/train.py")
@@ -81,7 +86,9 @@ def test_an_exception_is_printed_from_the_scripts_first_frame_with_status_1(
         ("raise KeyboardInterrupt", KeyboardInterrupt(), "the script was interrupted"),
     ],
 )
-def test_the_exit_status_is_the_scripts(tmp_path: Path, text: str, raised: BaseException, how: str) -> None:
+def test_the_exit_status_is_the_scripts(
+    tmp_path: Path, text: str, raised: BaseException, how: str
+) -> None:
     ends: list[str] = []
     with pytest.raises(type(raised)) as ended:
         run_script([script(tmp_path, text)], ends.append)

@@ -1,4 +1,6 @@
-"""Typical training scripts with one and two processes: their measurements, and that dpscope does not change them."""
+"""Typical training scripts with one and two processes: their measurements, and that dpscope does
+not change them.
+"""
 
 import json
 from pathlib import Path
@@ -61,7 +63,10 @@ def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, 
     notes = run_scripts(out, commands, processes)
     assert notes == {name: [[] for _ in range(processes)] for name in commands}
     for name in commands:
-        printed = [json.loads((out / name / f"rank{rank}.json").read_text())["bare"] for rank in range(processes)]
+        printed = [
+            json.loads((out / name / f"rank{rank}.json").read_text())["bare"]
+            for rank in range(processes)
+        ]
         assert [bool(text) for text in printed] == [rank == 0 for rank in range(processes)]
     measured = {name: load_run(out / name / "run").measured for name in commands}
     assert {len(cells) for cells in measured.values()} == {1}
@@ -91,11 +96,14 @@ def ddp(two: dict[str, Job]) -> dict[str, Job]:
 
 
 def test_each_script_is_recognised_as_its_cell(ddp: dict[str, Job]) -> None:
-    assert {name: data.cell.name for name, data in ddp.items()} == {name: cell for name, (_, cell) in CASES.items()}
+    assert {name: data.cell.name for name, data in ddp.items()} == {
+        name: cell for name, (_, cell) in CASES.items()
+    }
     for data in ddp.values():
         assert data.communication_known
         assert [finding for finding in data.findings if finding.severity == "error"] == []
-        validated = 2 if data is ddp["task_module"] else 0  # in steps 17 and 22 of the timed 17 to 24
+        # in steps 17 and 22 of the timed 17 to 24
+        validated = 2 if data is ddp["task_module"] else 0
         assert [rank.blocks[0].steps for _, rank in data.ranks] == [8 - validated, 8 - validated]
 
 
@@ -119,25 +127,41 @@ def test_the_bytes_of_each_script_equal_a_calculation_by_hand(ddp: dict[str, Job
         "unused": PLAIN_BYTES + 4 * (parameters - 6),
     }
     for name, data in ddp.items():
-        checks = 0 if name == "two_optimizers" else 2  # DDP's counters are not read with several models
+        # DDP's counters are not read with several models
+        checks = 0 if name == "two_optimizers" else 2
         assert len(data.counter_checks) == checks
         assert all(check.buckets_equal and check.steps >= 2 for check in data.counter_checks)
         assert all(check.spans_agree and check.union_within_span for check in data.counter_checks)
-    assert {one.code for one in ddp["two_optimizers"].findings} >= {"counters_not_read", "steps_of_first_optimizer"}
+    assert {one.code for one in ddp["two_optimizers"].findings} >= {
+        "counters_not_read",
+        "steps_of_first_optimizer",
+    }
     (unread,) = (one for one in ddp["two_optimizers"].findings if one.code == "counters_not_read")
-    assert unread.message == "DDP's counters were not read: they describe one DDP model, and the script has 2"
-    assert unread.next_step.endswith("whether every rank communicates in every step is still checked")
+    assert (
+        unread.message
+        == "DDP's counters were not read: they describe one DDP model, and the script has 2"
+    )
+    assert unread.next_step.endswith(
+        "whether every rank communicates in every step is still checked"
+    )
 
 
 def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, Job], folder: Path) -> None:
-    """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script requests."""
+    """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script
+    requests.
+    """
     late = report_of(folder / "late_rank" / "run", Targets())
     (straggler,) = [finding for finding in late.findings if finding.code == "straggler"]
     assert "rank 1 is the straggler" in straggler.message
-    # On few cores whose programs take turns, more than 30% of it may overlap with compute by chance: then there is no finding.
+    # On few cores whose programs take turns, more than 30% of it may overlap with compute by
+    # chance: then there is no finding.
     for name, reason, text in (
         ("late_rank", "late_rank", "exposes is waiting for rank 1 (last in "),
-        ("single_bucket", "one_bucket", "all gradients are reduced in one bucket of 2.09 MB, ready when "),
+        (
+            "single_bucket",
+            "one_bucket",
+            "all gradients are reduced in one bucket of 2.09 MB, ready when ",
+        ),
     ):
         assert text in {one.name: one.text for one in overlap_reasons(two[name])}[reason]
         assert all(text in finding.message for finding in no_overlap_finding(two[name]))
@@ -169,12 +193,16 @@ def test_each_script_of_one_process_is_a_single_cell(single: dict[str, Job]) -> 
     assert "steps_left_out" in {finding.code for finding in single["task_module"].findings}
 
 
-def test_processes_that_do_not_share_work_show_no_speedup(two: dict[str, Job], single: dict[str, Job]) -> None:
+def test_processes_that_do_not_share_work_show_no_speedup(
+    two: dict[str, Job], single: dict[str, Job]
+) -> None:
     """One script joins a group and wraps nothing, the other cuts its model over the processes."""
     alone, cut = two["joined_only"], two["tensor_parallel"]
     (error,) = (finding for finding in alone.findings if finding.severity == "error")
     assert error.code == "trained_alone"
-    assert error.message.startswith("custom-d2-b8: each process trained alone: no collective in 6 traced steps")
+    assert error.message.startswith(
+        "custom-d2-b8: each process trained alone: no collective in 6 traced steps"
+    )
     assert alone.trained_alone
     run = run_of(alone, single["joined_only"])
     comparison = compare(run)
@@ -188,7 +216,9 @@ def test_processes_that_do_not_share_work_show_no_speedup(two: dict[str, Job], s
     )
 
 
-def test_accumulation_divided_by_the_processes_is_strong_scaling(two: dict[str, Job], single: dict[str, Job]) -> None:
+def test_accumulation_divided_by_the_processes_is_strong_scaling(
+    two: dict[str, Job], single: dict[str, Job]
+) -> None:
     """16 samples in all: four micro-batches of four on one device, two on each of two."""
     cells = (single["divided"], two["divided"])
     (series,) = compare(run_of(*cells)).scaling

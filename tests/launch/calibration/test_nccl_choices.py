@@ -1,4 +1,6 @@
-"""The jobs in which NCCL writes its log: settings, variables, stored choices, and when there are no such jobs."""
+"""The jobs in which NCCL writes its log: settings, variables, stored choices, and when there are no
+such jobs.
+"""
 
 import io
 import os
@@ -21,14 +23,23 @@ from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.job_queue import JobStarter
 from dpscope.launch.jobs.torchrun import Job, TorchrunJob
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings, TimedCollectives
+from dpscope.profiling.records.calibration import (
+    Calibration,
+    CalibrationPoint,
+    CalibrationSettings,
+    TimedCollectives,
+)
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder
 from tests.helpers.environments import environment
 from tests.helpers.nccl_logs import all_reduce, nccl_log
 
 SETTINGS = CalibrationSettings(
-    device="cuda", devices=(2, 4), collectives=("all_reduce",), chosen_sizes=(1 << 20, 2 << 20), iterations=1
+    device="cuda",
+    devices=(2, 4),
+    collectives=("all_reduce",),
+    chosen_sizes=(1 << 20, 2 << 20),
+    iterations=1,
 )
 
 
@@ -39,7 +50,10 @@ class Ended(TorchrunJob):
         self.folder, self.exit_status, self.memory_kills_before = folder, exit_status, None
 
     def wait(
-        self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
+        self,
+        timeout_s: float,
+        on_progress: Callable[[str | None], None],
+        stop_requested: Callable[[], bool],
     ) -> tuple[JobWait, int | None]:
         return "exited", self.exit_status
 
@@ -51,7 +65,9 @@ class Ended(TorchrunJob):
 
 @dataclass
 class Stub(JobStarter):
-    """In place of torchrun: writes a job's result, and NCCL's log to the file that the job's variables name."""
+    """In place of torchrun: writes a job's result, and NCCL's log to the file that the job's
+    variables name.
+    """
 
     log_ranks: Callable[[int], int] = lambda devices: devices
     exit_status: int = 0  # of the jobs in which NCCL writes its log
@@ -68,10 +84,17 @@ class Stub(JobStarter):
         if self.loses_contention and not settings.nccl_log:
             write_json(collectives_path(folder), timed(settings))
             return Ended(folder, 1)
-        write_json(folder.result_path, TimedCollectives(backend="nccl") if settings.nccl_log else timed(settings))
+        write_json(
+            folder.result_path,
+            TimedCollectives(backend="nccl") if settings.nccl_log else timed(settings),
+        )
         if settings.nccl_log and (ranks := self.log_ranks(settings.job.devices)):
             sizes = ((8, "TREE", "LL"), (1 << 20, "TREE", "LL"), (2 << 20, "RING", "SIMPLE"))
-            path = log_variables(folder.path)["NCCL_DEBUG_FILE"].replace("%h", "node1").replace("%p", "10")
+            path = (
+                log_variables(folder.path)["NCCL_DEBUG_FILE"]
+                .replace("%h", "node1")
+                .replace("%p", "10")
+            )
             Path(path).write_text(nccl_log(ranks, *(all_reduce(*one) for one in sizes)))
         return Ended(folder, 0)
 
@@ -86,7 +109,9 @@ def timed(settings: CalibrationSettings) -> TimedCollectives:
     return TimedCollectives(backend="nccl", device_names=("H100",) * 4, points=tuple(points))
 
 
-def calibrated(starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: CalibrationSettings = SETTINGS) -> Calibration:
+def calibrated(
+    starter: Stub, monkeypatch: pytest.MonkeyPatch, settings: CalibrationSettings = SETTINGS
+) -> Calibration:
     for name in log_variables(Path()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(run, "collect_environment", lambda *_, **__: environment())
@@ -101,7 +126,11 @@ def unread(found: Calibration) -> list[str]:
 def test_a_job_of_each_device_count_follows_the_timed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
     found = calibrated(stub, monkeypatch)
-    assert [(job.devices, job.nccl_log) for job in stub.jobs] == [((2, 4), False), ((2,), True), ((4,), True)]
+    assert [(job.devices, job.nccl_log) for job in stub.jobs] == [
+        ((2, 4), False),
+        ((2,), True),
+        ((4,), True),
+    ]
     assert found.settings == SETTINGS
     assert [(one.devices, one.nodes) for one in found.nccl] == [(2, 1), (4, 1)]
     # The job's own message of 8 bytes is left out.
@@ -117,11 +146,16 @@ def test_choices_are_reported_next_to_the_times(monkeypatch: pytest.MonkeyPatch)
     of_two = tables["all_reduce on 2 devices"]
     assert of_two.headings[-1] == "NCCL chose"
     assert [row[-1] for row in of_two.rows] == ["tree, ll", "ring, simple"]
-    assert "the ring formula describes 2.10 MB of 3.15 MB (67%) of one call at each size" in of_two.notes[-1]
+    assert (
+        "the ring formula describes 2.10 MB of 3.15 MB (67%) of one call at each size"
+        in of_two.notes[-1]
+    )
     assert len(tables["What NCCL chose"].rows) == 4
 
 
-def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stub = Stub()
     found = calibrated(stub, monkeypatch, msgspec.structs.replace(SETTINGS, device="cpu"))
     assert (found.nccl, unread(found)) == ((), [])
@@ -129,7 +163,9 @@ def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(monkey
         with monkeypatch.context() as changed:
             changed.setenv(name, "WARN")
             found = run_calibration(SETTINGS, Console(file=io.StringIO()), starter=stub)
-        assert unread(found) == [f"what NCCL chose was not recorded: {name} is set in the environment"]
+        assert unread(found) == [
+            f"what NCCL chose was not recorded: {name} is set in the environment"
+        ]
         assert found.points
     assert [job.nccl_log for job in stub.jobs] == [False] * 3
 
@@ -142,14 +178,18 @@ def test_without_nccl_or_with_a_users_own_settings_no_such_job_is_started(monkey
         (Stub(log_ranks=lambda _: 16), "no communicator of 2 ranks"),
     ],
 )
-def test_an_unreadable_log_only_loses_the_choices(stub: Stub, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_log_only_loses_the_choices(
+    stub: Stub, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = calibrated(stub, monkeypatch)
     assert (len(found.points), found.nccl) == (4, ())
     assert len(lost := unread(found)) == 2
     assert reason in lost[0]
 
 
-def test_contention_that_cannot_be_timed_loses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contention_that_cannot_be_timed_loses_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = calibrated(Stub(loses_contention=True), monkeypatch)
     assert (len(found.points), found.contention, len(found.nccl)) == (4, (), 2)
     (finding,) = [one for one in found.findings if one.code == "contention_not_timed"]
@@ -158,18 +198,28 @@ def test_contention_that_cannot_be_timed_loses_nothing_else(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("nccl_log", [True, False])
-def test_only_that_job_makes_nccl_write(nccl_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_that_job_makes_nccl_write(
+    nccl_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variables = log_variables(tmp_path)
     seen: dict[str, str | None] = {}
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in variables})
+    monkeypatch.setattr(
+        os, "environ", {name: value for name, value in os.environ.items() if name not in variables}
+    )
 
-    def measure(settings: object, place: object, keep: Callable[[TimedCollectives], None]) -> TimedCollectives:
+    def measure(
+        settings: object, place: object, keep: Callable[[TimedCollectives], None]
+    ) -> TimedCollectives:
         seen.update({name: os.environ.get(name) for name in variables})
         keep(timed(SETTINGS))
         return timed(SETTINGS)
 
     # In place of the module that imports torch.
-    monkeypatch.setitem(sys.modules, "dpscope.launch.calibration.collective_timing", SimpleNamespace(measure=measure))
+    monkeypatch.setitem(
+        sys.modules,
+        "dpscope.launch.calibration.collective_timing",
+        SimpleNamespace(measure=measure),
+    )
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     worker._calibrate(JobFolder(tmp_path), settings, place)

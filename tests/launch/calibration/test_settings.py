@@ -29,12 +29,21 @@ from dpscope.profiling.store.errors import DpscopeError
             "--devices 8: this machine has 4 GPUs that torch can use; request 4 at most",
         ),
         ({"device": "cuda", "devices": "2x8"}, "--devices 2x8: this machine has 4 GPUs"),
-        ({"devices": "4x2"}, "--devices 4x2: the command runs on 2 nodes; start it on 4, with --nodes"),
+        (
+            {"devices": "4x2"},
+            "--devices 4x2: the command runs on 2 nodes; start it on 4, with --nodes",
+        ),
         ({"devices": "2"}, "--nodes 2: --devices 2 spans 1; add a count over all 2, such as 2x1"),
     ],
 )
-def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_module, "resolve_devices", lambda kind: Devices(kind, 4 if kind == "cuda" else None))
+def test_mistakes_name_flag_and_value(
+    flags: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        settings_module,
+        "resolve_devices",
+        lambda kind: Devices(kind, 4 if kind == "cuda" else None),
+    )
     nodes = 2 if "nodes" in message else 1
     with pytest.raises(DpscopeError, match=message):
         calibration_settings(nodes, **{"device": "cpu", **flags})
@@ -54,7 +63,8 @@ def test_sizes_double(smallest: str, largest: str, sizes: tuple[int, ...]) -> No
 
 def test_sizes_that_do_not_fit_are_left_out() -> None:
     settings = CalibrationSettings(device="cpu", devices=(4,), min_bytes=1 << 20, max_bytes=8 << 20)
-    # gloo: buffer and a copy of it, all_gather a quarter more: 2.25 x 4 MiB = 9.4 MB fit into 10 MB, 18.9 MB do not.
+    # gloo: buffer and a copy of it, all_gather a quarter more: 2.25 x 4 MiB = 9.4 MB fit into 10
+    # MB, 18.9 MB do not.
     fitting, left_out = sizes_that_fit("all_gather", settings, devices=4, free_bytes=10_000_000)
     assert fitting == [1 << 20, 2 << 20, 4 << 20]
     assert [(item.size_bytes, item.devices) for item in left_out] == [(8 << 20, 4)]

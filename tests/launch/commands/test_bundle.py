@@ -15,7 +15,8 @@ from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(bundle, "_machine_notes", lambda: {"doctor": {"checks": []}})  # doctor starts a process
+    # doctor starts a process
+    monkeypatch.setattr(bundle, "_machine_notes", lambda: {"doctor": {"checks": []}})
     monkeypatch.chdir(tmp_path)
     shutil.copytree(EXAMPLE_RUN, tmp_path / "mine")
     return tmp_path / "mine"

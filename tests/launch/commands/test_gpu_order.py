@@ -18,7 +18,9 @@ COMMANDS = ("run", "train", "equal", "calibrate")
 
 
 def order_when_gpus_are_counted(patch: pytest.MonkeyPatch, *command: str) -> str | None:
-    """The variable's value in the command's process at the moment when GPUs are looked for, before torch starts CUDA."""
+    """The variable's value in the command's process at the moment when GPUs are looked for, before
+    torch starts CUDA.
+    """
     seen = []
 
     def asked() -> None:
@@ -60,10 +62,17 @@ def test_a_worker_started_by_hand_uses_the_same_order(monkeypatch: pytest.Monkey
     assert seen == ["PCI_BUS_ID"]
 
 
-def test_an_attached_script_keeps_its_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_attached_script_keeps_its_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(ORDER, "")
     monkeypatch.delenv(ORDER)
     script = tmp_path / "train.py"
     script.touch()
-    assert order_when_gpus_are_counted(monkeypatch, "attach", "--out", str(tmp_path / "out"), "--", str(script)) is None
+    assert (
+        order_when_gpus_are_counted(
+            monkeypatch, "attach", "--out", str(tmp_path / "out"), "--", str(script)
+        )
+        is None
+    )
     assert ORDER not in os.environ

@@ -1,4 +1,6 @@
-"""--help, -h, the groups of options, completion, --open, and the run folder that a TOML file names."""
+"""--help, -h, the groups of options, completion, --open, and the run folder that a TOML file
+names.
+"""
 
 import re
 import shlex
@@ -33,24 +35,38 @@ def test_help_groups_options_and_h_prints_the_same() -> None:
         assert output_of(*command, "-h") == output_of(*command, "--help")
     assert "--show-completion" in output_of("--help")
     text = output_of("run", "--help-all")
-    headings = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    headings = [
+        line.rstrip(":")
+        for line in text.splitlines()
+        if line.endswith(":") and not line.startswith(" ")
+    ]
     assert headings == ["Examples", *HEADINGS, "Options", "Exit status"]
-    assert text.index("Model and data:") < text.index("\n  --model") < text.index("How much is measured:")
+    assert (
+        text.index("Model and data:")
+        < text.index("\n  --model")
+        < text.index("How much is measured:")
+    )
     options = text.split("\nOptions:\n")[1].split("\n\n")[0]
     assert options.split() == ["-h,", "--help", "Show", "this", "message", "and", "exit."]
     for name in ("run", "train", "equal"):  # no setting is without a heading
-        assert [one.name for one in COMMANDS[name].params if heading_of(one.name or "") not in HEADINGS] == []
+        assert [
+            one.name for one in COMMANDS[name].params if heading_of(one.name or "") not in HEADINGS
+        ] == []
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_help_of_a_long_list_shows_usual_options_and_counts_the_others(command: str) -> None:
     text, everything = output_of(command, "--help"), output_of(command, "--help-all")
     assert len(text.splitlines()) <= 42
-    shown, every = ({word for word in one.split() if word.startswith("--")} for one in (text, everything))
+    shown, every = (
+        {word for word in one.split() if word.startswith("--")} for one in (text, everything)
+    )
     assert shown - {"--help-all"} <= every
     found = re.search(r"^(\d+) more options: \w+ \w+ --help-all$", text, re.MULTILINE)
     assert found is not None
-    assert int(found[1]) == len(COMMANDS[command].params) - len(COMMANDS[command].shown.usual.split())  # type: ignore[attr-defined]
+    assert int(found[1]) == len(COMMANDS[command].params) - len(
+        COMMANDS[command].shown.usual.split()
+    )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -73,7 +89,9 @@ def test_the_page_is_opened_or_its_place_printed(
     assert f"open {page} manually" in capsys.readouterr().err
 
 
-def test_a_file_may_name_the_run_folder_and_the_flag_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_name_the_run_folder_and_the_flag_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "run.toml"
     file.write_text('out = "runs/mine"\nseed = 3\n')
     assert out_folder(file) == Path("runs/mine")
@@ -96,7 +114,9 @@ def test_a_file_may_name_the_run_folder_and_the_flag_wins(tmp_path: Path, monkey
 
 def test_defaults_that_a_command_chooses_are_shown() -> None:
     """The device counts of equal have their option in common with its layouts, which are none."""
-    shown = {name: COMMANDS[name].defaults()["--devices"] for name in ("attach", "calibrate", "equal")}  # type: ignore[attr-defined]
+    shown = {
+        name: COMMANDS[name].defaults()["--devices"] for name in ("attach", "calibrate", "equal")
+    }  # type: ignore[attr-defined]
     assert shown == {
         "attach": "all GPUs in powers of two; 1,2 on the CPU",
         "calibrate": "2, 4, ... and all GPUs; 2 on the CPU",

@@ -1,4 +1,6 @@
-"""Options that do nothing are refused: each situation of the table, and no rule about an option that does not exist."""
+"""Options that do nothing are refused: each situation of the table, and no rule about an option
+that does not exist.
+"""
 
 import re
 import shutil
@@ -34,7 +36,8 @@ LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
 MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
 
-# A command line, in which TRACE, RUN, TRAINED, EARLIER and PARTIAL are paths, and options that do nothing with it.
+# A command line, in which TRACE, RUN, TRAINED, EARLIER and PARTIAL are paths, and options that do
+# nothing with it.
 SITUATIONS = {
     "analyze TRACE": f"--target-efficiency 0.8 --target-accuracy 90 --tables {DETAIL}",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
@@ -84,18 +87,31 @@ SITUATIONS = {
     **{f"{command} --wandb-online": "--wandb" for command in ("run", "train")},
     **{f"{command} --strategy single,dp": OF_DDP for command in ("run", "train")},
     **{f"{command} --nodes 2 --dry-run": MEETING for command in ("run", "train")},
-    **{f"{command} --data digits": "--data-dir x --download --samples 9" for command in ("run", "train", "equal")},
+    **{
+        f"{command} --data digits": "--data-dir x --download --samples 9"
+        for command in ("run", "train", "equal")
+    },
 }
-CASES = [(line, option) for line, options in SITUATIONS.items() for option in re.split(" (?=--)", options)]
+CASES = [
+    (line, option)
+    for line, options in SITUATIONS.items()
+    for option in re.split(" (?=--)", options)
+]
 
 
 @pytest.mark.parametrize(("line", "option"), CASES)
 def test_an_option_that_does_nothing_is_refused(line: str, option: str, tmp_path: Path) -> None:
-    places = {name: tmp_path / file for name, file in (("TRACE", "rank0.json"), ("PARTIAL", "n0.dpscope"))}
+    places = {
+        name: tmp_path / file for name, file in (("TRACE", "rank0.json"), ("PARTIAL", "n0.dpscope"))
+    }
     places["RUN"] = tmp_path / "run"
     places["TRACE"].write_text("{}")
-    places["TRAINED"] = write_train_json(tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0]))
-    places["EARLIER"] = write_train_json(tmp_path / "earlier", plain_epochs("single", 1, 0, [80.0], [4.0]))
+    places["TRAINED"] = write_train_json(
+        tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0])
+    )
+    places["EARLIER"] = write_train_json(
+        tmp_path / "earlier", plain_epochs("single", 1, 0, [80.0], [4.0])
+    )
     places["RUN"].mkdir()
     shutil.copy(EXAMPLE_RUN / "manifest.json", places["RUN"])
     places["PARTIAL"].touch()
@@ -117,14 +133,19 @@ def test_every_rule_is_about_options_that_exist_and_is_tested() -> None:
     for command in COMMANDS.values():
         assert isinstance(command, Command)
         flags = {parameter.name: parameter.opts[0] for parameter in command.params}
-        assert {(command.name, flags[name]) for rule in command.idle for name in rule.parameters.split()} <= tested
+        assert {
+            (command.name, flags[name]) for rule in command.idle for name in rule.parameters.split()
+        } <= tested
     declared = {**declarations(RunConfig), **declarations(TrainConfig)}
     settings = {flag_name(name) for name, one in declared.items() if one.idle is not None}
     assert settings <= {option for _, option in tested}
 
 
 def test_options_that_do_something_are_taken() -> None:
-    assert load_config(None, {"data": "cifar10", "data_dir": "x", "download": True}).workload.data_dir == "x"
+    assert (
+        load_config(None, {"data": "cifar10", "data_dir": "x", "download": True}).workload.data_dir
+        == "x"
+    )
     assert load_config(None, {"data": "fake", "samples": 9, "workers": 1}).workload.samples == 9
     taken = load_train_config(
         None, {"milestones": "2", "gamma": 0.2, "scaling": "weak", "learning_rate_scaling": "sqrt"}

@@ -1,4 +1,6 @@
-"""Commands that take seconds show on a terminal what they are doing, and nothing on standard error elsewhere."""
+"""Commands that take seconds show on a terminal what they are doing, and nothing on standard error
+elsewhere.
+"""
 
 import re
 import shutil
@@ -12,7 +14,11 @@ from tests.helpers.paths import EXAMPLE_RUN
 
 COMMANDS = {
     "analyze": ["Reading traces: ddp-d2-b8", "Comparing cells", "Writing the report"],
-    "bundle": ["Checking this machine: tracer", "Packing traces: cells/ddp-d2-b8/repeat0", "Writing run-bundle.zip"],
+    "bundle": [
+        "Checking this machine: tracer",
+        "Packing traces: cells/ddp-d2-b8/repeat0",
+        "Writing run-bundle.zip",
+    ],
 }
 
 
@@ -30,4 +36,8 @@ def test_a_terminal_shows_what_a_command_is_doing(
     (tmp_path / "run-bundle.zip").unlink(missing_ok=True)
     silent = CliRunner(env={"FORCE_COLOR": None}).invoke(app, [command, "run"])
     assert silent.exit_code == shown.exit_code
-    assert [one for one in silent.stderr.splitlines() if "..." in one or any(part in one for part in expected)] == []
+    assert [
+        one
+        for one in silent.stderr.splitlines()
+        if "..." in one or any(part in one for part in expected)
+    ] == []

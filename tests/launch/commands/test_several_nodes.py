@@ -1,4 +1,6 @@
-"""Every node derives the same jobs from the run folder that node 0 starts; a node's own part of the command line."""
+"""Every node derives the same jobs from the run folder that node 0 starts; a node's own part of the
+command line.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,12 @@ from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder, RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder
 
-FLAGS: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "devices": "1,2x1,2x2"}
+FLAGS: dict[str, object] = {
+    "device": "cpu",
+    "batch_size": "4",
+    "samples": 64,
+    "devices": "1,2x1,2x2",
+}
 
 
 def over_several(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
@@ -34,7 +41,9 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     config = load_config(None, {**FLAGS, "steps": 4, "repeats": 2})
     described = plan_run(config, tmp_path, nodes=2)
     assert _plan(tmp_path) == []
-    manifest = new_manifest(described.config, "cpu", described.threads, described.plan, code=tmp_path)
+    manifest = new_manifest(
+        described.config, "cpu", described.threads, described.plan, code=tmp_path
+    )
     manifest = msgspec.structs.replace(manifest, orders=described.orders)
     write_json(RunFolder(tmp_path).manifest_path, manifest)
     planned = _plan(tmp_path)
@@ -42,7 +51,8 @@ def test_a_run_s_jobs(tmp_path: Path) -> None:
     assert {(one.threads, one.run is None) for one in planned} == {(described.threads, False)}
     folders = {job.command: job.folder.path for job in described.jobs}
     assert all(one.folder.path == folders[one.command] for one in planned)
-    write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})  # is no part of the plan
+    # is no part of the plan
+    write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})
     assert [one.command for one in _plan(tmp_path)] == [one.command for one in planned]
 
 
@@ -68,4 +78,6 @@ def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     write_json(JobFolder(folder).settings_path, timed)
     first, *others = _plan(tmp_path)
     assert (first.name, first.command[-1], first.run) == ("calibration", str(folder), None)
-    assert [one.name for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]
+    assert [one.name for one in others] == [
+        job.cell.name for job in settings.jobs if job.cell.nodes > 1
+    ]

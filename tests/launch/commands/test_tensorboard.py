@@ -1,4 +1,6 @@
-"""TensorBoard's address is checked before anything starts; the plugin's processes are waited for, and outlive no server."""
+"""TensorBoard's address is checked before anything starts; the plugin's processes are waited for,
+and outlive no server.
+"""
 
 import contextlib
 import io
@@ -25,7 +27,9 @@ def test_a_taken_port_and_an_unknown_host_are_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         unusable = {port: "TensorBoard cannot listen there on 127.0.0.1: Address already"}
-        unusable |= dict.fromkeys((99999, -1), "a port is a number from 0 to 65535; 0 takes a free one$")
+        unusable |= dict.fromkeys(
+            (99999, -1), "a port is a number from 0 to 65535; 0 takes a free one$"
+        )
         for number, expected in unusable.items():
             with pytest.raises(DpscopeError, match=f"--port {number}: {expected}"):
                 check_address("127.0.0.1", number)
@@ -58,7 +62,10 @@ def test_a_mistake_is_refused_before_anything_is_said(tmp_path: Path) -> None:
         ("part.dpscope", -1): "--port -1: ",
     }
     for (name, port), expected in mistakes.items():
-        with pytest.raises(DpscopeError, match=expected), contextlib.redirect_stdout(io.StringIO()) as shown:
+        with (
+            pytest.raises(DpscopeError, match=expected),
+            contextlib.redirect_stdout(io.StringIO()) as shown,
+        ):
             tensorboard([tmp_path / name], port=port, link=None, host="127.0.0.1", out=None)
         assert shown.getvalue() == ""
 
@@ -79,7 +86,9 @@ def serving(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
         "--port",
         "0",
     ]
-    with subprocess.Popen([*command, "--out", str(tmp_path / "shown")], stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "shown")], stdout=subprocess.PIPE, text=True
+    ) as running:
         try:
             assert running.stdout is not None
             assert running.stdout.readline() == "Writing the TensorBoard folder ...\n"
@@ -99,7 +108,9 @@ def all_gone(processes: Iterable[int]) -> bool:
 @pytest.mark.process
 @pytest.mark.timeout(180)
 def test_a_real_server_reports_progress_and_leaves_no_process(tmp_path: Path) -> None:
-    """The first line comes within 2 s of CPU time; no child is defunct while it serves, and none is left after Ctrl-C."""
+    """The first line comes within 2 s of CPU time; no child is defunct while it serves, and none is
+    left after Ctrl-C.
+    """
     with serving(tmp_path) as running:
         fields = Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()
         assert (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") <= FIRST_LINE_S
@@ -120,6 +131,9 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     """Killed while the plugin's processes load."""
     with serving(tmp_path) as running:
         assert address_of(running)
-        wait_until(lambda: any(b"spawn_main" in command_of(one) for one in descendants(running.pid)), timeout_s=60)
+        wait_until(
+            lambda: any(b"spawn_main" in command_of(one) for one in descendants(running.pid)),
+            timeout_s=60,
+        )
         children = descendants(running.pid)
     wait_until(lambda: all_gone(children), timeout_s=30)

@@ -1,4 +1,6 @@
-"""`dpscope whatif` of run folders and traces: what is printed and written; test_cli.py has what is refused."""
+"""`dpscope whatif` of run folders and traces: what is printed and written; test_cli.py has what is
+refused.
+"""
 
 import gzip
 import json
@@ -39,7 +41,14 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     assert pairs == [(2, "on"), (2, "off"), (4, "on"), (4, "off")]
     ledgers = [one["ledger"] for one in (stated["base"], *prediction)]
     assert ledgers[0] == pytest.approx(ledgers[1])  # of the base, and of it predicted
-    parts = ("compute_us", "exposed_wait_us", "exposed_transfer_us", "exposed_other_us", "idle_us", "tracer_us")
+    parts = (
+        "compute_us",
+        "exposed_wait_us",
+        "exposed_transfer_us",
+        "exposed_other_us",
+        "idle_us",
+        "tracer_us",
+    )
     for ledger, step_us in zip(ledgers[1:], (one["step_us"] for one in prediction), strict=True):
         assert sum(ledger[part] for part in parts) == pytest.approx(step_us)
     assert prediction[0]["step_us"] == pytest.approx(stated["base"]["step_us"])
@@ -53,10 +62,14 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
 def test_a_table_is_for_another_command(tmp_path: Path, name: str) -> None:
     (tmp_path / "steps.csv").write_text("ranks,step_ms\n1,100\n2,104\n")
     refused = whatif(tmp_path / name, "--devices", "4")
-    assert str(refused.exception).endswith("which whatif does not replay: give it to dpscope estimate --predict")
+    assert str(refused.exception).endswith(
+        "which whatif does not replay: give it to dpscope estimate --predict"
+    )
 
 
-@pytest.mark.parametrize("option", ["--solve", "--trace", "--strategy", "--faster", "--jitter", "--figure"])
+@pytest.mark.parametrize(
+    "option", ["--solve", "--trace", "--strategy", "--faster", "--jitter", "--figure"]
+)
 def test_options_of_other_questions_do_not_exist(option: str) -> None:
     refused = whatif(EXAMPLE_RUN, option, "x")
     assert refused.exit_code == 2
@@ -67,7 +80,10 @@ def test_options_of_other_questions_do_not_exist(option: str) -> None:
 def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     text = printed(A100, "--bucket-mb", "5")
     assert "1 of 2 ranks: transfers are upper bounds" in text
-    assert "NA of wait and transfer: the traces of the base do not separate them; both are in other" in text
+    assert (
+        "NA of wait and transfer: the traces of the base do not separate them; both are in other"
+        in text
+    )
     assert "give every rank's trace" in printed(A100, "--devices", "4")
     refused = answer(A100, "--devices", "2", "--link", "NVLink 3")
     assert refused["predictions"][0]["step_us"] is None
@@ -81,7 +97,9 @@ def test_traces_that_are_cut_short_give_a_number_and_status_2(tmp_path: Path) ->
     """As of `dpscope analyze`: the last tenth of a file is missing, and its steps are whole."""
     for trace in sorted((ROOT / "examples/run_cpu/cells/ddp-d2-b128/repeat0/traces").iterdir()):
         text = gzip.decompress(trace.read_bytes())
-        (tmp_path / trace.stem).write_bytes(text if "0_0" in trace.name else text[: len(text) * 9 // 10])
+        (tmp_path / trace.stem).write_bytes(
+            text if "0_0" in trace.name else text[: len(text) * 9 // 10]
+        )
     cut = whatif(tmp_path, "--devices", "4")
     assert cut.exit_code == 2
     assert "4 devices" in cut.stdout
@@ -99,7 +117,13 @@ def test_the_layout_is_stated() -> None:
         "--per-node."
     )
     assert layout_of(EXAMPLE_RUN, "--devices", "4,8") == assumed.format(8)
-    assert layout_of(EXAMPLE_RUN, "--devices", "16,32") == assumed.format(32)  # although there is no number
-    assert layout_of(EXAMPLE_RUN, "--devices", "8", "--per-node", "2") == "Layout: devices per node as stated."
-    assert layout_of(EXAMPLE_RUN, "--bucket-mb", "5") == "Layout: one node, as the base's 2 devices."
+    # although there is no number
+    assert layout_of(EXAMPLE_RUN, "--devices", "16,32") == assumed.format(32)
+    assert (
+        layout_of(EXAMPLE_RUN, "--devices", "8", "--per-node", "2")
+        == "Layout: devices per node as stated."
+    )
+    assert (
+        layout_of(EXAMPLE_RUN, "--bucket-mb", "5") == "Layout: one node, as the base's 2 devices."
+    )
     assert assumed.format(4) in printed(EXAMPLE_RUN, "--devices", "4")

@@ -13,19 +13,35 @@ from dpscope.profiling.store.errors import DpscopeError
 
 def test_defaults_compare_three_strategies_over_two_epochs() -> None:
     settings = equality_settings({"device": "cpu"})
-    assert [job.cell.name for job in settings.jobs] == ["single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"]
+    assert [job.cell.name for job in settings.jobs] == [
+        "single-d1-b8",
+        "dp-host-d2-b4",
+        "ddp-d2-b4",
+    ]
     kinds = [[training.kind for training in job.trainings] for job in settings.jobs]
-    assert kinds == [["compared", "rounding", "in_shares", "rounding_in_shares"], ["compared"], ["compared"]]
-    assert (settings.config.workload.data, settings.steps, settings.precision) == ("fake", 20, "float64")
+    assert kinds == [
+        ["compared", "rounding", "in_shares", "rounding_in_shares"],
+        ["compared"],
+        ["compared"],
+    ]
+    assert (settings.config.workload.data, settings.steps, settings.precision) == (
+        "fake",
+        20,
+        "float64",
+    )
     # 9 whole batches of 8 and a last one of 5: epochs of 10 steps.
     assert settings.config.workload.samples == 77
-    frozen = equality_settings({"device": "cpu", "strategy": "ddp,single", "devices": "4"}, freeze_batch_norm=True)
+    frozen = equality_settings(
+        {"device": "cpu", "strategy": "ddp,single", "devices": "4"}, freeze_batch_norm=True
+    )
     assert [job.cell.name for job in frozen.jobs] == ["single-d1-b8", "ddp-d4-b2"]
     kinds = [[training.kind for training in job.trainings] for job in frozen.jobs]
     assert kinds == [["compared", "rounding"], ["compared"]]  # which needs no shares
 
 
-@pytest.mark.parametrize(("batch_size", "steps", "expected"), [(8, 20, 77), (32, 7, 81), (2, 1, 4), (4, 3, 7)])
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "expected"), [(8, 20, 77), (32, 7, 81), (2, 1, 4), (4, 3, 7)]
+)
 def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int) -> None:
     assert samples_of_two_epochs(batch_size, steps) == expected
 
@@ -40,8 +56,14 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
         ({"batch_size": "7"}, "--batch-size 7: 2 devices cannot share a global batch of 7 equally"),
         ({"batch_size": "4,8"}, "--batch-size 4,8: one global batch is compared"),
         ({"batch_size": "8", "samples": 5}, "--batch-size 8: the data set has 5 samples"),
-        pytest.param({"model": "resnet19"}, "--model resnet19: no such model", marks=pytest.mark.long),  # imports torch
-        ({"data": "cifar10", "data_dir": "/nowhere"}, "--data cifar10: /nowhere/cifar-10-batches-py does not exist"),
+        # imports torch
+        pytest.param(
+            {"model": "resnet19"}, "--model resnet19: no such model", marks=pytest.mark.long
+        ),
+        (
+            {"data": "cifar10", "data_dir": "/nowhere"},
+            "--data cifar10: /nowhere/cifar-10-batches-py does not exist",
+        ),
     ],
 )
 def test_mistakes_are_named(flags: dict[str, object], expected: str) -> None:
@@ -54,5 +76,7 @@ def test_mistakes_are_named(flags: dict[str, object], expected: str) -> None:
 def test_a_run_may_follow_into_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / EQUALITY_FOLDER).mkdir()
     (tmp_path / EQUALITY_NAME).write_text("{}")
-    config = load_config(None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5})
+    config = load_config(
+        None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5}
+    )
     assert plan_run(config, tmp_path).jobs

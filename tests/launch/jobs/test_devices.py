@@ -1,4 +1,6 @@
-"""GPUs that are present but unusable stop a run; `auto` is the CPU only on machines without GPUs."""
+"""GPUs that are present but unusable stop a run; `auto` is the CPU only on machines without
+GPUs.
+"""
 
 import json
 from functools import partial
@@ -22,20 +24,26 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.nvml_records import TwoGpuNvml
 
 CPU = Devices(kind="cpu", count=None)
-without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines whose torch has no GPU")
+without_gpus = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="about machines whose torch has no GPU"
+)
 
 
 def listing_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's nvidia-smi that lists two GPUs, first on the path."""
     program = folder / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA L4 (UUID: GPU-2)'\n")
+    program.write_text(
+        "#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA L4 (UUID: GPU-2)'\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
 @pytest.mark.process
 @without_gpus
-def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_present_but_unusable_gpus_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listing_smi(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for requested in ("auto", "cuda"):
@@ -52,9 +60,17 @@ def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [("2.8.0", "ok"), ("2.10.0a0+nv25", "ok"), ("3.0", "ok"), ("2.7.1+cu128", "failed"), ("1.13.1", "failed")],
+    [
+        ("2.8.0", "ok"),
+        ("2.10.0a0+nv25", "ok"),
+        ("3.0", "ok"),
+        ("2.7.1+cu128", "failed"),
+        ("1.13.1", "failed"),
+    ],
 )
-def test_the_doctor_reports_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_the_doctor_reports_a_torch_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     check = doctor._torch()
     assert check.status == status
@@ -68,7 +84,9 @@ def test_the_doctor_looks_at_everything() -> None:
     assert checks["tracer"].status == "ok"
     assert "gloo available" in checks["backends"].detail
     assert checks["all-reduce"] == doctor.Check("ok", "4 MB between 2 ranks on the CPU by gloo")
-    assert all(check.next_step for check in checks.values() if check.status in ("failed", "warning"))
+    assert all(
+        check.next_step for check in checks.values() if check.status in ("failed", "warning")
+    )
 
 
 def test_the_doctor_ends_with_a_verdict_and_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +122,18 @@ def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatc
     checks = run_doctor()
     failed = checks["tracer"]
     assert failed.status == "failed"
-    assert failed.detail == "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
+    assert (
+        failed.detail
+        == "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
+    )
     assert "compute mode" in failed.next_step
     assert checks["devices"] == failed
     assert (checks["torch"].status, checks["shared memory"].status, len(checks)) == ("ok", "ok", 11)
 
 
-def usable_gpus(patch: pytest.MonkeyPatch, by_nvml: int, by_cuda: int, capability: tuple[int, int] = (9, 0)) -> None:
+def usable_gpus(
+    patch: pytest.MonkeyPatch, by_nvml: int, by_cuda: int, capability: tuple[int, int] = (9, 0)
+) -> None:
     """torch with GPUs, which it counts by NVML until CUDA is started."""
     started = []
     patch.setattr(torch.cuda, "is_available", lambda: True)
@@ -127,7 +150,9 @@ def test_gpus_are_counted_by_cuda_not_by_nvml(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(devices, "present_gpus", lambda: devices.PresentGpus(4, "NVML", "580.0"))
     assert resolve_devices("auto") == Devices(kind="cuda", count=1)
     usable_gpus(monkeypatch, by_nvml=4, by_cuda=1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=f"instance {index}"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=f"instance {index}")
+    )
     assert [state.name for state in usable_device_states(None, None)] == ["instance 0"]
     usable_gpus(monkeypatch, by_nvml=4, by_cuda=1)
     monkeypatch.setattr(doctor, "present_gpus", lambda: None)
@@ -161,19 +186,25 @@ def test_a_gpu_without_kernels_is_refused(
         assert resolve_devices("cuda").count == 1
         return
     major, minor = capability
-    with pytest.raises(DpscopeError, match=rf"no kernels for GPU 0 \(GPU model 0, {major}\.{minor}\)") as caught:
+    with pytest.raises(
+        DpscopeError, match=rf"no kernels for GPU 0 \(GPU model 0, {major}\.{minor}\)"
+    ) as caught:
         resolve_devices("cuda")
     assert "\n" not in str(caught.value)
 
 
 def test_gpus_that_do_not_start_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> NoReturn:
-        raise RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment\nmore")
+        raise RuntimeError(
+            "CUDA unknown error - this may be due to an incorrectly set up environment\nmore"
+        )
 
     usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
     monkeypatch.setattr(torch.cuda, "init", failing)
     monkeypatch.setattr(devices, "present_gpus", lambda: devices.PresentGpus(1, "NVML", "580.0"))
-    with pytest.raises(DpscopeError, match=r"RuntimeError: CUDA unknown error .* environment; nvidia-smi"):
+    with pytest.raises(
+        DpscopeError, match=r"RuntimeError: CUDA unknown error .* environment; nvidia-smi"
+    ):
         resolve_devices("cuda")
     assert doctor._devices().status == "failed"
 
@@ -182,7 +213,9 @@ def test_gpus_that_do_not_start_are_refused_in_one_line(monkeypatch: pytest.Monk
 def test_torch_is_asked_where_only_a_device_file_shows_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """ROCm on WSL and Jetson: no NVML, no nvidia-smi, no /dev/nvidia*, nothing under /sys/class/kfd."""
+    """ROCm on WSL and Jetson: no NVML, no nvidia-smi, no /dev/nvidia*, nothing under
+    /sys/class/kfd.
+    """
     usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
     monkeypatch.setattr(devices, "present_gpus", lambda: None)
     found = tuple(tmp_path / path.name for path in devices._DEVICE_FILES)
@@ -196,7 +229,9 @@ def test_torch_is_asked_where_only_a_device_file_shows_gpus(
 
 
 def test_links_that_nvml_does_not_describe_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = partial(TwoGpuNvml, CurrPcieLinkGeneration=(None, None), CurrPcieLinkWidth=(None, None))
+    lacking = partial(
+        TwoGpuNvml, CurrPcieLinkGeneration=(None, None), CurrPcieLinkWidth=(None, None)
+    )
     monkeypatch.setattr(doctor, "open_nvml", lacking)
     assert doctor._links().detail == "12 NVLinks, unknown PCIe link"
 
@@ -218,14 +253,21 @@ def test_an_amd_gpu_needs_no_nvml_and_reduces(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(doctor, "all_reduce_once", failing)
     failed = doctor._all_reduce()
-    assert (failed.status, failed.detail) == ("failed", "rank 1: DistBackendError: NCCL error: unhandled cuda error")
+    assert (failed.status, failed.detail) == (
+        "failed",
+        "rank 1: DistBackendError: NCCL error: unhandled cuda error",
+    )
     assert "NCCL_DEBUG=INFO" in failed.next_step
-    assert doctor._backends().status == ("ok" if torch.distributed.is_nccl_available() else "failed")
+    assert doctor._backends().status == (
+        "ok" if torch.distributed.is_nccl_available() else "failed"
+    )
 
 
 @pytest.mark.process
 def test_an_all_reduce_in_a_separate_job() -> None:
-    """On the CPU: two processes, 1 + 2 = 3 in each, by gloo; a missing device fails with one line."""
+    """On the CPU: two processes, 1 + 2 = 3 in each, by gloo; a missing device fails with one
+    line.
+    """
     console = Console(quiet=True)
     assert all_reduce_once("cpu", 2, console) == "gloo"
     if not torch.cuda.is_available():
@@ -279,7 +321,9 @@ def test_amds_gpus_that_torch_cannot_use_stop_a_run(
     assert resolve_devices("auto") == CPU
 
 
-def test_what_torch_and_amds_driver_know_decides(amd_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_and_amds_driver_know_decides(
+    amd_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usable_gpus(monkeypatch, by_nvml=2, by_cuda=2)
     usable = [True]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: usable[0])
@@ -315,22 +359,34 @@ def test_invalid_entries_of_cuda_visible_devices_are_named(
     assert devices.unknown_visible_device(2) == unknown
     with pytest.raises(DpscopeError) as caught:
         resolve_devices("auto")
-    named = f"CUDA does not accept {unknown!r} on this machine, which has 2 GPUs" in str(caught.value)
+    named = f"CUDA does not accept {unknown!r} on this machine, which has 2 GPUs" in str(
+        caught.value
+    )
     assert named == (unknown is not None)
 
 
-def test_the_doctor_names_what_cuda_ignores_and_a_missing_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_what_cuda_ignores_and_a_missing_nvml(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7,1")
     monkeypatch.setattr(devices, "open_nvml", TwoGpuNvml)
     usable_gpus(monkeypatch, by_nvml=1, by_cuda=1)
     check = doctor._devices()
-    assert (check.status, "CUDA ignores '7' in CUDA_VISIBLE_DEVICES" in check.detail) == ("warning", True)
+    assert (check.status, "CUDA ignores '7' in CUDA_VISIBLE_DEVICES" in check.detail) == (
+        "warning",
+        True,
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert doctor._devices().status == "ok"
     # A container with NVIDIA_DRIVER_CAPABILITIES=compute: CUDA works, libnvidia-ml is missing.
     monkeypatch.setattr(doctor, "open_nvml", lambda: None)
-    monkeypatch.setattr(doctor, "present_gpus", lambda: devices.PresentGpus(2, "/dev/nvidia*", None))
+    monkeypatch.setattr(
+        doctor, "present_gpus", lambda: devices.PresentGpus(2, "/dev/nvidia*", None)
+    )
     check = doctor._driver()
-    assert (check.status, "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in check.next_step) == ("warning", True)
+    assert (check.status, "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in check.next_step) == (
+        "warning",
+        True,
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert doctor._driver().status == "failed"

@@ -50,8 +50,14 @@ def test_progress_is_read_while_the_job_removes_it(tmp_path: Path) -> None:
     assert read_progress(tmp_path) is None
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, free_percent: dict[int, float | None], reserved: tuple[int, ...]) -> None:
-    """GPUs of 100 bytes, of which this process uses those in `reserved`; one whose free memory is None has failed."""
+def gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    free_percent: dict[int, float | None],
+    reserved: tuple[int, ...],
+) -> None:
+    """GPUs of 100 bytes, of which this process uses those in `reserved`; one whose free memory is
+    None has failed.
+    """
 
     def mem_get_info(index: int) -> tuple[float, int]:
         free = free_percent[index]
@@ -115,7 +121,9 @@ def test_a_long_message_ends_in_dots(tmp_path: Path, size: int, shown: int) -> N
     assert note.message == "RuntimeError: " + "x" * shown + "..." * (shown < size)
 
 
-def test_an_operation_that_the_cpu_does_not_have_is_reported_with_the_remedy(tmp_path: Path) -> None:
+def test_an_operation_that_the_cpu_does_not_have_is_reported_with_the_remedy(
+    tmp_path: Path,
+) -> None:
     """oneDNN's message for an LSTM trained in bf16 on a CPU without AVX-512."""
     message = (
         "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with environment "
@@ -158,7 +166,9 @@ def test_a_result_is_stored_after_the_rank_has_left_its_group_and_before_its_las
     for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(worker_process, "leave_group", leave)
-    monkeypatch.setattr(worker_process, "_end", lambda message, status: events.append(f"ended with {status}"))
+    monkeypatch.setattr(
+        worker_process, "_end", lambda message, status: events.append(f"ended with {status}")
+    )
     monkeypatch.setattr(sys, "stdout", Output())
     monkeypatch.setattr(gc, "freeze", lambda: None)
     work(lambda arguments, place: (folder, task))
@@ -192,16 +202,24 @@ def test_one_job_at_a_time_measures_a_repeat(tmp_path: Path) -> None:
 
 
 PRINT_SIGNAL = (
-    "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)"  # PR_GET_PDEATHSIG
+    # PR_GET_PDEATHSIG
+    "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)"
 )
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
-def test_the_launcher_requests_the_signal_and_becomes_the_command_unless_its_parent_is_gone() -> None:
+def test_the_launcher_requests_the_signal_and_becomes_the_command_unless_its_parent_is_gone() -> (
+    None
+):
     command = [sys.executable, "-c", PRINT_SIGNAL]
     not_the_parent = dying_with_process(os.getpid() + 1, command)
-    runs = [subprocess.run(one, capture_output=True, check=False) for one in (command, not_the_parent)]
-    launched = subprocess.run(dying_with_process(os.getpid(), command), capture_output=True, check=True)
-    assert (launched.stdout, runs[0].stdout) == (b"9\n", b"0\n")  # without the launcher 0: else the test could not fail
+    runs = [
+        subprocess.run(one, capture_output=True, check=False) for one in (command, not_the_parent)
+    ]
+    launched = subprocess.run(
+        dying_with_process(os.getpid(), command), capture_output=True, check=True
+    )
+    # without the launcher 0: else the test could not fail
+    assert (launched.stdout, runs[0].stdout) == (b"9\n", b"0\n")
     assert (runs[1].returncode, runs[1].stdout) == (1, b"")

@@ -1,4 +1,6 @@
-"""The choice between torch's two NCCL engines. Their behaviour on GPUs is not confirmed on hardware."""
+"""The choice between torch's two NCCL engines. Their behaviour on GPUs is not confirmed on
+hardware.
+"""
 
 import os
 import subprocess
@@ -18,7 +20,9 @@ from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engin
 from dpscope.profiling.store.errors import DpscopeError
 
 c10d = distributed.distributed_c10d
-with_both = pytest.mark.skipif(not hasattr(c10d, "ProcessGroupNCCL2"), reason="this torch has one engine")
+with_both = pytest.mark.skipif(
+    not hasattr(c10d, "ProcessGroupNCCL2"), reason="this torch has one engine"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,33 +52,52 @@ def test_nccl_uses_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_older_torch_only_has_the_legacy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "distributed", SimpleNamespace(distributed_c10d=SimpleNamespace()))
+    monkeypatch.setattr(
+        process_group, "distributed", SimpleNamespace(distributed_c10d=SimpleNamespace())
+    )
     choose_nccl_engine("legacy")
-    with pytest.raises(DpscopeError, match=r"--nccl-engine nccl2: torch .* does not have it; omit it, or use legacy"):
+    with pytest.raises(
+        DpscopeError,
+        match=r"--nccl-engine nccl2: torch .* does not have it; omit it, or use legacy",
+    ):
         choose_nccl_engine("nccl2")
 
 
 def torch_with(registered: str = "nccl2", **functions: object) -> SimpleNamespace:
-    """torch.distributed with both engines and these functions, and one of the engines registered."""
+    """torch.distributed with both engines and these functions, and one of the engines
+    registered.
+    """
     makers = {"nccl": lambda: "NCCL", "nccl2": lambda: "NCCL2"}
-    engines = SimpleNamespace(ProcessGroupNCCL2=object, _create_nccl2_process_group=makers["nccl2"], **functions)
+    engines = SimpleNamespace(
+        ProcessGroupNCCL2=object, _create_nccl2_process_group=makers["nccl2"], **functions
+    )
     backend = SimpleNamespace(_plugins={"NCCL": SimpleNamespace(creator_fn=makers[registered])})
     return SimpleNamespace(
-        is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines, Backend=backend
+        is_available=lambda: True,
+        is_nccl_available=lambda: True,
+        distributed_c10d=engines,
+        Backend=backend,
     )
 
 
-def test_the_engine_is_registered_with_its_value_of_the_variable_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_registered_with_its_value_of_the_variable_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     seen: list[str | None] = []
-    both = torch_with(_register_builtin_nccl_backend=lambda: seen.append(os.environ.get(ENGINE_VARIABLE)))
+    both = torch_with(
+        _register_builtin_nccl_backend=lambda: seen.append(os.environ.get(ENGINE_VARIABLE))
+    )
     monkeypatch.setattr(process_group, "distributed", both)
     choose_nccl_engine("nccl2")
     choose_nccl_engine("legacy")
     assert (seen, os.environ.get(ENGINE_VARIABLE)) == (["1", "0"], None)
     monkeypatch.setattr(process_group, "distributed", torch_with())  # without the private function
     choose_nccl_engine("nccl2")  # is registered
-    with pytest.raises(DpscopeError, match=r"--nccl-engine legacy: dpscope cannot choose it .* TORCH_DIST_USE_NCCL2=0"):
+    with pytest.raises(
+        DpscopeError,
+        match=r"--nccl-engine legacy: dpscope cannot choose it .* TORCH_DIST_USE_NCCL2=0",
+    ):
         choose_nccl_engine("legacy")
     monkeypatch.setattr(process_group, "distributed", torch_with("nccl"))
     choose_nccl_engine("legacy")
@@ -94,7 +117,9 @@ def test_the_engine_is_the_one_that_torch_registered() -> None:
 @with_both
 @pytest.mark.process
 @pytest.mark.parametrize(("value", "registered"), [("0", "NCCL"), ("1", "NCCL2"), (None, None)])
-def test_the_engine_of_this_torch_before_it_is_used(value: str | None, registered: str | None) -> None:
+def test_the_engine_of_this_torch_before_it_is_used(
+    value: str | None, registered: str | None
+) -> None:
     """In a new process; without the variable, the class is the one that torch makes groups of."""
     asks = (
         "from torch import distributed; from dpscope.profiling.machine.environment import default_engine; "
@@ -103,10 +128,17 @@ def test_the_engine_of_this_torch_before_it_is_used(value: str | None, registere
     variables = {name: one for name, one in os.environ.items() if name != ENGINE_VARIABLE}
     variables |= {} if value is None else {ENGINE_VARIABLE: value}
     answer = subprocess.run(
-        [sys.executable, "-c", asks], env=variables, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", asks],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     engine, maker_name = answer.stdout.split()
-    assert engine == {"_create_nccl_process_group": "ProcessGroupNCCL"}.get(maker_name, "ProcessGroupNCCL2")
+    assert engine == {"_create_nccl_process_group": "ProcessGroupNCCL"}.get(
+        maker_name, "ProcessGroupNCCL2"
+    )
     if registered is not None:
         assert engine == f"ProcessGroup{registered}"
 
@@ -115,8 +147,16 @@ def test_engines_are_variants_of_ddp_only_and_need_nccl() -> None:
     flags = {"nccl_engine": "legacy,default", "batch_size": "32", "devices": "1,2", "steps": 9}
     config = resolve(load_config(None, flags), Devices(kind="cuda", count=2))
     names = [planned.cell.name for planned in make_plan(config.matrix, 50_000, "cuda")]
-    assert names == ["single-d1-b32", "ddp-d1-b32", "dp-d2-b32", "ddp-d2-b32", "ddp-d2-b32-engine-legacy"]
-    with pytest.raises(DpscopeError, match=r"--nccl-engine legacy on the CPU: gloo runs there, not NCCL; omit it"):
+    assert names == [
+        "single-d1-b32",
+        "ddp-d1-b32",
+        "dp-d2-b32",
+        "ddp-d2-b32",
+        "ddp-d2-b32-engine-legacy",
+    ]
+    with pytest.raises(
+        DpscopeError, match=r"--nccl-engine legacy on the CPU: gloo runs there, not NCCL; omit it"
+    ):
         resolve(load_config(None, {"nccl_engine": "legacy"}), Devices(kind="cpu", count=None))
     with pytest.raises(DpscopeError, match=r"--nccl-engine fast.*default, legacy, nccl2"):
         load_config(None, {"nccl_engine": "fast"})

@@ -1,10 +1,19 @@
-"""This node's rank and rendezvous from each launcher's variables, or from options; missing or contradictory ones are refused."""
+"""This node's rank and rendezvous from each launcher's variables, or from options; missing or
+contradictory ones are refused.
+"""
 
 from typing import Any
 
 import pytest
 
-from dpscope.launch.jobs.node_place import Address, NodePlace, first_host, launched_rank, node_place, parse_address
+from dpscope.launch.jobs.node_place import (
+    Address,
+    NodePlace,
+    first_host,
+    launched_rank,
+    node_place,
+    parse_address,
+)
 from dpscope.profiling.store.errors import DpscopeError
 
 SLURM = {  # of srun -N2 --ntasks-per-node=1, second task
@@ -22,7 +31,10 @@ PYTORCH_JOB = {
 
 
 def place(
-    environment: dict[str, str], nodes: str = "auto", rank: int | None = None, rendezvous: str | None = None
+    environment: dict[str, str],
+    nodes: str = "auto",
+    rank: int | None = None,
+    rendezvous: str | None = None,
 ) -> NodePlace:
     found = node_place(nodes, rank, rendezvous, environment)
     assert found is not None
@@ -44,7 +56,9 @@ def test_slurm_gives_count_rank_and_address() -> None:
 
 
 PMI = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
-FOR_ONE_PROCESS = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
+FOR_ONE_PROCESS = {
+    name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")
+}
 INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 
 
@@ -70,7 +84,12 @@ def test_places_by_launchers_and_options(
 
 def test_a_single_node_has_no_place() -> None:
     assert node_place("1", None, None, {}) is None
-    assert node_place("auto", None, None, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert (
+        node_place(
+            "auto", None, None, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,16 +99,36 @@ def test_a_single_node_has_no_place() -> None:
         ("auto", None, INDEXED, "--nodes auto: neither"),
         ("auto", None, PMI, "no launcher sets the rendezvous; give --rendezvous"),
         # sbatch starts its script on one node, outside any step.
-        ("auto", None, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, "--nodes auto: neither"),
-        ("auto", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "Slurm has started 4 tasks on this node; start one per"),
-        ("auto", None, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI has started 2 tasks on this node"),
+        (
+            "auto",
+            None,
+            {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"},
+            "--nodes auto: neither",
+        ),
+        (
+            "auto",
+            None,
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "8"},
+            "Slurm has started 4 tasks on this node; start one per",
+        ),
+        (
+            "auto",
+            None,
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            "Open MPI has started 2 tasks on this node",
+        ),
         (
             "2",
             None,
             {**SLURM, "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4"},
             "Slurm has started this on 4 nodes",
         ),
-        ("2", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "--nodes 2: Slurm has started 4 tasks on this node"),
+        (
+            "2",
+            None,
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "8"},
+            "--nodes 2: Slurm has started 4 tasks on this node",
+        ),
         ("two", None, {}, "--nodes two: give auto, or a number"),
         ("0", None, {}, "--nodes 0: give auto, or a number"),
         ("2", None, {}, "no launcher sets this node's rank among the 2 nodes; give --node-rank"),
@@ -104,12 +143,30 @@ def test_missing_or_contradictory_values_are_refused(
         node_place(nodes, rank, None, environment)
 
 
-@pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3", "a..b", "x" * 70])
+@pytest.mark.parametrize(
+    "text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3", "a..b", "x" * 70]
+)
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(DpscopeError, match="such as host0:29500"):
         parse_address(text)
 
 
 def test_the_first_host_of_a_list() -> None:
-    lists = ["n0", "n[0-1]", "gpu[017,019-020],x", "rack1-[03-04]-ib", "a,b", "rack[1-2]n[03-04],x", ""]
-    assert [first_host(one) for one in lists] == ["n0", "n0", "gpu017", "rack1-03-ib", "a", "rack1n03", None]
+    lists = [
+        "n0",
+        "n[0-1]",
+        "gpu[017,019-020],x",
+        "rack1-[03-04]-ib",
+        "a,b",
+        "rack[1-2]n[03-04],x",
+        "",
+    ]
+    assert [first_host(one) for one in lists] == [
+        "n0",
+        "n0",
+        "gpu017",
+        "rack1-03-ib",
+        "a",
+        "rack1n03",
+        None,
+    ]

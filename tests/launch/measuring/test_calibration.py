@@ -40,7 +40,9 @@ from tests.helpers.run_cells import timed as timed_sizes
 RESNET = SIZES["resnet18_cifar"]  # 11,173,962 parameters: 44.7 MB of gradients
 
 
-def planned(kind: str, stored: Calibration | None = None, **flags: object) -> CalibrationSettings | None:
+def planned(
+    kind: str, stored: Calibration | None = None, **flags: object
+) -> CalibrationSettings | None:
     config = load_config(None, {"devices": "1,2,4", "batch_size": "8", **flags})
     devices = Devices(kind="cuda", count=4) if kind == "cuda" else Devices(kind="cpu", count=None)
     resolved = resolve(config, devices)
@@ -50,7 +52,9 @@ def planned(kind: str, stored: Calibration | None = None, **flags: object) -> Ca
 
 def holding(*pairs: tuple[str, int]) -> Calibration:
     points = tuple(
-        CalibrationPoint(collective=kind, devices=count, size_bytes=8, count=2, dtype="float32", times_us=(1.0,))  # type: ignore[arg-type]
+        CalibrationPoint(
+            collective=kind, devices=count, size_bytes=8, count=2, dtype="float32", times_us=(1.0,)
+        )  # type: ignore[arg-type]
         for kind, count in pairs
     )
     return msgspec.structs.replace(calibration({}), points=points)
@@ -84,9 +88,14 @@ def test_each_strategy_has_its_collectives_timed_unless_they_are_stored(
 
 
 def test_hsdp_has_timed_what_one_group_of_a_node_runs() -> None:
-    """Its four shards are reduced between two nodes at once: one ring alone would be faster. On one node all groups share."""
+    """Its four shards are reduced between two nodes at once: one ring alone would be faster. On one
+    node all groups share.
+    """
     cell = Cell(strategy="hsdp", devices=8, batch_size=8, nodes=2)
-    assert needed_pairs([PlannedCell(cell=cell)]) == {("all_gather", Layout(1, 4)), ("reduce_scatter", Layout(1, 4))}
+    assert needed_pairs([PlannedCell(cell=cell)]) == {
+        ("all_gather", Layout(1, 4)),
+        ("reduce_scatter", Layout(1, 4)),
+    }
     assert needed_pairs([PlannedCell(cell=msgspec.structs.replace(cell, nodes=1))]) == set()
     each_alone = msgspec.structs.replace(cell, nodes=8)  # one ring of eight, and nothing to gather
     assert needed_pairs([PlannedCell(cell=each_alone)]) == {("all_reduce", Layout(8, 1))}
@@ -109,7 +118,14 @@ def test_nothing_is_timed_that_is_not_needed_not_wanted_or_there_already() -> No
 def test_sizes_are_around_the_buckets() -> None:
     matrix = resolve(load_config(None, {"device": "cpu"}), Devices(kind="cpu", count=None)).matrix
     # 25 MiB buckets: 4 KiB, 64 KiB, and 1/8, 1/4, 1/2 of 25 MiB and all of it
-    assert [size >> 10 for size in calibrated_sizes(matrix, RESNET)] == [4, 64, 3200, 6400, 12800, 25600]
+    assert [size >> 10 for size in calibrated_sizes(matrix, RESNET)] == [
+        4,
+        64,
+        3200,
+        6400,
+        12800,
+        25600,
+    ]
     # 100,000 parameters are 400,000 B, less than 8 x 64 KiB
     small = calibrated_sizes(matrix, ModelSize(parameters=100_000, multiplications=None))
     assert [size >> 10 for size in small] == [4, 64, 128, 256, 512]
@@ -123,7 +139,8 @@ def test_it_takes_seconds() -> None:
     one = planned("cpu", devices="1,2")
     assert one is not None
     assert one.sizes == one.chosen_sizes
-    # 50.1 MB at 6 sizes x 13 calls x 2 collectives over 0.5 GB/s: 2.6 s; 26.2 MB x 5 calls x 10 iterations: 2.6 s; 5 s to start
+    # 50.1 MB at 6 sizes x 13 calls x 2 collectives over 0.5 GB/s: 2.6 s; 26.2 MB x 5 calls x 10
+    # iterations: 2.6 s; 5 s to start
     assert 10 < calibration_seconds(one) < 10.5
 
 
@@ -150,14 +167,20 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> First:
             return result
 
         monkeypatch.setattr(calibration_module, "run_calibration", ended)
-        return calibrate_first(RunFolder(tmp_path), SETTINGS, ENVIRONMENT, Console(file=io.StringIO()))
+        return calibrate_first(
+            RunFolder(tmp_path), SETTINGS, ENVIRONMENT, Console(file=io.StringIO())
+        )
 
     return calibrate
 
 
 def pairs_in(folder: Path) -> set[tuple[str, int]]:
     stored = stored_calibration(RunFolder(folder))
-    return {(point.collective, point.devices) for point in stored.points} if stored is not None else set()
+    return (
+        {(point.collective, point.devices) for point in stored.points}
+        if stored is not None
+        else set()
+    )
 
 
 def test_a_failed_calibration_is_a_finding_and_ends_nothing(first: First, tmp_path: Path) -> None:
@@ -175,13 +198,18 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(first: First, tmp_pa
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
 
-def test_another_machines_calibration_is_neither_used_nor_extended(first: First, tmp_path: Path) -> None:
+def test_another_machines_calibration_is_neither_used_nor_extended(
+    first: First, tmp_path: Path
+) -> None:
     other = msgspec.structs.replace(ENVIRONMENT, cpu_name="another processor")
-    write_json(tmp_path / "calibration.json", timed(("all_reduce", 2), ("broadcast", 2), environment=other))
+    write_json(
+        tmp_path / "calibration.json", timed(("all_reduce", 2), ("broadcast", 2), environment=other)
+    )
     stored = stored_calibration(RunFolder(tmp_path))
     assert of_this_machine(stored, ENVIRONMENT) is None
     assert of_this_machine(stored, other) == stored
-    assert of_this_machine(holding(("all_reduce", 2)), ENVIRONMENT) is not None  # logs do not name their machine
+    # logs do not name their machine
+    assert of_this_machine(holding(("all_reduce", 2)), ENVIRONMENT) is not None
     first(timed(("all_reduce", 2)))
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 
@@ -197,10 +225,17 @@ def test_only_the_same_engines_times_are_merged(first: First, tmp_path: Path) ->
     assert pairs_in(tmp_path) == {("all_reduce", 4)}
 
 
-def test_fits_stay_with_their_points_where_a_collective_is_added(first: First, tmp_path: Path) -> None:
-    """As `dpscope calibrate` wrote them; a reader fits the added collective alone. Points that are timed again lose theirs."""
+def test_fits_stay_with_their_points_where_a_collective_is_added(
+    first: First, tmp_path: Path
+) -> None:
+    """As `dpscope calibrate` wrote them; a reader fits the added collective alone. Points that are
+    timed again lose theirs.
+    """
     sizes = (10_000, 100_000, 1_000_000)
-    reduced, broadcast = fitted(timed_sizes(2, 10.0, 1.0, sizes)), fitted(timed_sizes(2, 5.0, 2.0, sizes, "broadcast"))
+    reduced, broadcast = (
+        fitted(timed_sizes(2, 10.0, 1.0, sizes)),
+        fitted(timed_sizes(2, 5.0, 2.0, sizes, "broadcast")),
+    )
     of_machine = {"environment": ENVIRONMENT, "nccl_engine": None}
     write_json(tmp_path / "calibration.json", msgspec.structs.replace(reduced, **of_machine))
     first(msgspec.structs.replace(broadcast, fits=(), **of_machine))

@@ -1,4 +1,6 @@
-"""The passes of a cell: warm-up, device states under load, and precisions without units on a GPU."""
+"""The passes of a cell: warm-up, device states under load, and precisions without units on a
+GPU.
+"""
 
 import os
 import platform
@@ -30,7 +32,11 @@ def process_of(kind: DeviceType, model: nn.Module, step: Any, config: RunConfig)
 
 
 def steps_taken(
-    monkeypatch: pytest.MonkeyPatch, device: DeviceType, step_s: float, config: RunConfig, epoch: int = 7
+    monkeypatch: pytest.MonkeyPatch,
+    device: DeviceType,
+    step_s: float,
+    config: RunConfig,
+    epoch: int = 7,
 ) -> int:
     """Warm-up steps of a cell, with a clock that each step advances by `step_s`."""
     now_s, taken = [0.0], [0]
@@ -61,7 +67,11 @@ def steps_taken(
     ],
 )
 def test_a_device_is_warmed_up_for_a_time(
-    monkeypatch: pytest.MonkeyPatch, device: DeviceType, step_s: float, warmup_steps: int, expected: int
+    monkeypatch: pytest.MonkeyPatch,
+    device: DeviceType,
+    step_s: float,
+    warmup_steps: int,
+    expected: int,
 ) -> None:
     """Under every strategy alike: test_on_recording_device.py."""
     config = RunConfig(measurement=Measurement(warmup_steps=warmup_steps))
@@ -69,7 +79,9 @@ def test_a_device_is_warmed_up_for_a_time(
 
 
 def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs of 7 steps of 1/16 s: 11 steps are two epochs of 0.875 s; 10 steps more are another two."""
+    """Epochs of 7 steps of 1/16 s: 11 steps are two epochs of 0.875 s; 10 steps more are another
+    two.
+    """
     config = RunConfig(measurement=Measurement(warmup_steps=5, steps=None, epochs=1))
     assert steps_taken(monkeypatch, "cuda", 1 / 16, config) == 28
     assert steps_taken(monkeypatch, "cpu", 1 / 16, config) == 7
@@ -106,7 +118,9 @@ def process_on(device: Device, kind: DeviceType) -> CellProcess:
 
 
 def test_states_are_sampled_several_times_while_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host queues its steps at once, the device works on them for a second: every state is from that second."""
+    """The host queues its steps at once, the device works on them for a second: every state is from
+    that second.
+    """
     device = Device()
     monkeypatch.setattr(measured_cell, "synchronise", device.synchronise)
     (state,) = measured_cell._states_under_load(process_on(device, "cuda"), QUEUED_S)
@@ -127,14 +141,17 @@ def test_a_long_step_is_sampled_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch
 def test_bf16_is_emulated_by_gpus_without_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (torch.device("cuda", 0), torch.device("cuda", 1))
     names = ["Tesla V100-SXM2-16GB", "NVIDIA A100"]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(7, 0), (8, 0)][device.index])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: [(7, 0), (8, 0)][device.index]
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
     monkeypatch.setattr(torch.version, "hip", None)
     (finding,) = precision_findings("bf16", gpus)
     assert finding.code == "bf16_emulated"
     assert finding.message == "Tesla V100-SXM2-16GB has no units for bf16: it is emulated there."
     assert precision_findings("fp16", gpus) == precision_findings("bf16", gpus[1:]) == []
-    monkeypatch.setattr(torch.version, "hip", "6.4")  # AMD's numbers of capability mean something else
+    # AMD's numbers of capability mean something else
+    monkeypatch.setattr(torch.version, "hip", "6.4")
     assert precision_findings("bf16", gpus) == []
 
 
@@ -154,5 +171,7 @@ def test_bf16_is_emulated_by_x86_cpus_without_units_for_it(
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     messages = [one.message for one in precision_findings("bf16", (torch.device("cpu"),))]
-    assert messages == (["The CPU has no units for bf16: it is emulated there."] if emulated else [])
+    assert messages == (
+        ["The CPU has no units for bf16: it is emulated there."] if emulated else []
+    )
     assert precision_findings("off", (torch.device("cpu"),)) == []

@@ -28,14 +28,28 @@ from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.nvml_records import TwoGpuNvml
 
-TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4, "repeats": 2}
+TINY: dict[str, object] = {
+    "device": "cpu",
+    "batch_size": "4",
+    "samples": 64,
+    "steps": 4,
+    "repeats": 2,
+}
 
 
-def described(out: Path, width: int = 1000, **flags: object) -> tuple[RunPlan, str, list[list[str]]]:
+def described(
+    out: Path, width: int = 1000, **flags: object
+) -> tuple[RunPlan, str, list[list[str]]]:
     """The plan of a run, what is printed of it, and the words of its commands."""
     printed = io.StringIO()
-    description = describe_plan(load_config(None, {**TINY, **flags}), out, Console(file=printed, width=width))
-    commands = [line.split() for line in printed.getvalue().splitlines() if "dpscope.launch.torchrun" in line]
+    description = describe_plan(
+        load_config(None, {**TINY, **flags}), out, Console(file=printed, width=width)
+    )
+    commands = [
+        line.split()
+        for line in printed.getvalue().splitlines()
+        if "dpscope.launch.torchrun" in line
+    ]
     return description, printed.getvalue(), commands
 
 
@@ -44,14 +58,18 @@ def job_of(command: list[str], out: Path) -> WorkerJob:
     processes = int(command[command.index("--nnodes=1") + 1].removeprefix("--nproc-per-node="))
     arguments = command[command.index("dpscope.launch.worker") + 1 :]
     arguments[arguments.index("--out") + 1] = str(out)
-    place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
+    place = TorchrunPlace(
+        rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0
+    )
     return job_from_arguments(arguments, place)
 
 
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
     variants = {"accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": "5", "overlap": "on,off"}
     description, _, commands = described(tmp_path / "run", 1000, data="fake", lr=0.5, **variants)
-    firsts = [next(job for job in description.jobs if job.cell == cell) for cell in description.estimates]
+    firsts = [
+        next(job for job in description.jobs if job.cell == cell) for cell in description.estimates
+    ]
     firsts.sort(key=description.jobs.index)
     assert len(commands) == len(firsts) == 8
     assert not (tmp_path / "run").exists()
@@ -59,7 +77,17 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
         by_hand = job_of(command, tmp_path / str(index))
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
         assert by_hand.threads == description.threads
-        same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
+        same = (
+            "model",
+            "data",
+            "samples",
+            "steps",
+            "learning_rate",
+            "momentum",
+            "traced_steps",
+            "seed",
+            "workers",
+        )
         parsed, planned = settings_of(by_hand.config), settings_of(description.config)
         assert {name: parsed[name] for name in same} == {name: planned[name] for name in same}
 
@@ -67,7 +95,9 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
 def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 cores and up to 4 devices: 2 threads each, also in the first cell, which alone would have 4."""
+    """8 cores and up to 4 devices: 2 threads each, also in the first cell, which alone would have
+    4.
+    """
     for module in (plan, worker_arguments):
         monkeypatch.setattr(module, "usable_cores", lambda: 8)
     _, _, commands = described(tmp_path / "run", devices="1,2,4")
@@ -81,7 +111,9 @@ def test_repeats_are_interleaved_and_commands_of_jobs_that_are_done_not_printed(
     planned = plan_run(load_config(None, TINY), tmp_path / "run")
     cells = ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
     turns = ((0, cells), (1, cells[::-1]))
-    assert [(one.cell.name, one.repeat) for one in planned.jobs] == [(name, at) for at, turn in turns for name in turn]
+    assert [(one.cell.name, one.repeat) for one in planned.jobs] == [
+        (name, at) for at, turn in turns for name in turn
+    ]
     jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
     monkeypatch.setattr(run, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
     _, _, commands = described(tmp_path / "run")
@@ -89,7 +121,9 @@ def test_repeats_are_interleaved_and_commands_of_jobs_that_are_done_not_printed(
 
 
 def test_a_run_goes_on_in_the_orders_it_was_begun_with(tmp_path: Path) -> None:
-    """More repeats continue the stored orders; a run of an older version, which has none, keeps its one order."""
+    """More repeats continue the stored orders; a run of an older version, which has none, keeps its
+    one order.
+    """
     begun = plan_run(load_config(None, {**TINY, "repeats": 3}), tmp_path / "run")
     stored = manifest.new_manifest(begun.config, "cpu", begun.threads, begun.plan)
     path = RunFolder(tmp_path / "run").manifest_path
@@ -110,12 +144,15 @@ def test_a_run_goes_on_in_the_orders_it_was_begun_with(tmp_path: Path) -> None:
 
 def test_a_dry_run_states_the_order_of_the_cells_in_each_repeat(tmp_path: Path) -> None:
     assert "Order of the cells in each repeat: 1 2 3, 3 2 1." in described(tmp_path / "run")[1]
-    assert "Order of the cells" not in described(tmp_path / "run", strategy="single", devices="1")[1]
+    assert (
+        "Order of the cells" not in described(tmp_path / "run", strategy="single", devices="1")[1]
+    )
 
 
 def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
     slow = plan_run(
-        load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}), tmp_path / "run"
+        load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}),
+        tmp_path / "run",
     )
     (finding,) = [one for one in slow.findings if one.code == "estimate_over_timeout"]
     assert "single-d1-b4, dp-host-d2-b4, ddp-d2-b4" in finding.message
@@ -128,10 +165,14 @@ def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path: Path) -> None:
-    """ResNet-18 does 178 times the multiplications of ResNet-8, and a ViT-B/16 32 times ResNet-18's."""
+    """ResNet-18 does 178 times the multiplications of ResNet-8, and a ViT-B/16 32 times
+    ResNet-18's.
+    """
     took = {}
     for name in ("resnet8_cifar", "resnet18_cifar", "vit_b_16"):
-        planned = plan_run(load_config(None, {**TINY, "model": name, "strategy": "single"}), tmp_path)
+        planned = plan_run(
+            load_config(None, {**TINY, "model": name, "strategy": "single"}), tmp_path
+        )
         (took[name],) = planned.estimates.values()
     assert 6.5 < took["resnet8_cifar"].duration_s < 8
     assert took["resnet18_cifar"].duration_s < 20
@@ -139,7 +180,13 @@ def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path
 
 
 def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
-    flags = {"strategy": "ddp", "overlap": "off", "comm_hook": "fp16", "accumulate": "2", "calibrate": False}
+    flags = {
+        "strategy": "ddp",
+        "overlap": "off",
+        "comm_hook": "fp16",
+        "accumulate": "2",
+        "calibrate": False,
+    }
     table = described(tmp_path / "run", 80, **flags)[1].partition("cpu,")[0]
     assert "│ ddp-d2-b4-overlap-off-hook-fp16-accumulate-2 │ 2       │" in table
     assert max(len(line) for line in table.splitlines()) <= 80
@@ -147,7 +194,13 @@ def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(59.4, "59 s"), (61, "1 min 01 s"), (3599.4, "59 min 59 s"), (3600, "1 h 00 min"), (12_357, "3 h 26 min")],
+    [
+        (59.4, "59 s"),
+        (61, "1 min 01 s"),
+        (3599.4, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (12_357, "3 h 26 min"),
+    ],
 )
 def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
@@ -163,7 +216,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -177,12 +232,19 @@ def test_a_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: py
 
 def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that no cell uses has no effect."""
-    nvml = TwoGpuNvml(Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), CurrPcieLinkWidth=(16, 8))
+    nvml = TwoGpuNvml(
+        Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), CurrPcieLinkWidth=(16, 8)
+    )
     monkeypatch.setattr(manifest, "open_nvml", lambda: nvml)
     codes = {}
     for count in (1, 2):
-        config = resolve(load_config(None, {**TINY, "strategy": "ddp", "devices": str(count)}), Devices("cuda", 2))
-        made = manifest.new_manifest(config, "cuda", 1, make_plan(config.matrix, config.workload.samples, "cuda"))
+        config = resolve(
+            load_config(None, {**TINY, "strategy": "ddp", "devices": str(count)}),
+            Devices("cuda", 2),
+        )
+        made = manifest.new_manifest(
+            config, "cuda", 1, make_plan(config.matrix, config.workload.samples, "cuda")
+        )
         codes[count] = [finding.code for finding in made.findings]
     assert codes == {1: [], 2: ["mixed_devices", "mixed_links", "no_baseline"]}
 
@@ -198,10 +260,16 @@ def test_a_job_done_by_hand_since_it_was_planned_is_not_run_again(tmp_path: Path
 
 
 def test_a_slow_first_job_does_not_double_the_estimate(tmp_path: Path) -> None:
-    """Six jobs of 10 s: after a first one of 20 s the other cells are taken for 10 s x (20 + 10) / (10 + 10)."""
+    """Six jobs of 10 s: after a first one of 20 s the other cells are taken for 10 s x (20 + 10) /
+    (10 + 10).
+    """
     planned = plan_run(load_config(None, TINY), tmp_path)
-    estimates = {cell: replace(estimate, duration_s=10.0) for cell, estimate in planned.estimates.items()}
-    sweep = run._Sweep(replace(planned, estimates=estimates), Console(file=io.StringIO()), THIS_HOST)
+    estimates = {
+        cell: replace(estimate, duration_s=10.0) for cell, estimate in planned.estimates.items()
+    }
+    sweep = run._Sweep(
+        replace(planned, estimates=estimates), Console(file=io.StringIO()), THIS_HOST
+    )
     assert sweep.time_left_s(0) == 60.0
     sweep.took_s.append((planned.jobs[0], 20.0))
     assert sweep.time_left_s(1) == 20.0 + 4 * 15.0

@@ -1,4 +1,6 @@
-"""Nodes of one command in one process: each other node than the first in a thread, all over loopback."""
+"""Nodes of one command in one process: each other node than the first in a thread, all over
+loopback.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -44,9 +46,15 @@ class Nodes:
         **more: object,
     ) -> NodeStart:
         """How a node is started, `more` being its place."""
-        values: dict[str, object] = {"count": self.count, "rank": node, "address": Address("127.0.0.1", self.port)}
+        values: dict[str, object] = {
+            "count": self.count,
+            "rank": node,
+            "address": Address("127.0.0.1", self.port),
+        }
         place = NodePlace(**{**values, **more})  # type: ignore[arg-type]
-        return NodeStart(place, out or self.out, options, note or self.notes.append, wait_s, lambda: self.plan)
+        return NodeStart(
+            place, out or self.out, options, note or self.notes.append, wait_s, lambda: self.plan
+        )
 
     def start(
         self, node: int, gpus: int | None = None, hostname: str | None = None, **started: Any
@@ -86,12 +94,16 @@ class Nodes:
 def no_thread_in_a_call() -> Iterator[None]:
     """A thread that torch holds in a call when Python ends would abort it."""
     yield
-    wait_until(lambda: not any(one.name == THREAD_NAME for one in threading.enumerate()), timeout_s=20)
+    wait_until(
+        lambda: not any(one.name == THREAD_NAME for one in threading.enumerate()), timeout_s=20
+    )
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes in one process look at each other more often than nodes of a cluster; only a main thread can take signals."""
+    """Nodes in one process look at each other more often than nodes of a cluster; only a main
+    thread can take signals.
+    """
     for module in ("board", "team"):
         monkeypatch.setattr(f"dpscope.launch.nodes.{module}._POLL_S", 0.03)
     monkeypatch.setattr(StopRequest, "listening", lambda request: nullcontext())

@@ -1,4 +1,6 @@
-"""Attacks from the network without effect: a relay that forges states, strangers, and names that a terminal would act on."""
+"""Attacks from the network without effect: a relay that forges states, strangers, and names that a
+terminal would act on.
+"""
 
 import json
 import socket
@@ -60,10 +62,18 @@ def relay(port: int) -> Iterator[Address]:
 
 
 def test_a_state_that_a_relay_forges_begins_no_job(nodes: Nodes, tmp_path: Path) -> None:
-    """The relay knows every key, because a store lists them, and writes a state that would begin a planned job."""
+    """The relay knows every key, because a store lists them, and writes a state that would begin a
+    planned job.
+    """
     ran = tmp_path / "ran"
     nodes.plan = [
-        Program(name="", program=("-c", f"open({str(ran)!r}, 'w')"), folder=JobFolder(tmp_path), threads=1, nodes=2)
+        Program(
+            name="",
+            program=("-c", f"open({str(ran)!r}, 'w')"),
+            folder=JobFolder(tmp_path),
+            threads=1,
+            nodes=2,
+        )
     ]
     with relay(nodes.port) as between:
         nodes.start(1, address=between)
@@ -84,7 +94,9 @@ def test_a_state_that_a_relay_forges_begins_no_job(nodes: Nodes, tmp_path: Path)
 
 
 def test_a_claimed_rank_does_not_keep_its_node_out(nodes: Nodes) -> None:
-    """The stranger knows the run's prefix from the listed keys, and claims every node before it joins."""
+    """The stranger knows the run's prefix from the listed keys, and claims every node before it
+    joins.
+    """
     joining = threading.Timer(1.0, lambda: nodes.start(1))
 
     def claim() -> None:
@@ -165,7 +177,9 @@ def test_escape_sequences_of_a_host_name_are_not_printed(nodes: Nodes) -> None:
     assert all(one.isprintable() for one in shown)
 
 
-def test_a_job_that_is_not_planned_ends_the_run_with_one_line(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_not_planned_ends_the_run_with_one_line(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpscope.launch.nodes.team.SEEN_WITHIN_S", 0.5)
     nodes.start(1)
     with nodes.meeting() as team:

@@ -1,4 +1,6 @@
-"""States that nodes exchange: they arrive, silence and an exit are a loss, and a value without a valid seal has no effect."""
+"""States that nodes exchange: they arrive, silence and an exit are a loss, and a value without a
+valid seal has no effect.
+"""
 
 import sys
 import time
@@ -28,7 +30,9 @@ class Pair:
         self.boards = [Board(self.store, "s", node, (1 - node,)) for node in (0, 1)]
 
     def team(self, gpus: int | None = None) -> Team:
-        self.boards[1].publish(info=NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
+        self.boards[1].publish(
+            info=NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus)
+        )
         wait_until(lambda: 1 in self.boards[0].joined, timeout_s=5)
         start = NodeStart(NodePlace(2, 0, None), Path(), {}, lambda text: None, 5.0)
         return Team(self.boards[0], start)
@@ -53,7 +57,9 @@ def test_states_arrive_including_the_last_one(pair: Pair) -> None:
     assert first.lost(1) == "enough"
 
 
-def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = pair.boards
     wait_until(lambda: first.states[1].beat > 0, timeout_s=5)
     earlier = pair.store.get("1/state")
@@ -69,7 +75,9 @@ def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(pair: Pair, monk
     assert first.lost(1) == "it was silent for 0.5 s"
 
 
-def test_a_forged_state_is_ignored_and_named_if_its_node_is_silent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_state_is_ignored_and_named_if_its_node_is_silent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = pair.boards
     wait_until(lambda: first.states[1].beat > 0, timeout_s=5)
     pair.store.set("1/state", "forged")
@@ -80,25 +88,35 @@ def test_a_forged_state_is_ignored_and_named_if_its_node_is_silent(pair: Pair, m
     time.sleep(0.3)
     assert first.lost(1) is None
     monkeypatch.setattr(board_module, "LOST_S", 0.2)
-    assert first.lost(1) == "it was silent for 0.2 s, and a program without the run's secret writes in its name"
+    assert (
+        first.lost(1)
+        == "it was silent for 0.2 s, and a program without the run's secret writes in its name"
+    )
 
 
-@pytest.mark.parametrize("state", [{"command": ["touch", "x"]}, {"job": 1}, [], {"beat": 1.5}, None])
+@pytest.mark.parametrize(
+    "state", [{"command": ["touch", "x"]}, {"job": 1}, [], {"beat": 1.5}, None]
+)
 def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> None:
     first, second = pair.boards
     second.close()
     pair.store.set("1/state", sealed("s", "1/state", state))
-    wait_until(lambda: "a state that this dpscope does not know" in (first.lost(1) or ""), timeout_s=5)
+    wait_until(
+        lambda: "a state that this dpscope does not know" in (first.lost(1) or ""), timeout_s=5
+    )
 
 
 def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
     team = pair.team(gpus=2)
     folder = JobFolder(Path("unused"))
     few, more, many = (
-        [Job(name="", program=(), folder=folder, threads=1, processes=2 * count, nodes=2)] for count in (2, 4, 64)
+        [Job(name="", program=(), folder=folder, threads=1, processes=2 * count, nodes=2)]
+        for count in (2, 4, 64)
     )
     team.check_gpus(few)
-    with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
+    with pytest.raises(
+        DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"
+    ):
         team.check_gpus([*more, *few])
     pair.team(gpus=None)  # on the CPU
     wait_until(lambda: pair.boards[0].joined[1].gpus is None, timeout_s=5)
@@ -132,7 +150,10 @@ def test_a_sealed_value_comes_back_without_what_a_terminal_acts_on_and_others_ar
     value = {"a": ["\x1b[31mred\x9b", 1, None], "b\u00e9": "\u202eé"}
     stored = sealed("secret", "name", value).encode()
     assert b"secret" not in stored
-    assert unsealed("secret", "name", stored, dict) == {"a": ["�[31mred�", 1, None], "b\u00e9": "�é"}
+    assert unsealed("secret", "name", stored, dict) == {
+        "a": ["�[31mred�", 1, None],
+        "b\u00e9": "�é",
+    }
     for secret, name, content in (
         ("another", "name", stored), ("secret", "other", stored), ("secret", "name", stored[:-1] + b"2"), ("secret", "name", b""),
         ("secret", "name", "é".encode() * 64),
@@ -143,5 +164,7 @@ def test_a_sealed_value_comes_back_without_what_a_terminal_acts_on_and_others_ar
 
 def test_a_job_is_the_same_under_another_interpreter_and_another_with_other_arguments() -> None:
     assert _digest((sys.executable, "-m", "a")) == _digest(("/other/python", "-m", "a"))
-    others = {_digest(("python", "-m", *arguments)) for arguments in (["a"], ["b"], ["a b"], ["a", "b"])}
+    others = {
+        _digest(("python", "-m", *arguments)) for arguments in (["a"], ["b"], ["a b"], ["a", "b"])
+    }
     assert len(others) == 4

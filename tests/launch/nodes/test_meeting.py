@@ -1,4 +1,6 @@
-"""Nodes meet over loopback: all join, or one is late, has other options, sees another folder, or has another node's rank."""
+"""Nodes meet over loopback: all join, or one is late, has other options, sees another folder, or
+has another node's rank.
+"""
 
 import socket
 import stat
@@ -12,7 +14,13 @@ import pytest
 
 from dpscope.launch.jobs.node_place import Address
 from dpscope.launch.nodes import board
-from dpscope.launch.nodes.board import Meeting, check_alike, check_devices, found_meeting, opened_meeting
+from dpscope.launch.nodes.board import (
+    Meeting,
+    check_alike,
+    check_devices,
+    found_meeting,
+    opened_meeting,
+)
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -35,7 +43,10 @@ def test_nodes_meet_and_end_with_node_0s_status(tmp_path: Path) -> None:
     nodes.start(1, gpus=4)
     with nodes.meeting() as team:
         hosts = team.hosts(environment("n0"))
-        assert [(one.node, one.hostname, one.interface) for one in hosts[1:]] == [(1, "n1", "lo"), (2, "n2", "lo")]
+        assert [(one.node, one.hostname, one.interface) for one in hosts[1:]] == [
+            (1, "n1", "lo"),
+            (2, "n2", "lo"),
+        ]
         assert hosts[0].environment is None
         assert hosts[1].environment == environment("n1")
         (file,) = nodes.out.iterdir()
@@ -59,7 +70,9 @@ def test_nodes_meet_by_the_folder_and_ignore_an_earlier_start(nodes: Nodes) -> N
 
 
 @pytest.mark.long
-def test_missing_and_joined_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_joined_nodes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpscope.launch.nodes.team.NOTE_EVERY_S", 1.0)
     nodes = Nodes(tmp_path / "run", count=3)
     nodes.start(2)
@@ -100,11 +113,19 @@ def test_a_folder_that_is_not_shared_is_reported_in_seconds(
     ("changes", "message"),
     [
         ({"count": 3}, "was started with node count 3, node 0 with node count 2"),
-        ({"options": {}}, "with no --devices, node 0 with --devices 2x1: give the same command, of the same"),
-        ({"options": {**OPTIONS, "--seed": "1"}}, "was started with --seed 1, node 0 with no --seed"),
+        (
+            {"options": {}},
+            "with no --devices, node 0 with --devices 2x1: give the same command, of the same",
+        ),
+        (
+            {"options": {**OPTIONS, "--seed": "1"}},
+            "was started with --seed 1, node 0 with no --seed",
+        ),
     ],
 )
-def test_a_node_that_does_not_fit_ends_all_with_the_reason(nodes: Nodes, changes: dict[str, Any], message: str) -> None:
+def test_a_node_that_does_not_fit_ends_all_with_the_reason(
+    nodes: Nodes, changes: dict[str, Any], message: str
+) -> None:
     nodes.start(1, **changes)
     assert message in failure(nodes)
     assert message in str(nodes.ended[1])
@@ -113,29 +134,41 @@ def test_a_node_that_does_not_fit_ends_all_with_the_reason(nodes: Nodes, changes
 def test_nodes_need_the_same_version_and_the_same_kind_of_device(nodes: Nodes) -> None:
     start = nodes.at(1)
     with pytest.raises(
-        DpscopeError, match=r"with dpscope .*, node 0 with dpscope 1: give the same command, of the same"
+        DpscopeError,
+        match=r"with dpscope .*, node 0 with dpscope 1: give the same command, of the same",
     ):
         check_alike(start, STATED)
-    with pytest.raises(DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"):
+    with pytest.raises(
+        DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"
+    ):
         check_devices(start, msgspec.structs.replace(STATED, on_gpus=True), on_gpus=False)
-    with pytest.raises(DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"):
+    with pytest.raises(
+        DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"
+    ):
         check_devices(start, STATED, on_gpus=True)
     check_devices(start, STATED, on_gpus=False)
 
 
-def test_a_meeting_in_the_form_of_another_version_is_reported(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_in_the_form_of_another_version_is_reported(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(board, "SEEN_WITHIN_S", 0.2)
     nodes.out.mkdir()
     with opened_meeting(nodes.at(0), on_gpus=False):
         (file,) = nodes.out.iterdir()
         write_json(file, {"dpscope": "0.1", "count": 2, "options": {}})
-        with pytest.raises(DpscopeError, match=r"cannot read what .*, and install the same dpscope on all of them"):
+        with pytest.raises(
+            DpscopeError, match=r"cannot read what .*, and install the same dpscope on all of them"
+        ):
             found_meeting(nodes.at(1))
 
 
 def test_a_duplicate_node_rank_is_an_error_on_the_second_node(nodes: Nodes) -> None:
     nodes.start(1)
-    with nodes.meeting(), pytest.raises(DpscopeError, match="--node-rank 1: another node was started with it"):
+    with (
+        nodes.meeting(),
+        pytest.raises(DpscopeError, match="--node-rank 1: another node was started with it"),
+    ):
         found_meeting(nodes.at(1, wait_s=5))
     nodes.wait()
     assert nodes.ended == {1: 7}
@@ -169,7 +202,8 @@ def test_a_taken_port_is_replaced_unless_the_user_stated_it(nodes: Nodes) -> Non
     [
         ("127.0.0.1", {"0100007F"}),
         ("::1", {"00000000000000000000000001000000"}),
-        ("localhost", {"00000000", "0" * 32}),  # as Debian's /etc/hosts has 127.0.1.1 and the host's own name
+        # as Debian's /etc/hosts has 127.0.1.1 and the host's own name
+        ("localhost", {"00000000", "0" * 32}),
     ],
 )
 def test_the_store_only_listens_at_the_rendezvous_address_and_everywhere_where_a_name_is_loopback(
@@ -178,7 +212,11 @@ def test_the_store_only_listens_at_the_rendezvous_address_and_everywhere_where_a
     address = Address(stated, nodes.port)
     nodes.start(1, address=address)
     with nodes.meeting(address=address):
-        lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()]
+        lines = [
+            line
+            for table in ("tcp", "tcp6")
+            for line in Path("/proc/net", table).read_text().splitlines()
+        ]
         ends = {line.split()[1] for line in lines if line.split()[3] == "0A"}  # that listen
         listening = {end.partition(":")[0] for end in ends if end.endswith(f":{nodes.port:04X}")}
         assert listening
@@ -188,7 +226,8 @@ def test_the_store_only_listens_at_the_rendezvous_address_and_everywhere_where_a
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("host", "why"), [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "resolution|not known")]
+    ("host", "why"),
+    [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "resolution|not known")],
 )
 def test_the_reason_why_node_0_is_not_found_is_printed(
     nodes: Nodes, host: str, why: str, monkeypatch: pytest.MonkeyPatch
@@ -196,13 +235,20 @@ def test_the_reason_why_node_0_is_not_found_is_printed(
     monkeypatch.setattr(board, "NOTE_EVERY_S", 0.5)
     notes: list[str] = []
     start = nodes.at(1, address=Address(host, nodes.port), note=notes.append, wait_s=1)
-    with pytest.raises(DpscopeError, match=f"did not find node 0 within 1 s \\({host}:{nodes.port}: .*({why})"):
+    with pytest.raises(
+        DpscopeError, match=f"did not find node 0 within 1 s \\({host}:{nodes.port}: .*({why})"
+    ):
         found_meeting(start)
-    assert any(one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one for one in notes)
+    assert any(
+        one.startswith("Still looking for node 0, ") and f"{host}:{nodes.port}: " in one
+        for one in notes
+    )
 
 
 @pytest.mark.long
-def test_a_listener_that_never_answers_blocks_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_never_answers_blocks_no_node(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(board, "_ATTEMPT_S", 1.0)
     with (
         socket.create_server(("127.0.0.1", nodes.port)),

@@ -29,7 +29,9 @@ def plan(machine: Devices, text: str, nodes: int = 1) -> tuple[PlannedCell, ...]
 
 
 def names(machine: Devices, text: str, nodes: int = 1) -> list[str]:
-    return [planned.cell.name for planned in plan(machine, text, nodes) if planned.skip_reason is None]
+    return [
+        planned.cell.name for planned in plan(machine, text, nodes) if planned.skip_reason is None
+    ]
 
 
 def test_what_is_resolved_keeps_every_other_setting() -> None:
@@ -43,7 +45,13 @@ def test_what_is_resolved_keeps_every_other_setting() -> None:
     }
     given = load_config(None, dict(flags))
     requested, found = settings_of(given), settings_of(resolve(given, FOUR_GPUS))
-    chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (128, 512), "steps": 50, "ddp_alone": True}
+    chosen = {
+        "device": "cuda",
+        "devices": (1, 2, 4),
+        "batch_sizes": (128, 512),
+        "steps": 50,
+        "ddp_alone": True,
+    }
     chosen |= {"model": "resnet18_cifar"}
     assert {name: value for name, value in found.items() if value != requested[name]} == chosen
 
@@ -53,7 +61,8 @@ ALL = "strategy=hsdp,fsdp,fsdp-no-reshard,replicate,ddp,single accumulate=2 comm
 ALONE = "batch_size=8 strategy=single,ddp comm_hook=none,fp16 accumulate=1,2"
 PLANS: list[tuple[Devices, str, str]] = [
     (FOUR_GPUS, "", f"{FOUR} {FOUR.replace('b128', 'b512')}"),
-    # A host has two devices by default, and its DataParallel another name; DDP alone only on request.
+    # A host has two devices by default, and its DataParallel another name; DDP alone only on
+    # request.
     (HOST, "batch_size=4", "single-d1-b4 dp-host-d2-b4 ddp-d2-b4"),
     (HOST, "batch_size=4 ddp_alone=true", "single-d1-b4 ddp-d1-b4 dp-host-d2-b4 ddp-d2-b4"),
     # Strong scaling: single cells at the whole batch and at every share.
@@ -92,10 +101,23 @@ PLANS: list[tuple[Devices, str, str]] = [
         "replicate-d4-b8-accumulate-2 fsdp-d4-b8-hook-fp16-accumulate-2 "
         "fsdp-no-reshard-d4-b8-hook-fp16-accumulate-2 hsdp-d4-b8-hook-fp16-accumulate-2",
     ),
-    (FOUR_GPUS, "devices=4 strategy=fsdp batch_size=8 comm_hook=none,bf16", "fsdp-d4-b8 fsdp-d4-b8-hook-bf16"),
-    (FOUR_GPUS, "devices=4 strategy=ddp,fsdp batch_size=8 comm_hook=powersgd", "ddp-d4-b8-hook-powersgd fsdp-d4-b8"),
-    (FOUR_GPUS, "strategy=single batch_size=8 compile=reduce-overhead", "single-d1-b8-compile-reduce-overhead"),
-    # Combinations are DDP's alone; accumulation and precision are every strategy's, the run's own unnamed.
+    (
+        FOUR_GPUS,
+        "devices=4 strategy=fsdp batch_size=8 comm_hook=none,bf16",
+        "fsdp-d4-b8 fsdp-d4-b8-hook-bf16",
+    ),
+    (
+        FOUR_GPUS,
+        "devices=4 strategy=ddp,fsdp batch_size=8 comm_hook=powersgd",
+        "ddp-d4-b8-hook-powersgd fsdp-d4-b8",
+    ),
+    (
+        FOUR_GPUS,
+        "strategy=single batch_size=8 compile=reduce-overhead",
+        "single-d1-b8-compile-reduce-overhead",
+    ),
+    # Combinations are DDP's alone; accumulation and precision are every strategy's, the run's own
+    # unnamed.
     (
         HOST,
         "batch_size=8 ddp_alone=true overlap=off,on comm_hook=fp16,none",
@@ -114,7 +136,11 @@ PLANS: list[tuple[Devices, str, str]] = [
         "single-d1-b8 single-d1-b8-amp-bf16 ddp-d1-b8 ddp-d1-b8-amp-bf16 dp-host-d2-b8 dp-host-d2-b8-amp-bf16 ddp-d2-b8 "
         "ddp-d2-b8-amp-bf16",
     ),
-    (HOST, "batch_size=8 ddp_alone=true amp=bf16", "single-d1-b8 ddp-d1-b8 dp-host-d2-b8 ddp-d2-b8"),
+    (
+        HOST,
+        "batch_size=8 ddp_alone=true amp=bf16",
+        "single-d1-b8 ddp-d1-b8 dp-host-d2-b8 ddp-d2-b8",
+    ),
     # At the whole batch and at its shares.
     (
         HOST,
@@ -133,8 +159,16 @@ PLANS: list[tuple[Devices, str, str]] = [
         "ddp-d2-b8 ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
     ),
     # Growth ends with the data set.
-    (HOST, "batch_size=32,128,... strategy=single samples=600", "single-d1-b32 single-d1-b128 single-d1-b512"),
-    (HOST, "batch_size=32,128,... strategy=ddp samples=600 ddp_alone=false", "ddp-d2-b32 ddp-d2-b128"),
+    (
+        HOST,
+        "batch_size=32,128,... strategy=single samples=600",
+        "single-d1-b32 single-d1-b128 single-d1-b512",
+    ),
+    (
+        HOST,
+        "batch_size=32,128,... strategy=ddp samples=600 ddp_alone=false",
+        "ddp-d2-b32 ddp-d2-b128",
+    ),
 ]
 
 
@@ -143,7 +177,9 @@ def test_plans(machine: Devices, flags: str, expected: str) -> None:
     assert names(machine, flags) == expected.split()
 
 
-RECOMPILED = "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
+RECOMPILED = (
+    "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
+)
 LEFT_OUT: list[tuple[Devices, str, dict[str, str]]] = [
     (ONE_GPU, "strategy=single,dp batch_size=8", {"dp-d1-b8": "does not replicate on one device"}),
     (ONE_GPU, "strategy=single,fsdp batch_size=8", {"fsdp-d1-b8": "needs 2 devices or more"}),
@@ -160,18 +196,25 @@ LEFT_OUT: list[tuple[Devices, str, dict[str, str]]] = [
     (
         EIGHT_GPUS,
         "strategy=ddp,hsdp devices=2,4,5 batch_size=8",
-        {"hsdp-d2-b8": "2 devices cannot make two groups", "hsdp-d5-b8": "5 devices cannot make two groups"},
+        {
+            "hsdp-d2-b8": "2 devices cannot make two groups",
+            "hsdp-d5-b8": "5 devices cannot make two groups",
+        },
     ),
     (
         HOST,
         "batch_size=16 samples=20",
-        dict.fromkeys(("dp-host-d2-b16", "ddp-d2-b16"), "a step takes 32 samples and the data set has 20"),
+        dict.fromkeys(
+            ("dp-host-d2-b16", "ddp-d2-b16"), "a step takes 32 samples and the data set has 20"
+        ),
     ),
 ]
 
 
 @pytest.mark.parametrize(("machine", "flags", "expected"), LEFT_OUT)
-def test_cells_are_left_out_with_the_reason(machine: Devices, flags: str, expected: dict[str, str]) -> None:
+def test_cells_are_left_out_with_the_reason(
+    machine: Devices, flags: str, expected: dict[str, str]
+) -> None:
     reasons = {one.cell.name: one.skip_reason for one in plan(machine, flags) if one.skip_reason}
     assert set(reasons) == set(expected)
     assert [reason for name, reason in reasons.items() if expected[name] not in reason] == []
@@ -206,7 +249,11 @@ def test_too_few_cores_or_workers_are_a_finding(
     monkeypatch.setattr(cells, "usable_cores", lambda: cores)
     config = resolve(load_config(None, settings), FOUR_GPUS)
     found = plan_findings(config.workload, config.matrix, "cuda")
-    codes = [] if expected is None else ["loader_workers_uneven" if "DDP" in expected else "few_host_cores"]
+    codes = (
+        []
+        if expected is None
+        else ["loader_workers_uneven" if "DDP" in expected else "few_host_cores"]
+    )
     assert [finding.code for finding in found] == codes
     assert expected is None or expected in found[0].message
 
@@ -216,7 +263,9 @@ def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cells, "usable_cores", lambda: 4)
     config = resolve(load_config(None, {"devices": "8"}), EIGHT_GPUS, on_this_host=4)
     assert plan_findings(config.workload, config.matrix, "cuda", 4) == []
-    assert [one.code for one in plan_findings(config.workload, config.matrix, "cuda")] == ["few_host_cores"]
+    assert [one.code for one in plan_findings(config.workload, config.matrix, "cuda")] == [
+        "few_host_cores"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -247,16 +296,32 @@ def over_nodes(flags: dict[str, object], nodes: int) -> ResolvedMatrix:
 
 
 def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts() -> None:
-    assert resolve(load_config(None, {}), Devices(kind="cuda", count=6)).matrix.devices == (1, 2, 4, 6)
+    assert resolve(load_config(None, {}), Devices(kind="cuda", count=6)).matrix.devices == (
+        1,
+        2,
+        4,
+        6,
+    )
     matrix = over_nodes({}, nodes=6)
     assert (matrix.devices, matrix.layouts) == ((1, 2, 4, 8), ("2x8", "4x8", "6x8"))
     assert (matrix.counts, matrix.most_on_a_node) == ((1, 2, 4, 8, 16, 32, 48), 8)
     assert over_nodes({"strategy": "single,dp,ddp"}, nodes=1).layouts == ()
-    # DataParallel is one process and spans no nodes; 8 devices on one node and on two are two cells.
+    # DataParallel is one process and spans no nodes; 8 devices on one node and on two are two
+    # cells.
     on_two = names(EIGHT_GPUS, "batch_size=32 devices=1,8,2x4,2x8", nodes=2)
-    assert on_two == ["single-d1-b32", "ddp-d1-b32", "dp-d8-b32", "ddp-d8-b32", "ddp-d8-n2-b32", "ddp-d16-n2-b32"]
-    shared = names(EIGHT_GPUS, "scaling=strong batch_size=64 devices=1,2x4 strategy=single,ddp", nodes=2)
-    assert shared == ["single-d1-b8", "ddp-d8-n2-b8", "single-d1-b64", "ddp-d1-b64"]  # by all devices of all nodes
+    assert on_two == [
+        "single-d1-b32",
+        "ddp-d1-b32",
+        "dp-d8-b32",
+        "ddp-d8-b32",
+        "ddp-d8-n2-b32",
+        "ddp-d16-n2-b32",
+    ]
+    shared = names(
+        EIGHT_GPUS, "scaling=strong batch_size=64 devices=1,2x4 strategy=single,ddp", nodes=2
+    )
+    # by all devices of all nodes
+    assert shared == ["single-d1-b8", "ddp-d8-n2-b8", "single-d1-b64", "ddp-d1-b64"]
 
 
 @pytest.mark.parametrize(
@@ -272,8 +337,18 @@ def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts()
         (ONE_GPU, 1, "strategy=dp", "nothing to measure"),
         (HOST, 1, "strategy=single devices=2", "nothing to measure"),
         (HOST, 1, "batch_size=32 samples=20", "nothing to measure"),
-        (HOST, 1, "batch_size=32,64,... samples=20", "a step takes no more samples than the data set has"),
-        (HOST, 1, "strategy=dp compile=aot_eager devices=2", "leaves no cell; DataParallel makes new replicas"),
+        (
+            HOST,
+            1,
+            "batch_size=32,64,... samples=20",
+            "a step takes no more samples than the data set has",
+        ),
+        (
+            HOST,
+            1,
+            "strategy=dp compile=aot_eager devices=2",
+            "leaves no cell; DataParallel makes new replicas",
+        ),
         (FOUR_GPUS, 1, "scaling=strong batch_size=6", "cannot be split over 4"),
         (EIGHT_GPUS, 2, "scaling=strong batch_size=60 devices=2x4 strategy=ddp", "over 8 devices"),
         (
@@ -290,14 +365,31 @@ def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts()
             "nothing spans nodes; name counts over all of them, such as --devices 2x2 with ddp, or omit --nodes",
         ),
         (EIGHT_GPUS, 4, "devices=1,2,2x8", "only 2 of the nodes would be used"),
-        (EIGHT_GPUS, 2, "devices=2x8 strategy=dp", "only strategies with a process for each device span nodes"),
+        (
+            EIGHT_GPUS,
+            2,
+            "devices=2x8 strategy=dp",
+            "only strategies with a process for each device span nodes",
+        ),
         (EIGHT_GPUS, 2, "devices=2x9", "--devices 9: this machine has 8"),
-        (EIGHT_GPUS, 2, "devices=1x8", "1x8 does not span several nodes; for one node write 8; write it as 1,2,4"),
-        (EIGHT_GPUS, 2, "devices=2x0", "2x0 has no device on a node; the second number is 1 or more, such as 2x1"),
+        (
+            EIGHT_GPUS,
+            2,
+            "devices=1x8",
+            "1x8 does not span several nodes; for one node write 8; write it as 1,2,4",
+        ),
+        (
+            EIGHT_GPUS,
+            2,
+            "devices=2x0",
+            "2x0 has no device on a node; the second number is 1 or more, such as 2x1",
+        ),
         (EIGHT_GPUS, 2, "devices=2x", "2x is not a number of nodes times devices"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(machine: Devices, nodes: int, flags: str, expected: str) -> None:
+def test_what_cannot_be_measured_is_refused(
+    machine: Devices, nodes: int, flags: str, expected: str
+) -> None:
     with pytest.raises(DpscopeError) as caught:
         plan(machine, flags, nodes)
     assert expected in str(caught.value)
@@ -312,7 +404,9 @@ def test_what_cannot_be_measured_is_refused(machine: Devices, nodes: int, flags:
         ("devices=1", None, ""),
     ],
 )
-def test_a_plan_without_a_baseline_is_reported(flags: str, expected: str | None, next_step: str) -> None:
+def test_a_plan_without_a_baseline_is_reported(
+    flags: str, expected: str | None, next_step: str
+) -> None:
     found = baseline_findings(plan(FOUR_GPUS, flags))
     assert [one.code for one in found] == (["no_baseline"] if expected else [])
     assert expected is None or (expected in found[0].message and next_step in found[0].next_step)

@@ -26,7 +26,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     run = RunFolder(tmp_path / "run")
     described = plan_run(load_config(None, TINY), run.path)
-    write_json(run.manifest_path, new_manifest(described.config, "cpu", described.threads, described.plan))
+    write_json(
+        run.manifest_path, new_manifest(described.config, "cpu", described.threads, described.plan)
+    )
     (planned,) = described.plan
     result = CellResult(cell=planned.cell, repeat=0, status="ok", duration_s=1.0)
     write_json(run.repeat(planned.cell, 0).result_path, result)
@@ -44,23 +46,32 @@ def test_the_same_settings_resume_a_run(run: RunFolder, monkeypatch: pytest.Monk
     resume(run)
 
 
-def test_other_variables_and_threads_are_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_variables_and_threads_are_refused(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as changed:
         changed.setenv("NCCL_ALGO", "Tree")
         with pytest.raises(
-            DpscopeError, match=r"begun with NCCL_ALGO = Ring, not Tree: .* set it as it was, use --fresh"
+            DpscopeError,
+            match=r"begun with NCCL_ALGO = Ring, not Tree: .* set it as it was, use --fresh",
         ):
             resume(run)
     threads = run.manifest().threads_per_process
-    write_json(run.manifest_path, msgspec.structs.replace(run.manifest(), threads_per_process=threads + 3))
-    with pytest.raises(DpscopeError, match=f"begun with threads a process = {threads + 3}, not {threads}: "):
+    write_json(
+        run.manifest_path, msgspec.structs.replace(run.manifest(), threads_per_process=threads + 3)
+    )
+    with pytest.raises(
+        DpscopeError, match=f"begun with threads a process = {threads + 3}, not {threads}: "
+    ):
         resume(run)
 
 
 def test_hosts_of_one_job_that_differ_are_a_finding(run: RunFolder) -> None:
     first = run.manifest().environment
     assert host_findings(first, msgspec.structs.replace(first, hostname="n2", settings={})) == ()
-    (finding,) = host_findings(first, msgspec.structs.replace(first, hostname="n2", cpu_count=first.cpu_count + 1))
+    (finding,) = host_findings(
+        first, msgspec.structs.replace(first, hostname="n2", cpu_count=first.cpu_count + 1)
+    )
     assert finding.code == "mixed_hosts"
     expected = f"n2 is unlike {first.hostname}, on which the run began (cores = {first.cpu_count}, not {first.cpu_count + 1}): "
     assert finding.message.startswith(expected)
@@ -75,4 +86,9 @@ def test_a_run_that_goes_on_with_other_code_says_so() -> None:
     assert finding.message == (
         "the run was begun with the code at commit aaaaaaaaaa and goes on with commit aaaaaaaaaa, changed."
     )
-    assert commit_findings(begun, begun) == commit_findings(None, begun) == commit_findings(begun, None) == ()
+    assert (
+        commit_findings(begun, begun)
+        == commit_findings(None, begun)
+        == commit_findings(begun, None)
+        == ()
+    )

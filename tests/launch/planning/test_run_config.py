@@ -23,8 +23,15 @@ def test_flags_overlay_the_file(tmp_path: Path) -> None:
     content = 'strategy = "ddp,single"\nbatch-size = [64, 8]\nsteps = 7\nlr = 0.5\nlink = "PCIe 4.0 x16"\n'
     config = load_file(tmp_path, content, steps=9, batch_size=None, devices="2,1", link="100Gb/s")
     assert (config.matrix.strategies, config.matrix.batch_sizes) == (("single", "ddp"), (8, 64))
-    assert (config.measurement.steps, config.optimizer.learning_rate, config.matrix.devices) == (9, 0.5, (1, 2))
-    assert (config.reporting.link, load_file(tmp_path, content).reporting.link) == ("100Gb/s", "PCIe 4.0 x16")
+    assert (config.measurement.steps, config.optimizer.learning_rate, config.matrix.devices) == (
+        9,
+        0.5,
+        (1, 2),
+    )
+    assert (config.reporting.link, load_file(tmp_path, content).reporting.link) == (
+        "100Gb/s",
+        "PCIe 4.0 x16",
+    )
 
 
 def test_a_file_may_begin_with_the_mark_of_an_editor_on_windows(tmp_path: Path) -> None:
@@ -34,7 +41,11 @@ def test_a_file_may_begin_with_the_mark_of_an_editor_on_windows(tmp_path: Path) 
 def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
     content = 'overlap = ["on", "off"]\nbucket-mb = ["default", 4]\nstatic-graph = true\naccumulate = [2, 1]\n'
     matrix = load_file(tmp_path, content, broadcast_buffers="off").matrix
-    assert (matrix.overlap, matrix.bucket_mb, matrix.accumulate) == (("on", "off"), ("default", 4.0), (1, 2))
+    assert (matrix.overlap, matrix.bucket_mb, matrix.accumulate) == (
+        ("on", "off"),
+        ("default", 4.0),
+        (1, 2),
+    )
     assert (matrix.static_graph, matrix.broadcast_buffers) == (("on",), ("off",))
     for text in ('devices = [1, 4, "2x4"]', 'devices = "1,4,2x4"'):
         matrix = load_file(tmp_path, text).matrix
@@ -62,7 +73,10 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
         ({"momentum": -1}, ["--momentum -1.0", "0 or more and below 1"]),
         ({"momentum": 1}, ["--momentum 1.0", "0 or more and below 1"]),
         ({"weight_decay": -1}, ["--weight-decay -1.0", "must be a number, 0 or more"]),
-        ({"batch_sizes": [8, 16], "batch_growth": 2}, ["--batch-growth 2", "growth needs one batch size"]),
+        (
+            {"batch_sizes": [8, 16], "batch_growth": 2},
+            ["--batch-growth 2", "growth needs one batch size"],
+        ),
         (
             {"strategy": "fsdp,hsdp", "comm_hook": "none,powersgd"},
             ["FSDP reduces in a type", "add ddp to --strategy fsdp,hsdp"],
@@ -81,8 +95,14 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
         ({"ddp_args": "process_group=1"}, ["process_group", "omit it"]),
         ({"ddp_args": "batched_grad_copy"}, ["not NAME=VALUE"]),
         ({"ddp_args": "bucket_cap_mb_list=" + "[" * 100_000}, ["--ddp-args", "nested too deeply"]),
-        ({"ddp_args": "bucket_cap_mb=5"}, ["--ddp-args", "bucket_cap_mb has its own option; use --bucket-mb"]),
-        ({"ddp_args": "static_graph=true"}, ["--ddp-args", "static_graph has its own option; use --static-graph"]),
+        (
+            {"ddp_args": "bucket_cap_mb=5"},
+            ["--ddp-args", "bucket_cap_mb has its own option; use --bucket-mb"],
+        ),
+        (
+            {"ddp_args": "static_graph=true"},
+            ["--ddp-args", "static_graph has its own option; use --static-graph"],
+        ),
         ({"ddp_args": "mixed_precision=int8"}, ["mixed_precision is bf16 or fp16"]),
         ({"strategy": "single", "ddp_args": "batched_grad_copy=true"}, ["--ddp-args", "only DDP"]),
         ({"overlap": "maybe"}, ["--overlap maybe", "on, off"]),
@@ -100,8 +120,14 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
             {"accumulate": 8, "batch_size": "8", "scaling": "strong", "devices": "1,2"},
             ["--accumulate 8", "4 samples per device"],
         ),
-        ({"overlap": "off", "bucket_mb": 5}, ["--bucket-mb 5", "--overlap off", "--overlap on,off"]),
-        ({"strategy": "single,dp", "comm_hook": "fp16"}, ["--comm-hook fp16", "only DDP", "add ddp"]),
+        (
+            {"overlap": "off", "bucket_mb": 5},
+            ["--bucket-mb 5", "--overlap off", "--overlap on,off"],
+        ),
+        (
+            {"strategy": "single,dp", "comm_hook": "fp16"},
+            ["--comm-hook fp16", "only DDP", "add ddp"],
+        ),
         ({"strategy": "dp", "static_graph": True}, ["--static-graph on", "only DDP"]),
     ],
 )
@@ -126,8 +152,14 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: lis
         ("model = 3", "must be text"),
         ("link = 25", "link = '25' has no unit: write 25GB/s"),
         ("link_gbps = 25.0", r'link = "25GB/s" \(bytes\) or link = "200Gb/s" \(bits\)'),
-        ('batch_size = "8"\nbatch-size = "16"', "batch_size: set again as batch-size; keep one of them"),
-        ("[workload]\nlr = 0.1", r"\[workload\] is a table; write its settings above all tables, without \[workload\]"),
+        (
+            'batch_size = "8"\nbatch-size = "16"',
+            "batch_size: set again as batch-size; keep one of them",
+        ),
+        (
+            "[workload]\nlr = 0.1",
+            r"\[workload\] is a table; write its settings above all tables, without \[workload\]",
+        ),
         (None, r"--config: .* does not exist; check the path"),
     ],
 )
@@ -138,7 +170,9 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str | None, expected: str)
     assert "\n" not in str(caught.value)
 
 
-HEADING = "source,hardware,model,data,strategy,devices,batch_size,fixed,quantity,value,unit,method\n"
+HEADING = (
+    "source,hardware,model,data,strategy,devices,batch_size,fixed,quantity,value,unit,method\n"
+)
 ROW = "a report,4x L4,resnet18,cifar10,ddp,2,128,per_device,epoch_seconds,56.3,s,timed\n"
 
 
@@ -166,7 +200,9 @@ def test_a_path_in_a_file_is_relative_to_it_and_one_of_a_flag_to_the_working_fol
         (HEADING + ROW.replace("timed", "timed,once"), "row 2"),
     ],
 )
-def test_a_table_that_is_none_is_one_line(tmp_path: Path, content: str | None, expected: str) -> None:
+def test_a_table_that_is_none_is_one_line(
+    tmp_path: Path, content: str | None, expected: str
+) -> None:
     path = tmp_path / "values.csv"
     if content is not None:
         path.write_text(content)
@@ -177,8 +213,13 @@ def test_a_table_that_is_none_is_one_line(tmp_path: Path, content: str | None, e
 
 
 def test_a_study_on_four_gpus_meets_the_published_values_of_its_cells() -> None:
-    """From the tables by hand: 19.26 s on 4 devices at a global batch of 128, 56.3 s of DDP on 2 at 128 each."""
-    config = resolve(load_config(ROOT / "examples/studies/a_epoch_and_speedup.toml", {}), Devices(kind="cuda", count=4))
+    """From the tables by hand: 19.26 s on 4 devices at a global batch of 128, 56.3 s of DDP on 2 at
+    128 each.
+    """
+    config = resolve(
+        load_config(ROOT / "examples/studies/a_epoch_and_speedup.toml", {}),
+        Devices(kind="cuda", count=4),
+    )
     cells = [one.cell for one in make_plan(config.matrix, config.workload.samples, "cuda")]
     found = published_of(read_published(PUBLISHED / "cell_values.csv"), config.workload, cells)
     epochs = {
@@ -204,4 +245,9 @@ def test_another_model_a_variant_and_the_stand_in_have_no_published_value() -> N
     overlap = Cell(strategy="ddp", devices=2, batch_size=128, options=CellOptions(overlap="off"))
     stand_in = Cell(strategy="dp-host", devices=2, batch_size=64)
     assert published_of(values, workload, [overlap, stand_in]) == []
-    assert published_of(values, load_config(None, {"model": "resnet50", "data": "cifar10"}).workload, [plain]) == []
+    assert (
+        published_of(
+            values, load_config(None, {"model": "resnet50", "data": "cifar10"}).workload, [plain]
+        )
+        == []
+    )

@@ -1,4 +1,6 @@
-"""Variants before anything runs: what is requested, refused, planned and stored, and how batches are cut."""
+"""Variants before anything runs: what is requested, refused, planned and stored, and how batches
+are cut.
+"""
 
 from pathlib import Path
 from typing import get_args
@@ -28,7 +30,9 @@ HOST = Devices(kind="cpu", count=None)
 PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
 
 
-def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_by_hand_takes_the_same_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # outside a checkout: git is not called
     plain = ["--strategy", "ddp", "--batch-size", "8", "--device", "cpu", "--out", str(tmp_path)]
     chosen = ["--static-graph", "--overlap", "off", "--comm-hook", "bf16", "--accumulate", "2"]
@@ -36,14 +40,24 @@ def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pyte
     assert job.cell.name == "ddp-d2-b8-overlap-off-hook-bf16-static-graph-accumulate-2"
     assert job_from_arguments(plain, PAIR).cell.name == "ddp-d2-b8"
     manifest = RunFolder(tmp_path).manifest()
-    assert [planned.cell for planned in manifest.plan] == [job.cell, Cell(strategy="ddp", devices=2, batch_size=8)]
-    assert (manifest.config.matrix.overlap, manifest.config.matrix.accumulate) == (("on", "off"), (1, 2))
-    with pytest.raises(DpscopeError, match=r"--comm-hook none,fp16: a worker measures one variant; give one$"):
+    assert [planned.cell for planned in manifest.plan] == [
+        job.cell,
+        Cell(strategy="ddp", devices=2, batch_size=8),
+    ]
+    assert (manifest.config.matrix.overlap, manifest.config.matrix.accumulate) == (
+        ("on", "off"),
+        (1, 2),
+    )
+    with pytest.raises(
+        DpscopeError, match=r"--comm-hook none,fp16: a worker measures one variant; give one$"
+    ):
         job_from_arguments([*plain, "--comm-hook", "fp16,none"], PAIR)
 
 
 def test_what_older_versions_stored_still_loads() -> None:
-    cell = msgspec.json.decode(b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell)
+    cell = msgspec.json.decode(
+        b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell
+    )
     assert (cell.name, cell.options) == ("ddp-d2-b8", CellOptions())
     assert msgspec.json.decode(b"{}", type=RunConfig) == RunConfig()
     sizes = b'{"parameter_count": 1, "parameter_bytes": 4, "gradient_bytes": 4, "buffer_bytes": 0}'
@@ -51,7 +65,9 @@ def test_what_older_versions_stored_still_loads() -> None:
 
 
 def test_a_stored_variant_names_its_options() -> None:
-    cell = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(bucket_mb=5.0, accumulate=2))
+    cell = Cell(
+        strategy="ddp", devices=2, batch_size=8, options=CellOptions(bucket_mb=5.0, accumulate=2)
+    )
     assert cell.variant == "bucket-5mb-accumulate-2"
     assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell) == cell
     with pytest.raises(ValueError, match="does not name the options"):
@@ -62,14 +78,17 @@ def test_a_stored_variant_names_its_options() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_dataparallels_micro_batches_are_the_ranks_micro_batches(data: str, count: int) -> None:
     built = BuiltModel(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
-    config = load_config(None, {"samples": 20, "data": data, **({"workers": 0} if data == "fake" else {})})
+    config = load_config(
+        None, {"samples": 20, "data": data, **({"workers": 0} if data == "fake" else {})}
+    )
     options = CellOptions(accumulate=count)
 
     def parts(strategy: str, rank: int, shares: int) -> list[list[torch.Tensor]]:
         cell = Cell(strategy=strategy, devices=2, batch_size=6, options=options)  # type: ignore[arg-type]
         stream = open_stream(config.workload, cell, built, rank, torch.device("cpu"))
         cut = MicroBatching(count=count, shares=shares).cut
-        return [[images for images, _ in cut(*stream.next_batch())] for _ in range(4)]  # over smaller last batches
+        # over smaller last batches
+        return [[images for images, _ in cut(*stream.next_batch())] for _ in range(4)]
 
     whole, ranks = parts("dp-host", 0, 2), [parts("ddp", rank, 1) for rank in (0, 1)]
     assert not torch.equal(ranks[0][0][0], ranks[1][0][0])
@@ -80,7 +99,9 @@ def test_dataparallels_micro_batches_are_the_ranks_micro_batches(data: str, coun
 
 
 def test_counters_count_what_a_hook_compresses() -> None:
-    """Buckets of 800 and 1,800 B go as 400 and 900 B; 9.8 ms of all-reduces in DDP's 15 ms, casts and copies included."""
+    """Buckets of 800 and 1,800 B go as 400 and 900 B; 9.8 ms of all-reduces in DDP's 15 ms, casts
+    and copies included.
+    """
     counters = [
         DdpCounters(
             step=3, forward_compute_us=1, backward_compute_us=1, backward_comm_us=15_000, overlap_us=0,
@@ -96,10 +117,16 @@ def test_counters_count_what_a_hook_compresses() -> None:
     )  # fmt: skip
     table = traced_table("collectives", rows)
     check = check_counters(counters, table, rank=0, sent_share=0.5)
-    assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (1, True, True, True)
+    assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (
+        1,
+        True,
+        True,
+        True,
+    )
     check = check_counters(counters, table, rank=0, reduction_ends_us={3: [9_800.0]})
     assert (check.buckets_equal, check.spans_agree) == (False, False)
-    short = [msgspec.structs.replace(counters[0], backward_comm_us=8_000)]  # less than what it is to hold
+    # less than what it is to hold
+    short = [msgspec.structs.replace(counters[0], backward_comm_us=8_000)]
     assert not check_counters(short, table, rank=0, sent_share=0.5).spans_agree
 
 
@@ -110,17 +137,22 @@ def test_further_arguments_of_ddp_are_read_as_json() -> None:
 
 
 def test_powersgd_sends_factors_where_they_are_less_than_half() -> None:
-    """64 x 3 x 3 x 3 is 64 x 27 = 1,728 elements, sent as 64 + 27 = 91; a 4 x 4 matrix stays (2 x 8 is not below 16), as
-    does a vector of 64 and a scalar."""
+    """64 x 3 x 3 x 3 is 64 x 27 = 1,728 elements, sent as 64 + 27 = 91; a 4 x 4 matrix stays (2 x 8
+    is not below 16), as does a vector of 64 and a scalar."""
     assert powersgd_elements(((64, 3, 3, 3), (4, 4), (64,), ())) == 91 + 16 + 64 + 1
     sizes = ParameterSizes(
         parameter_count=1792, parameter_bytes=7168, gradient_bytes=7168, buffer_bytes=0, gradient_elements=1792,
         gradient_shapes=((64, 3, 3, 3), (64,)),
     )  # fmt: skip
     sent = {
-        hook: reduced_bytes(Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(comm_hook=hook)), sizes)
+        hook: reduced_bytes(
+            Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(comm_hook=hook)),
+            sizes,
+        )
         for hook in get_args(CommHook)
     }
     assert sent == {"none": 7168, "fp16": 3584, "bf16": 3584, "powersgd": 4 * (91 + 64)}
     mixed = CellOptions(ddp_args="mixed_precision=bf16")
-    assert reduced_bytes(Cell(strategy="ddp", devices=2, batch_size=8, options=mixed), sizes) == 3584
+    assert (
+        reduced_bytes(Cell(strategy="ddp", devices=2, batch_size=8, options=mixed), sizes) == 3584
+    )

@@ -7,7 +7,12 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.training.cells import load_train_config, make_train_plan, resolve_training, train_findings
+from dpscope.launch.training.cells import (
+    load_train_config,
+    make_train_plan,
+    resolve_training,
+    train_findings,
+)
 from dpscope.launch.training.planned_jobs import describe_trainings
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
@@ -17,10 +22,16 @@ from dpscope.profiling.store.errors import DpscopeError
 CPU = Devices(kind="cpu", count=None)
 
 
-def planned(file: Path | None = None, /, **flags: object) -> tuple[tuple[PlannedTraining, ...], dict[str, Finding]]:
+def planned(
+    file: Path | None = None, /, **flags: object
+) -> tuple[tuple[PlannedTraining, ...], dict[str, Finding]]:
     config = resolve_training(load_train_config(file, {"lr": 0.1, **flags}), CPU)
     plan = make_train_plan(config, "cpu")
-    return plan, {one.code: one for one in train_findings(config, plan, "cpu") if one.code != "cpu_oversubscribed"}
+    return plan, {
+        one.code: one
+        for one in train_findings(config, plan, "cpu")
+        if one.code != "cpu_oversubscribed"
+    }
 
 
 def names(plan: tuple[PlannedTraining, ...]) -> list[str]:
@@ -46,17 +57,26 @@ def test_strong_scaling_divides_the_batch_and_has_one_single_device_each() -> No
 
 
 @pytest.mark.parametrize(
-    ("scaling", "two", "four"), [("none", 0.1, 0.1), ("sqrt", 0.141421356, 0.2), ("linear", 0.2, 0.4)]
+    ("scaling", "two", "four"),
+    [("none", 0.1, 0.1), ("sqrt", 0.141421356, 0.2), ("linear", 0.2, 0.4)],
 )
 def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: float) -> None:
-    plan, findings = planned(devices="1,2,4", strategy="single,ddp", scaling="weak", learning_rate_scaling=scaling)
-    assert {one.cell.devices: one.learning_rate for one in plan} == pytest.approx({1: 0.1, 2: two, 4: four})
+    plan, findings = planned(
+        devices="1,2,4", strategy="single,ddp", scaling="weak", learning_rate_scaling=scaling
+    )
+    assert {one.cell.devices: one.learning_rate for one in plan} == pytest.approx(
+        {1: 0.1, 2: two, 4: four}
+    )
     assert not findings
 
 
 def test_learning_rate_scaling_has_no_effect_under_strong_scaling(tmp_path: Path) -> None:
-    """As an option it is refused; in a file, which may serve other trainings as well, it is a finding."""
-    with pytest.raises(DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"):
+    """As an option it is refused; in a file, which may serve other trainings as well, it is a
+    finding.
+    """
+    with pytest.raises(
+        DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"
+    ):
         planned(devices="2", learning_rate_scaling="linear")
     (tmp_path / "train.toml").write_text('learning_rate_scaling = "linear"')
     plan, findings = planned(tmp_path / "train.toml", devices="2")
@@ -73,20 +93,34 @@ def test_milestones_and_warm_up_beyond_the_end_are_warnings() -> None:
 
 
 def test_samples_that_cannot_be_shared_are_counted() -> None:
-    plan, findings = planned(devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp")
+    plan, findings = planned(
+        devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp"
+    )
     # 37 samples are padded to 38 and 40.
     assert {one.cell.devices: one.repeated_samples for one in plan} == {1: 0, 2: 1, 4: 3}
     assert list(findings) == ["samples_padded"]
-    assert "1 of them with 2 devices, 3 of them with 4 devices" in findings["samples_padded"].message
-    assert not any(one.repeated_samples for one in planned(devices="2,3,4,6,8", batch_size="48")[0])  # 1,440
+    assert (
+        "1 of them with 2 devices, 3 of them with 4 devices" in findings["samples_padded"].message
+    )
+    # 1,440
+    assert not any(one.repeated_samples for one in planned(devices="2,3,4,6,8", batch_size="48")[0])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"devices": "1", "strategy": "dp"}, "--strategy dp with --devices 1 and batches 32 leaves no cell"),
-        ({"devices": "3", "batch_size": "32"}, "a global batch of 32 cannot be split over 3 devices"),
-        ({"batch_size": "2000"}, "nothing to train: single-d1-b2000: a step takes 2,000 samples and the data set"),
+        (
+            {"devices": "1", "strategy": "dp"},
+            "--strategy dp with --devices 1 and batches 32 leaves no cell",
+        ),
+        (
+            {"devices": "3", "batch_size": "32"},
+            "a global batch of 32 cannot be split over 3 devices",
+        ),
+        (
+            {"batch_size": "2000"},
+            "nothing to train: single-d1-b2000: a step takes 2,000 samples and the data set",
+        ),
         ({"amp": "off,fp16"}, "--amp fp16 on the CPU"),
     ],
 )
@@ -112,8 +146,14 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
 
 def test_a_schedule_is_whole_or_the_users_and_loading_takes_workers_where_it_costs_time() -> None:
     config = load_train_config(None, {})
-    assert (config.epochs, config.warmup_epochs, config.milestones, config.workload.workers) == (12, 1, (7, 10), 0)
-    for field, value in (("epochs", 5), ("warmup_epochs", 0), ("milestones", "")):  # no part of another's schedule
+    assert (config.epochs, config.warmup_epochs, config.milestones, config.workload.workers) == (
+        12,
+        1,
+        (7, 10),
+        0,
+    )
+    # no part of another's schedule
+    for field, value in (("epochs", 5), ("warmup_epochs", 0), ("milestones", "")):
         other = load_train_config(None, {field: value})
         assert (other.warmup_epochs, other.milestones) == (0, ())
     assert load_train_config(None, {"data": "cifar10"}).workload.workers == Workload().workers > 0
@@ -121,10 +161,16 @@ def test_a_schedule_is_whole_or_the_users_and_loading_takes_workers_where_it_cos
 
 def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
-    path.write_text('epochs = 8\nmilestones = [6, 4]\nlearning-rate-scaling = "sqrt"\nlr = 0.2\nseeds = "2,0,2"\n')
+    path.write_text(
+        'epochs = 8\nmilestones = [6, 4]\nlearning-rate-scaling = "sqrt"\nlr = 0.2\nseeds = "2,0,2"\n'
+    )
     config = load_train_config(path, {"epochs": 9, "momentum": 0.5, "gamma": None})
     assert (config.epochs, config.milestones, config.seeds) == (9, (4, 6), (2, 0))
-    assert (config.optimizer.learning_rate, config.optimizer.momentum, config.gamma) == (0.2, 0.5, 0.1)
+    assert (config.optimizer.learning_rate, config.optimizer.momentum, config.gamma) == (
+        0.2,
+        0.5,
+        0.1,
+    )
     assert config.learning_rate_scaling == "sqrt"
     assert load_train_config(path, {"milestones": ""}).milestones == ()
 
@@ -139,7 +185,10 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
         ({"gamma": 0}, r"--gamma 0\.0: must be a number above 0"),
         ({"label_smoothing": 1}, r"--label-smoothing 1\.0: must be 0 or more and below 1"),
         ({"learning_rate_scaling": "cubic"}, "cubic: unknown; choose from none, sqrt, linear"),
-        ({"data": "synthetic"}, "--data synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"),
+        (
+            {"data": "synthetic"},
+            "--data synthetic: one random batch teaches nothing; train on digits, cifar10 or fake",
+        ),
         ({"scaling": "both"}, "--scaling both: a training reads its batch sizes in one way"),
         ({"batch_size": "32,128,..."}, "--batch-size with growth: name each size"),
     ],

@@ -30,7 +30,9 @@ def folder(tmp_path: Path) -> CheckpointFolder:
     return CheckpointFolder(tmp_path)
 
 
-def test_torch_reads_it_as_weights_only_and_its_description_needs_no_torch(folder: CheckpointFolder) -> None:
+def test_torch_reads_it_as_weights_only_and_its_description_needs_no_torch(
+    folder: CheckpointFolder,
+) -> None:
     save(folder, 3)
     content = torch.load(folder.last, weights_only=True)
     assert content["epochs"] == 3
@@ -50,7 +52,9 @@ def test_last_previous_and_best(folder: CheckpointFolder) -> None:
     assert held(folder) == {"last.pt": 3, "best.pt": 2}
 
 
-def test_without_links_names_are_copies(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_links_names_are_copies(
+    folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_links(source: Path, name: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -75,7 +79,9 @@ def test_a_write_that_fails_leaves_the_last_one(folder: CheckpointFolder) -> Non
 
 def refused(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(DpscopeError, match=rf"{path.name} is {message}.*remove it, or give --fresh"):
+    with pytest.raises(
+        DpscopeError, match=rf"{path.name} is {message}.*remove it, or give --fresh"
+    ):
         verify(path)
 
 
@@ -84,9 +90,18 @@ def test_every_torn_or_changed_checkpoint_is_refused(folder: CheckpointFolder) -
     whole = folder.last.read_bytes()
     for length in (0, 3, 22, *range(100, len(whole), 211), *range(len(whole) - 30, len(whole))):
         refused(folder.last, whole[:length], "(damaged or|no checkpoint of dpscope's, or is) torn")
-    refused(folder.last, whole + b"more", "damaged or torn: its bytes are not those that were written")
-    for place in (*random.Random(0).sample(range(len(whole)), 300), *range(len(whole) - 1500, len(whole), 7)):
-        refused(folder.last, whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :], "(damaged|no checkpoint)")
+    refused(
+        folder.last, whole + b"more", "damaged or torn: its bytes are not those that were written"
+    )
+    for place in (
+        *random.Random(0).sample(range(len(whole)), 300),
+        *range(len(whole) - 1500, len(whole), 7),
+    ):
+        refused(
+            folder.last,
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :],
+            "(damaged|no checkpoint)",
+        )
     folder.last.write_bytes(whole)
     assert verify(folder.last).epochs == 1
 
@@ -106,7 +121,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_another_versions_checkpoint_names_the_version(folder: CheckpointFolder) -> None:
     newer = checkpoint(CELL, format_version=3, dpscope_version="9.1")
     write_sealed(folder.last, newer, lambda file: torch.save({}, file))
-    with pytest.raises(DpscopeError, match=r"written by dpscope 9\.1 \(it has format 3, this dpscope reads 2\)"):
+    with pytest.raises(
+        DpscopeError, match=r"written by dpscope 9\.1 \(it has format 3, this dpscope reads 2\)"
+    ):
         verify(folder.last)
 
 

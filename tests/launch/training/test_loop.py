@@ -1,4 +1,6 @@
-"""Learning rates step by step, tests divided among processes, sums over samples, and a training that raises."""
+"""Learning rates step by step, tests divided among processes, sums over samples, and a training
+that raises.
+"""
 
 import io
 from pathlib import Path
@@ -18,7 +20,9 @@ from dpscope.profiling.records.training import TrainConfig
 
 def rates(epochs: int, steps: int, **settings: object) -> list[float]:
     """The rate of every step."""
-    config = TrainConfig(workload=Workload(), optimizer=Optimizer(), matrix=Matrix(), epochs=epochs, **settings)  # type: ignore[arg-type]
+    config = TrainConfig(
+        workload=Workload(), optimizer=Optimizer(), matrix=Matrix(), epochs=epochs, **settings
+    )  # type: ignore[arg-type]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)
     schedule = LearningRateSchedule(optimizer, config, steps)
     found = []
@@ -45,7 +49,8 @@ def rates(epochs: int, steps: int, **settings: object) -> list[float]:
 )
 def test_rates_by_hand(settings: dict[str, object], expected: list[float]) -> None:
     assert rates(3, 2, **settings) == pytest.approx(expected)
-    assert rates(2, 1, warmup_epochs=1) == pytest.approx([0.8, 0.8])  # over a single step, warm-up has no effect
+    # over a single step, warm-up has no effect
+    assert rates(2, 1, warmup_epochs=1) == pytest.approx([0.8, 0.8])
 
 
 @pytest.mark.parametrize(("samples", "processes"), [(357, 2), (10, 3), (2, 4), (8, 8)])
@@ -56,21 +61,32 @@ def test_every_sample_is_in_one_shard(samples: int, processes: int) -> None:
 
 
 def test_sums_are_weighted_by_samples() -> None:
-    sums, logits = LearningSums(torch.device("cpu")), torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    sums, logits = (
+        LearningSums(torch.device("cpu")),
+        torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]),
+    )
     sums.add(logits, torch.tensor([0, 1, 1]), torch.tensor(0.5))  # two of three right
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(2.5))
-    assert sums.over_all_processes() == Learned(loss=(3 * 0.5 + 2.5) / 4, accuracy=100 * 2 / 4, samples=4)
+    assert sums.over_all_processes() == Learned(
+        loss=(3 * 0.5 + 2.5) / 4, accuracy=100 * 2 / 4, samples=4
+    )
     sums.add(logits[:1], torch.tensor([1]), torch.tensor(float("nan")))
     assert sums.over_all_processes().loss is None
-    # Of tokens, each sample's share counts: three of four right, and one of four: 0.75 + 0.25 of 2 samples.
-    targets, answers = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]]), torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]])
+    # Of tokens, each sample's share counts: three of four right, and one of four: 0.75 + 0.25 of 2
+    # samples.
+    targets, answers = (
+        torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]]),
+        torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]]),
+    )
     sums = LearningSums(torch.device("cpu"))
     sums.add(torch.nn.functional.one_hot(answers, 3).float(), targets, torch.tensor(2.0))
     assert sums.over_all_processes() == Learned(loss=2.0, accuracy=50.0, samples=2)
 
 
 @pytest.mark.process  # reads the machine's environment
-def test_mirrors_are_closed_when_a_training_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirrors_are_closed_when_a_training_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed = []
 
     class Mirror(TrainingMirror):

@@ -1,4 +1,6 @@
-"""`--download`, which never overwrites other files, with a small CIFAR-10 of two files in place of the real one."""
+"""`--download`, which never overwrites other files, with a small CIFAR-10 of two files in place of
+the real one.
+"""
 
 import hashlib
 import pickle
@@ -51,14 +53,18 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def download(folder: Path) -> None:
-    download_data(load_config(None, {"data": "cifar10", "data_dir": str(folder), "download": True}).workload)
+    download_data(
+        load_config(None, {"data": "cifar10", "data_dir": str(folder), "download": True}).workload
+    )
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "cifar-10-batches-py").iterdir()}
 
 
-def test_an_existing_archive_is_unpacked_and_complete_files_are_kept(tmp_path: Path, archive: Path) -> None:
+def test_an_existing_archive_is_unpacked_and_complete_files_are_kept(
+    tmp_path: Path, archive: Path
+) -> None:
     shutil.copy(archive, tmp_path)
     download(tmp_path)
     assert files_in(tmp_path) == PARTS

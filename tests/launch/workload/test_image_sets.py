@@ -1,4 +1,6 @@
-"""Images: scikit-learn's digits; augmentation, checked with plain integers and pixel by pixel, equal under every strategy."""
+"""Images: scikit-learn's digits; augmentation, checked with plain integers and pixel by pixel,
+equal under every strategy.
+"""
 
 import importlib.metadata
 from collections import Counter
@@ -85,7 +87,8 @@ def test_shifts_and_flips_are_equally_likely() -> None:
     found = Augmentation(seed=0, shift=1, flip=True).apply(corner, 0, range(count))
     places = found.flatten(1).argmax(1).bincount(minlength=9)
     assert places.sum() == count
-    assert (places - count / 9).abs().max() < 5 * (count * 8 / 81) ** 0.5  # five standard deviations
+    # five standard deviations
+    assert (places - count / 9).abs().max() < 5 * (count * 8 / 81) ** 0.5
 
 
 def workload(**flags: object) -> Workload:
@@ -104,8 +107,12 @@ def augmented(cell: Cell, ranks: range, epoch: int, **flags: object) -> Counter[
 
 @pytest.mark.process
 @pytest.mark.parametrize("transforms", ["per-batch", "per-image"])
-def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers(transforms: str) -> None:
-    single = augmented(Cell(strategy="single", devices=1, batch_size=12), range(1), 3, transforms=transforms)
+def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers(
+    transforms: str,
+) -> None:
+    single = augmented(
+        Cell(strategy="single", devices=1, batch_size=12), range(1), 3, transforms=transforms
+    )
     assert sum(single.values()) == 6 * 12
     several = Cell(strategy="dp-host", devices=2, batch_size=6)
     assert single == augmented(several, range(1), 3, transforms=transforms)
@@ -124,16 +131,25 @@ def test_single_images_equal_those_of_a_batch_without_augmentation() -> None:
 
 
 def test_single_images_are_cropped_and_mirrored_at_random_in_every_epoch() -> None:
-    """Every result is a window of the padded image, mirrored or not; torch's own generator does not change."""
+    """Every result is a window of the padded image, mirrored or not; torch's own generator does not
+    change.
+    """
     image = torch.randint(1, 256, (1, 3, 6, 6), dtype=torch.uint8)
     stored = LabelledImages(image, torch.tensor([7]), (0.0,) * 3, (1.0,) * 3)
     images = TransformedImages(stored, Augmentation(5, 2, True))
     padded = nn.functional.pad(image[0], (2,) * 4)
-    windows = [padded[:, down : down + 6, right : right + 6] for down in range(5) for right in range(5)]
-    possible = {tuple(one.flatten().tolist()) for window in windows for one in (window, window.flip(2))}
+    windows = [
+        padded[:, down : down + 6, right : right + 6] for down in range(5) for right in range(5)
+    ]
+    possible = {
+        tuple(one.flatten().tolist()) for window in windows for one in (window, window.flip(2))
+    }
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    found = [(images.__getitems__(EpochSamples(epoch, [0]))[0][0] * 255).round().byte() for epoch in range(40)]
+    found = [
+        (images.__getitems__(EpochSamples(epoch, [0]))[0][0] * 255).round().byte()
+        for epoch in range(40)
+    ]
     assert torch.equal(before, torch.get_rng_state())
     drawn = {tuple(one.flatten().tolist()) for one in found}
     assert drawn <= possible
@@ -165,18 +181,22 @@ def test_digits_are_scikit_learns_four_times_as_large_and_144_of_each_are_for_tr
     assert digits.images.shape == (1797, 3, 32, 32)
     assert digits.labels.tolist() == originals.target.tolist()
     pixels = originals.images
-    # Output pixel 14 lies at (14 + 0.5) / 4 - 0.5 = 3.125 of the small image: 7/8 of pixel 3 and 1/8 of pixel 4.
+    # Output pixel 14 lies at (14 + 0.5) / 4 - 0.5 = 3.125 of the small image: 7/8 of pixel 3 and
+    # 1/8 of pixel 4.
     rows = 0.875 * pixels[:, 3, :] + 0.125 * pixels[:, 4, :]
     expected = torch.from_numpy((0.875 * rows[:, 3] + 0.125 * rows[:, 4]) * 255 / 16)
     for channel in range(3):
         found = digits.images[:, channel, 14, 14].double()
         assert (found - expected).abs().max() <= 0.5 + 1e-4  # rounded to whole values
-    corner = torch.from_numpy(pixels[:, 0, 0])[:, None].expand(-1, 3)  # constant outside the outermost pixels' centres
+    # constant outside the outermost pixels' centres
+    corner = torch.from_numpy(pixels[:, 0, 0])[:, None].expand(-1, 3)
     assert torch.equal(digits.images[:, :, 0, 0].double(), (corner * 255 / 16).round())
 
 
 def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Mock(side_effect=importlib.metadata.PackageNotFoundError("scikit-learn"))
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
-    with pytest.raises(DpscopeError, match=r"scikit-learn is not installed; pip install 'dpscope\[digits\]'"):
+    with pytest.raises(
+        DpscopeError, match=r"scikit-learn is not installed; pip install 'dpscope\[digits\]'"
+    ):
         check_data(load_config(None, {"data": "digits"}).workload)

@@ -15,7 +15,11 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload import image_sets
 from dpscope.launch.workload.image_sets import EpochSamples, image_set
-from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
+from dpscope.launch.workload.input_pipeline import (
+    RankOrderBatchSampler,
+    loader_workers,
+    open_stream,
+)
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
@@ -60,7 +64,9 @@ def test_a_stream_names_the_epoch_and_samples_of_its_last_batch(workers: int) ->
     for epoch in (0, 0, 0, 0, 1, 1):  # ceil(20 / 6) batches an epoch, the last of them one sample
         batch = stream.next_batch()[0]
         assert stream.epoch == epoch
-        assert torch.equal(batch, all_samples.__getitems__(EpochSamples(stream.epoch, stream.samples))[0])
+        assert torch.equal(
+            batch, all_samples.__getitems__(EpochSamples(stream.epoch, stream.samples))[0]
+        )
     synthetic = open_stream(workload(data="synthetic"), DDP, BUILT, 1, HOST)
     assert list(synthetic.samples) == [3, 4, 5]  # rank 0 has 0, 1, 2
     epochs = [synthetic.epoch for _ in range(9) if synthetic.next_batch()]
@@ -71,7 +77,8 @@ def test_a_stream_names_the_epoch_and_samples_of_its_last_batch(workers: int) ->
 @pytest.mark.parametrize("workers", [0, 2])
 def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> None:
     stream = open_stream(workload(data="fake", workers=workers), DDP, BUILT, 0, HOST)
-    sizes = [len(stream.next_batch()[1]) for _ in range(stream.steps_per_epoch)]  # a rank has 10 of 20 samples
+    # a rank has 10 of 20 samples
+    sizes = [len(stream.next_batch()[1]) for _ in range(stream.steps_per_epoch)]
     stream.leave_out_short_batches()
     sizes += [len(stream.next_batch()[1]) for _ in range(7)]
     assert sizes == [3, 3, 3, 1] + [3] * 7
@@ -81,13 +88,16 @@ def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> N
 
 @pytest.mark.process
 @pytest.mark.parametrize("terminate", [False, True])
-def test_workers_end_with_the_stream_or_a_signal_but_not_by_one_of_the_group(terminate: bool) -> None:
+def test_workers_end_with_the_stream_or_a_signal_but_not_by_one_of_the_group(
+    terminate: bool,
+) -> None:
     before = set(multiprocessing.active_children())
     stream = open_stream(workload(data="fake", workers=2), DDP, BUILT, 0, HOST)
     stream.next_batch()
     workers = set(multiprocessing.active_children()) - before
     assert len(workers) == 2
-    wait_until(lambda: all(os.getpgid(worker.pid or 0) == worker.pid for worker in workers))  # the batch was of one
+    # the batch was of one
+    wait_until(lambda: all(os.getpgid(worker.pid or 0) == worker.pid for worker in workers))
     for worker in workers if terminate else ():
         worker.terminate()  # torch answers a parent's SIGTERM with status 0
         worker.join(5)
@@ -98,7 +108,9 @@ def test_workers_end_with_the_stream_or_a_signal_but_not_by_one_of_the_group(ter
 
 
 def test_a_total_of_workers_is_shared() -> None:
-    assert [loader_workers(workload(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
+    assert [
+        loader_workers(workload(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)
+    ] == [2, 1]
     assert loader_workers(workload(data="fake", workers_total=3), DP, 0) == 3
     assert loader_workers(workload(data="fake", workers=2), DDP, 1) == 2
 
@@ -107,16 +119,21 @@ def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.M
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3 * 32 * 32), dtype=np.uint8)
-    for index, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
+    for index, name in enumerate(
+        [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    ):
         content = {"data": pixels[index : index + 1], "labels": [index]}
         (folder / name).write_bytes(pickle.dumps(content))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)  # no such md5
+    # no such md5
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
     settings = workload(data="cifar10", data_dir=str(tmp_path))
     found, labels = (
         torch.cat(parts)
         for parts in zip(
-            image_sets.image_set(settings, BUILT, augment=False).__getitems__(EpochSamples(0, range(5))),
+            image_sets.image_set(settings, BUILT, augment=False).__getitems__(
+                EpochSamples(0, range(5))
+            ),
             image_sets.image_set(settings, BUILT, train=False).__getitems__(EpochSamples(0, [0])),
             strict=True,
         )

@@ -27,7 +27,8 @@ def test_resnet18_for_cifar() -> None:
     assert sizes.parameter_bytes == sizes.gradient_bytes == 44_695_848
     assert sizes.buffer_bytes == 38_400 + 160
     features = torch.nn.Sequential(*list(built.model.children())[:4])
-    assert features(torch.ones(1, *built.input_shape)).shape == (1, 64, 32, 32)  # no stride, no pooling
+    # no stride, no pooling
+    assert features(torch.ones(1, *built.input_shape)).shape == (1, 64, 32, 32)
 
 
 def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +63,10 @@ def test_an_unknown_model_is_named_with_a_suggestion(name: str, expected: str) -
     [
         ("def make(:\n", "SyntaxError: "),
         ("\nvalue = 1 / 0\n", "importing broken failed: ZeroDivisionError: division by zero in "),
-        ("import absent_package\n", "cannot import broken (ModuleNotFoundError: No module named 'absent_package' in "),
+        (
+            "import absent_package\n",
+            "cannot import broken (ModuleNotFoundError: No module named 'absent_package' in ",
+        ),
         ("def make():\n    raise KeyError('depth')\n", "make() failed: KeyError: 'depth' in "),
     ],
 )
@@ -97,11 +101,18 @@ class _NeedsValues(nn.Linear):
 
 
 def test_multiplications_of_one_sample_are_counted_if_no_values_are_needed() -> None:
-    """3 x 3 x 3 x 8 for each of 8 x 8 pixels, and 8 x 4; 216 weights, 4 x 8 + 4 in the linear layer."""
+    """3 x 3 x 3 x 8 for each of 8 x 8 pixels, and 8 x 4; 216 weights, 4 x 8 + 4 in the linear
+    layer.
+    """
     layers = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
     )
-    assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
+    assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(
+        parameters=252, multiplications=216 * 64 + 32
+    )
     uncounted = size_of(BuiltModel(_NeedsValues(3, 2), (3,), 2))
     assert (uncounted.parameters, uncounted.multiplications) == (8, None)
     wrong_shape = size_of(BuiltModel(nn.Linear(12, 2), (3, 8, 8), 2))
@@ -122,7 +133,9 @@ def test_a_users_model_that_cannot_be_built_is_reported_before_anything_starts(
     assert not out.exists()
 
 
-def test_a_function_may_read_torchruns_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_may_read_torchruns_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.delenv("RANK", raising=False)
@@ -131,11 +144,15 @@ def test_a_function_may_read_torchruns_variables(tmp_path: Path, monkeypatch: py
         "    layers = nn.Sequential(nn.Flatten(), nn.Linear(3072, int(os.environ['WORLD_SIZE']) + int(os.environ['RANK'])))\n"
         "    return layers, (3, 32, 32), 1\n"
     )
-    assert checked_model_size(Workload(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
+    assert checked_model_size(Workload(model="by_place:make")) == ModelSize(
+        parameters=3073, multiplications=3072
+    )
     assert (os.environ.get("WORLD_SIZE"), os.environ.get("RANK")) == ("4", None)
 
 
-def test_a_model_with_too_few_classes_for_the_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_too_few_classes_for_the_data_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(USER_MODELS)
     with pytest.raises(DpscopeError, match="distinguishes 4 classes and digits has 10"):
         checked_model_size(Workload(model="tiny_models:tiny", data="digits"))
@@ -143,5 +160,7 @@ def test_a_model_with_too_few_classes_for_the_data_is_refused(monkeypatch: pytes
 
 def test_multiplications_depend_on_the_datas_image_size() -> None:
     """resnet18's default is 224 x 224 pixels; CIFAR-10's 32 x 32 are 1/49 of them."""
-    sizes = [checked_model_size(Workload(model="resnet18", data=data)) for data in ("fake", "cifar10")]
+    sizes = [
+        checked_model_size(Workload(model="resnet18", data=data)) for data in ("fake", "cifar10")
+    ]
     assert 40 < (sizes[0].multiplications or 0) / (sizes[1].multiplications or 1) < 52

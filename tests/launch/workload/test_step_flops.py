@@ -1,4 +1,6 @@
-"""FLOPs of a step against closed formulas: two per multiply-add, forward once and backward twice."""
+"""FLOPs of a step against closed formulas: two per multiply-add, forward once and backward
+twice.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,14 +37,17 @@ class Attention(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         scaled = self.contents * images.mean(dim=(1, 2, 3)).view(-1, 1, 1, 1)
-        attended = nn.functional.scaled_dot_product_attention(self.queries.expand_as(scaled), scaled, scaled)
+        attended = nn.functional.scaled_dot_product_attention(
+            self.queries.expand_as(scaled), scaled, scaled
+        )
         return attended.flatten(1)[:, :10]
 
 
 FROZEN = flat(nn.Linear(3072, 64).requires_grad_(False), nn.Linear(64, 10))
 GPT = GPT_SIZES["gpt_5m"]
 RESNET_MULTIPLICATIONS = SIZES["resnet18_cifar"].multiplications or 0
-CONVOLUTION = 14 * 14 * 8 * 75  # multiply-adds: 5 x 5, stride 2, 3 to 8 channels, 14 x 14 outputs of 75 products each
+# multiply-adds: 5 x 5, stride 2, 3 to 8 channels, 14 x 14 outputs of 75 products each
+CONVOLUTION = 14 * 14 * 8 * 75
 
 
 @pytest.mark.parametrize(
@@ -55,8 +60,10 @@ CONVOLUTION = 14 * 14 * 8 * 75  # multiply-adds: 5 x 5, stride 2, 3 to 8 channel
             2 * CONVOLUTION + 3 * 10 * 8 * 14 * 14,
             2 * CONVOLUTION,
         ),
-        (FROZEN, 3072 * 64 + 2 * 64 * 10, 0),  # neither the first layer's weights nor its outputs need a gradient
-        (Attention(), 3 * 2 * 32 * 32 * 96, 0),  # two products of T x T x width forward, two each backward
+        # neither the first layer's weights nor its outputs need a gradient
+        (FROZEN, 3072 * 64 + 2 * 64 * 10, 0),
+        # two products of T x T x width forward, two each backward
+        (Attention(), 3 * 2 * 32 * 32 * 96, 0),
         # Forward once and backward twice, except for the images' gradient in the stem.
         ("resnet18_cifar", 3 * RESNET_MULTIPLICATIONS - 32 * 32 * 64 * 27, None),
         # Of each multiplying parameter and token 3, for attention 6 T^2 x width per layer.
@@ -69,7 +76,9 @@ CONVOLUTION = 14 * 14 * 8 * 75  # multiply-adds: 5 x 5, stride 2, 3 to 8 channel
     ],
     ids=["linear", "convolution", "frozen", "attention", "resnet18", "gpt"],
 )
-def test_flops_by_closed_formulas(model: nn.Module | str, multiplications: int, convolutions: int | None) -> None:
+def test_flops_by_closed_formulas(
+    model: nn.Module | str, multiplications: int, convolutions: int | None
+) -> None:
     built = build_model(model) if isinstance(model, str) else BuiltModel(model)
     counted = count_step_flops(built, BATCH, "off")
     assert counted.total == 2 * BATCH * multiplications
@@ -85,7 +94,9 @@ def test_counting_changes_neither_model_nor_random_state() -> None:
     torch.manual_seed(7)
     assert torch.equal(drawn, torch.rand(3))
     assert all(torch.equal(before[name], value) for name, value in built.model.state_dict().items())
-    assert all(parameter.grad is None and not parameter.is_meta for parameter in built.model.parameters())
+    assert all(
+        parameter.grad is None and not parameter.is_meta for parameter in built.model.parameters()
+    )
 
 
 @torch.library.custom_op("dpscope_test::doubled", mutates_args=())
@@ -122,12 +133,18 @@ WITHOUT_PRODUCTS = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.LayerNorm(48)
             False,
             "operators that are not torch's are not counted: dpscope_test::doubled",
         ),
-        (Calls(lambda values: values * float(values.sum())), False, "the step does not run on shapes alone ("),
+        (
+            Calls(lambda values: values * float(values.sum())),
+            False,
+            "the step does not run on shapes alone (",
+        ),
         (Calls(torch.relu), True, "compiled graphs are not counted"),
         (WITHOUT_PRODUCTS, False, "the step has no matrix product, convolution or attention"),
     ],
 )
-def test_flops_that_cannot_be_counted_are_missing_with_a_reason(model: nn.Module, compiled: bool, missing: str) -> None:
+def test_flops_that_cannot_be_counted_are_missing_with_a_reason(
+    model: nn.Module, compiled: bool, missing: str
+) -> None:
     counted = count_step_flops(BuiltModel(model, classes=48), BATCH, "off", compiled)
     assert counted.total is None
     assert counted.missing.startswith(missing)
@@ -143,7 +160,9 @@ def test_the_precision_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_rate_of_matrix_products_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scripted clock: products of 256 take 1 ms and those of 512 take 6 ms, 2 x 512^3 FLOPs in 6 ms being the faster rate."""
+    """A scripted clock: products of 256 take 1 ms and those of 512 take 6 ms, 2 x 512^3 FLOPs in 6
+    ms being the faster rate.
+    """
     now_s = 0.0
 
     def multiply(first: Tensor, second: Tensor, *, out: Tensor) -> None:
@@ -162,7 +181,11 @@ def test_the_rate_of_matrix_products_on_the_cpu(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_repeat_takes_over_what_an_earlier_one_counted(tmp_path: Path) -> None:
-    built, cell, stored = BuiltModel(flat(nn.Linear(3072, 10))), Cell("ddp", 2, BATCH), StepFlops(7, 5, "fp32", "fp32")
+    built, cell, stored = (
+        BuiltModel(flat(nn.Linear(3072, 10))),
+        Cell("ddp", 2, BATCH),
+        StepFlops(7, 5, "fp32", "fp32"),
+    )
     first, second = (RepeatFolder(tmp_path / f"repeat{number}") for number in range(2))
     assert cell_step_flops([first], built, cell, "off") == count_step_flops(built, BATCH, "off")
     first.path.mkdir()

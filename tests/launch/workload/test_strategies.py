@@ -1,4 +1,6 @@
-"""Wrapped models and their steps: FSDP's units, memory, gradient accumulators; dp-host's replicas."""
+"""Wrapped models and their steps: FSDP's units, memory, gradient accumulators; dp-host's
+replicas.
+"""
 
 from typing import cast
 
@@ -10,7 +12,13 @@ from torch.autograd.graph import get_gradient_edge
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.input_pipeline import SyntheticBatches
 from dpscope.launch.workload.models import AutocastModel, cifar_resnet18
-from dpscope.launch.workload.strategies import block_names, held_bytes, is_composed, sharded_units, wrap_for
+from dpscope.launch.workload.strategies import (
+    block_names,
+    held_bytes,
+    is_composed,
+    sharded_units,
+    wrap_for,
+)
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.run import Cell
@@ -20,9 +28,13 @@ from dpscope.profiling.store.errors import DpscopeError
 def test_blocks_are_what_the_outermost_containers_hold() -> None:
     blocks = [f"layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)]
     assert block_names(cifar_resnet18()) == blocks
-    assert block_names(AutocastModel(cifar_resnet18(), "cpu", torch.bfloat16)) == [f"model.{name}" for name in blocks]
+    assert block_names(AutocastModel(cifar_resnet18(), "cpu", torch.bfloat16)) == [
+        f"model.{name}" for name in blocks
+    ]
     model = nn.Module()
-    model.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.Sequential(nn.Linear(2, 2))])
+    model.stages = nn.ModuleList(
+        [nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.Sequential(nn.Linear(2, 2))]
+    )
     model.heads = nn.ModuleDict({"one": nn.Linear(2, 1)})
     assert block_names(model) == ["stages.0.0", "stages.1", "heads.one"]
 
@@ -31,9 +43,19 @@ def test_units_hold_every_parameter_once() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model.scale = nn.Parameter(torch.ones(5, dtype=torch.bfloat16), requires_grad=False)
     first, second, root = sharded_units(model, "fsdp")
-    assert (first.name, first.shapes, first.element_bytes, first.resharded) == ("0", ((2, 3), (2,)), (4, 4), True)
+    assert (first.name, first.shapes, first.element_bytes, first.resharded) == (
+        "0",
+        ((2, 3), (2,)),
+        (4, 4),
+        True,
+    )
     assert (second.name, second.shapes) == ("1", ((2,), (2,)))
-    assert (root.name, root.shapes, root.trained, root.element_bytes) == ("", ((5,),), (False,), (2,))
+    assert (root.name, root.shapes, root.trained, root.element_bytes) == (
+        "",
+        ((5,),),
+        (False,),
+        (2,),
+    )
     assert not root.resharded
     assert not any(unit.resharded for unit in sharded_units(model, "fsdp-no-reshard"))
     shared = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
@@ -42,7 +64,9 @@ def test_units_hold_every_parameter_once() -> None:
 
 
 def test_bytes_that_a_process_holds_between_steps() -> None:
-    """Linear(4, 2): 10 parameters of 4 B, the same for momentum after a step, and a buffer of 3 x 8 B."""
+    """Linear(4, 2): 10 parameters of 4 B, the same for momentum after a step, and a buffer of 3 x 8
+    B.
+    """
     model = nn.Linear(4, 2)
     model.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -57,8 +81,11 @@ CPU = torch.device("cpu")
 
 
 def accumulator_metadata(parameter: Tensor) -> dict[str, str]:
-    """Metadata of a parameter's gradient accumulator, which autograd drops when no graph holds it."""
-    return cast(dict[str, str], get_gradient_edge(parameter).node.metadata)  # its stub calls the property a method
+    """Metadata of a parameter's gradient accumulator, which autograd drops when no graph holds
+    it.
+    """
+    # its stub calls the property a method
+    return cast(dict[str, str], get_gradient_edge(parameter).node.metadata)
 
 
 def test_gradient_accumulators_outlive_a_step_and_the_last_loss_holds_no_graph() -> None:

@@ -1,4 +1,6 @@
-"""Models with custom batches, losses and optimizers, in one process: each strategy's samples and weights."""
+"""Models with custom batches, losses and optimizers, in one process: each strategy's samples and
+weights.
+"""
 
 import numpy as np
 import pytest
@@ -30,7 +32,9 @@ def in_user_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(USER_MODELS))
 
 
-def trained(name: str, strategy: CellStrategy, devices: int, accumulate: int = 1, data: str = "fake") -> list[Tensor]:
+def trained(
+    name: str, strategy: CellStrategy, devices: int, accumulate: int = 1, data: str = "fake"
+) -> list[Tensor]:
     """The weights after three steps on a global batch of four samples."""
     torch.manual_seed(0)
     built = build_model(name)
@@ -40,7 +44,9 @@ def trained(name: str, strategy: CellStrategy, devices: int, accumulate: int = 1
     fed = cell if devices > 1 else Cell(strategy="dp", devices=2, batch_size=2, options=options)
     batches = open_stream(workload, fed, built, 0, HOST)
     model = HostDataParallel(built.model, devices) if strategy == "dp-host" else built.model
-    step = TrainStep(model, batches, Optimizer(learning_rate=0.01), "off", HOST, micro_batching(fed), built=built)
+    step = TrainStep(
+        model, batches, Optimizer(learning_rate=0.01), "off", HOST, micro_batching(fed), built=built
+    )
     for _ in range(3):
         assert step() == 4
     return [parameter.detach().clone() for parameter in built.model.parameters()]
@@ -50,17 +56,26 @@ def trained(name: str, strategy: CellStrategy, devices: int, accumulate: int = 1
 @pytest.mark.parametrize("data", ["fake", "synthetic"])
 def test_replicas_and_micro_batches_train_as_one_device_does(name: str, data: str) -> None:
     alone = trained(name, "single", 1, data=data)
-    for other in (trained(name, "dp-host", 2, data=data), trained(name, "single", 1, accumulate=2, data=data)):
-        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, other, strict=True))
+    for other in (
+        trained(name, "dp-host", 2, data=data),
+        trained(name, "single", 1, accumulate=2, data=data),
+    ):
+        assert all(
+            torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, other, strict=True)
+        )
     torch.manual_seed(0)
     untrained = list(build_model(name).model.parameters())
-    assert not any(torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, untrained, strict=True))
+    assert not any(
+        torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, untrained, strict=True)
+    )
 
 
 def test_a_models_optimizer_is_used_with_the_learning_rate() -> None:
     built = build_model("own_batches:regression_by_adam")
     batches = open_stream(Workload(data="synthetic"), Cell("single", 1, 2), built, 0, HOST)
-    optimizer = TrainStep(built.model, batches, Optimizer(learning_rate=0.03), "off", HOST, built=built).optimizer
+    optimizer = TrainStep(
+        built.model, batches, Optimizer(learning_rate=0.03), "off", HOST, built=built
+    ).optimizer
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.param_groups[0]["lr"] == 0.03
 
@@ -82,7 +97,10 @@ def test_a_sample_is_the_same_in_every_batch() -> None:
         ("no_module", "without a torch.nn.Module as its 'module'"),
         ("misspelt", "a dictionary with 'losss'"),
         ("unseeded", "different batches in two calls; derive them from the seed alone"),
-        ("without_rows", "a tensor of shape (2, 3); the first dimension of every tensor must be the number of samples"),
+        (
+            "without_rows",
+            "a tensor of shape (2, 3); the first dimension of every tensor must be the number of samples",
+        ),
         ("failing_batch", "make_batch(0, 3) failed: TypeError"),
     ],
 )
@@ -101,7 +119,10 @@ def refused(name: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        ({"input_shape": 5}, "input_shape is 5; give the shape of a sample without the batch, such as (3, 32, 32)"),
+        (
+            {"input_shape": 5},
+            "input_shape is 5; give the shape of a sample without the batch, such as (3, 32, 32)",
+        ),
         ({"input_shape": (3, "32")}, "input_shape is (3, '32'); give the shape"),
         ({"input_shape": (3, 0)}, "input_shape is (3, 0); give the shape"),
         ({"classes": "ten"}, "classes is 'ten'; give a whole number, 1 or more"),
@@ -124,7 +145,9 @@ def test_shapes_and_numbers_of_other_types_are_accepted(monkeypatch: pytest.Monk
     monkeypatch.setattr("os.getcwd", lambda: (nn.Identity(), torch.Size((3, 8)), np.int64(7)))
     built = build_model("os:getcwd")
     assert (built.input_shape, built.classes) == ((3, 8), 7)
-    monkeypatch.setattr("os.getcwd", lambda: {"module": nn.Identity(), "input_shape": [1, 8], "classes": None})
+    monkeypatch.setattr(
+        "os.getcwd", lambda: {"module": nn.Identity(), "input_shape": [1, 8], "classes": None}
+    )
     built = build_model("os:getcwd")
     assert (built.input_shape, built.classes, built.tokens) == ((1, 8), 10, None)
 
@@ -135,7 +158,9 @@ def test_settings_without_effect_are_refused() -> None:
         checked_model_size(own, Optimizer(momentum=0.5))
     assert checked_model_size(own, Optimizer(learning_rate=0.5)).parameters == 4 + 5
     with pytest.raises(DpscopeError, match="--data digits"):
-        check_classes(Workload(model="own_batches:tokens", data="digits"), build_model("own_batches:tokens"))
+        check_classes(
+            Workload(model="own_batches:tokens", data="digits"), build_model("own_batches:tokens")
+        )
     with pytest.raises(DpscopeError, match="gpt_5m takes tokens"):
         checked_model_size(Workload(model="gpt_5m", data="digits"))
 

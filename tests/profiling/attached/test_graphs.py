@@ -1,4 +1,6 @@
-"""Scripts that record CUDA graphs: within a recording dpscope calls no profiler, waits for no device and counts no step."""
+"""Scripts that record CUDA graphs: within a recording dpscope calls no profiler, waits for no
+device and counts no step.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +14,22 @@ from dpscope.profiling.attached import windows
 from dpscope.profiling.attached.settings import FOR_GRAPHS, STEP_RECORDED
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.store.folders import is_run_folder
-from tests.helpers.attached_scripts import TRACED, UNTIMED, WARMUP, WHOLE, attached, measured, net_with_sgd, train
+from tests.helpers.attached_scripts import (
+    TRACED,
+    UNTIMED,
+    WARMUP,
+    WHOLE,
+    attached,
+    measured,
+    net_with_sgd,
+    train,
+)
 
 
 class Graphs:
-    """A double of CUDA's graphs: a recording, in which the calls that would end a real one with an error fail."""
+    """A double of CUDA's graphs: a recording, in which the calls that would end a real one with an
+    error fail.
+    """
 
     def __init__(self) -> None:
         self.recording = False
@@ -24,7 +37,9 @@ class Graphs:
     def refusing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
             if self.recording:
-                raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+                raise RuntimeError(
+                    "CUDA error: operation not permitted when stream is capturing\nmore"
+                )
             return original(*args, **kwargs)
 
         return called
@@ -60,8 +75,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
 
 
 @pytest.mark.parametrize("eager", [WARMUP - 1, WARMUP, WARMUP + 1, WARMUP + TRACED - 1, UNTIMED])
-def test_a_recorded_step_ends_the_measurement_after_the_recording(tmp_path: Path, graphs: Graphs, eager: int) -> None:
-    """In the warm-up, under the tracer, before the timed steps: the next step ended a window in these."""
+def test_a_recorded_step_ends_the_measurement_after_the_recording(
+    tmp_path: Path, graphs: Graphs, eager: int
+) -> None:
+    """In the warm-up, under the tracer, before the timed steps: the next step ended a window in
+    these.
+    """
     notes: list[str] = []
     model, optimizer = net_with_sgd()
     with attached(tmp_path, notes):
@@ -94,7 +113,9 @@ def test_steps_timed_before_the_recording_are_kept(tmp_path: Path, graphs: Graph
 def test_a_recorded_model_whose_optimizer_is_called_is_measured(
     tmp_path: Path, graphs: Graphs, steps_by: str, recorded_after: int
 ) -> None:
-    """As by make_graphed_callables: passes are recorded, steps are not, and the recording is none of them."""
+    """As by make_graphed_callables: passes are recorded, steps are not, and the recording is none
+    of them.
+    """
     notes: list[str] = []
     model, optimizer = net_with_sgd()
     with attached(tmp_path, notes, steps_by=steps_by) as session:
@@ -111,7 +132,9 @@ def test_a_recorded_model_whose_optimizer_is_called_is_measured(
 def test_a_profiler_that_could_not_be_stopped_is_stopped_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while another thread records a graph; a process that ends with a half stopped profiler crashes."""
+    """As while another thread records a graph; a process that ends with a half stopped profiler
+    crashes.
+    """
     stop, refusals = torch.profiler.profile.stop, [RuntimeError("not permitted\nmore")]
 
     def stopping(profiler: torch.profiler.profile) -> None:
@@ -130,7 +153,9 @@ def test_a_profiler_that_could_not_be_stopped_is_stopped_at_the_end(
         monkeypatch.setattr(StepTrace, "step_ended", failing)
         train(model, optimizer, 2)
         (note,) = notes
-        assert note.startswith("the measurement failed (RuntimeError: operation not permitted, test_graphs.py:")
+        assert note.startswith(
+            "the measurement failed (RuntimeError: operation not permitted, test_graphs.py:"
+        )
         assert note.endswith("; the script continues without it")
         assert _profiler_enabled()
     assert not _profiler_enabled()

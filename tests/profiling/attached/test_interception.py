@@ -1,4 +1,6 @@
-"""What a measurement changes in torch: module calls are reported, and everything is restored afterwards."""
+"""What a measurement changes in torch: module calls are reported, and everything is restored
+afterwards.
+"""
 
 import copy
 import io
@@ -13,7 +15,11 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    _global_optimizer_post_hooks,
+    register_optimizer_step_post_hook,
+)
 
 from dpscope.profiling.attached.interception import ModuleCalls
 from tests.helpers.attached_scripts import (
@@ -129,7 +135,9 @@ def test_a_call_that_the_script_replaced_meanwhile_stays() -> None:
         del Sub.__call__
 
 
-def test_a_model_compiled_in_place_is_recorded_and_one_within_a_compiled_function_is_not(recorded: Recorded) -> None:
+def test_a_model_compiled_in_place_is_recorded_and_one_within_a_compiled_function_is_not(
+    recorded: Recorded,
+) -> None:
     in_place, traced = Net(), Sub()
     torch._dynamo.reset()
     in_place.compile(backend="eager")
@@ -157,7 +165,8 @@ def test_a_compiled_model_is_not_compiled_again(recorded: Recorded) -> None:
     assert len(graphs) == 1
 
 
-BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate: iterations between two readings of DDP's counters
+# torch's kDDPRuntimeLoggingSampleRate: iterations between two readings of DDP's counters
+BY_DEFAULT = 100
 
 
 @pytest.fixture
@@ -171,7 +180,9 @@ def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[nn.M
         real(model, rate)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(DistributedDataParallel, "_set_ddp_runtime_logging_sample_rate", record)
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     yield found
     distributed.destroy_process_group()
 
@@ -187,7 +198,9 @@ class Two(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("steps", [WHOLE, UNTIMED + TIMED - 1], ids=["measured whole", "ended early"])
+@pytest.mark.parametrize(
+    "steps", [WHOLE, UNTIMED + TIMED - 1], ids=["measured whole", "ended early"]
+)
 def test_ddp_reads_its_counters_as_often_as_before(
     tmp_path: Path, rates: dict[nn.Module, list[int]], steps: int
 ) -> None:
@@ -220,9 +233,13 @@ LOOKS: dict[str, Callable[[nn.Module], object]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning"
+)
 @pytest.mark.parametrize("look", list(LOOKS.values()), ids=list(LOOKS))
-def test_a_measured_model_is_saved_and_copied_as_before(tmp_path: Path, look: Callable[[nn.Module], object]) -> None:
+def test_a_measured_model_is_saved_and_copied_as_before(
+    tmp_path: Path, look: Callable[[nn.Module], object]
+) -> None:
     """Loading it does not need dpscope."""
     model = Net()
     alone = look(model)
@@ -234,7 +251,8 @@ def test_a_measured_model_is_saved_and_copied_as_before(tmp_path: Path, look: Ca
     _, _, rank, samples = measured(tmp_path)
     timed = samples[samples["measuring_pass"] == "timed"]
     assert list(timed["samples"]) == [8] * len(timed)
-    assert rank.blocks[0].steps == len(timed) >= TIMED - 1  # an export may call the model, which leaves that step out
+    # an export may call the model, which leaves that step out
+    assert rank.blocks[0].steps == len(timed) >= TIMED - 1
 
 
 def test_the_scripts_optimizer_hook_is_called_at_each_step(tmp_path: Path) -> None:
@@ -242,7 +260,9 @@ def test_the_scripts_optimizer_hook_is_called_at_each_step(tmp_path: Path) -> No
     called: list[Optimizer] = []
     before = dict(_global_optimizer_post_hooks)
     with attached(tmp_path, []) as session:
-        theirs = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: called.append(optimizer))
+        theirs = register_optimizer_step_post_hook(
+            lambda optimizer, args, kwargs: called.append(optimizer)
+        )
         try:
             train(*net_with_sgd(), WHOLE + 2)
             assert session.saved
@@ -270,16 +290,22 @@ def test_an_error_from_torch_has_no_dpscope_frame_in_its_traceback(
     def frames() -> list[tuple[str, int | None]]:
         with pytest.raises((RuntimeError, TypeError)) as raised:
             fails(model)
-        return [(entry.filename, entry.lineno) for entry in traceback.extract_tb(raised.value.__traceback__)]
+        return [
+            (entry.filename, entry.lineno)
+            for entry in traceback.extract_tb(raised.value.__traceback__)
+        ]
 
     alone = frames()
     with attached(tmp_path / "run", []):
         assert frames() == alone
-        train(model, torch.optim.SGD(model.parameters()), WARMUP)  # from now on its calls are reported
+        # from now on its calls are reported
+        train(model, torch.optim.SGD(model.parameters()), WARMUP)
         assert frames() == alone
 
 
-def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes(tmp_path: Path) -> None:
+def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes(
+    tmp_path: Path,
+) -> None:
     notes: list[str] = []
     backward = torch.autograd.backward
     with attached(tmp_path / "run", notes):
@@ -287,14 +313,18 @@ def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes
             loss_of(Net(), 8).backward()  # type: ignore[no-untyped-call]
             assert len(notes) == (step >= 19)
         assert torch.autograd.backward is backward
-    assert notes[0].startswith("20 backward passes and no step of a torch optimizer: the measurement starts with")
+    assert notes[0].startswith(
+        "20 backward passes and no step of a torch optimizer: the measurement starts with"
+    )
     assert notes[0].endswith("attach with --steps-by forward")
     assert notes[1] == (
         "the script ended: 20 backward passes and no step of a torch optimizer; use --steps-by forward, or watch_steps"
     )
 
 
-def test_accumulation_over_fewer_backward_passes_gives_no_note_and_the_count_is_removed(tmp_path: Path) -> None:
+def test_accumulation_over_fewer_backward_passes_gives_no_note_and_the_count_is_removed(
+    tmp_path: Path,
+) -> None:
     notes: list[str] = []
     backward = torch.autograd.backward
     with attached(tmp_path, notes):

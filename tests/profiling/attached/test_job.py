@@ -1,4 +1,6 @@
-"""The folder of a job: the last process makes it a repeat, also without file locks; a killed job's folder is removed."""
+"""The folder of a job: the last process makes it a repeat, also without file locks; a killed job's
+folder is removed.
+"""
 
 import errno
 import fcntl
@@ -52,7 +54,9 @@ def test_one_of_two_hosts_finishes_the_job(tmp_path: Path, monkeypatch: pytest.M
     assert not list((tmp_path / "cells").glob(".tmp-*"))
 
 
-def test_two_jobs_that_take_the_same_repeat_become_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_jobs_that_take_the_same_repeat_become_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another job takes the number after this one has found it free."""
 
     def taken_meanwhile(path: Path, value: object) -> None:
@@ -70,7 +74,9 @@ def test_two_jobs_that_take_the_same_repeat_become_two(tmp_path: Path, monkeypat
     assert [result.repeat for result in results if result is not None] == [0, 1]
 
 
-def test_an_error_while_finishing_leaves_the_files_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_finishing_leaves_the_files_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
     monkeypatch.setattr(job, "_manifest_with", lambda *_: 1 / 0)
     train_attached(tmp_path, notes)
@@ -99,7 +105,11 @@ def test_the_folders_of_dead_jobs_are_removed_and_those_of_living_ones_stay(tmp_
     other.mkdir()
     remove_unfinished_jobs(tmp_path)
     assert not dead.path.exists()
-    assert sorted(path.name for path in living.path.iterdir()) == ["rank_0_0.json", "running_0_0", "running_0_1"]
+    assert sorted(path.name for path in living.path.iterdir()) == [
+        "rank_0_0.json",
+        "running_0_0",
+        "running_0_1",
+    ]
     assert (foreign.path / "notes.txt").exists()
     assert other.exists()
     held.release(keep=True)

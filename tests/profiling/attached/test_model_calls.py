@@ -24,14 +24,16 @@ class Pair(NamedTuple):
         ([ROWS, torch.zeros(10, 10)], 32),  # a mask
         ([torch.zeros(()), ROWS], 32),
         (["train", ROWS], 32),
-        # Images of three channels in a list: four, or a batch of three in four inputs; three of three are sure.
+        # Images of three channels in a list: four, or a batch of three in four inputs; three of
+        # three are sure.
         ([[IMAGE] * 4], None),
         ([[IMAGE] * 3], 3),
         ([[IMAGE] * 4, [BOXES] * 4], 4),
         ([[IMAGE] * 4, torch.zeros(4)], 4),
         ([[IMAGE] * 4, torch.zeros(3)], 3),  # four inputs of three samples each
         ([[torch.zeros(length) for length in (5, 7, 9, 5)]], 4),  # sentences
-        # Several inputs: they are not samples, since they differ in type or dimensions, or their targets say so.
+        # Several inputs: they are not samples, since they differ in type or dimensions, or their
+        # targets say so.
         ([[ROWS, torch.zeros(32, 3, 8, 8)]], 32),
         ([(ROWS, torch.zeros(32, 10, dtype=torch.long))], 32),
         ([(ROWS, ROWS)], None),
@@ -45,12 +47,16 @@ class Pair(NamedTuple):
         ([[]], None),
     ],
 )
-def test_the_only_number_that_all_arguments_may_stand_for(arguments: list[object], samples: int | None) -> None:
+def test_the_only_number_that_all_arguments_may_stand_for(
+    arguments: list[object], samples: int | None
+) -> None:
     assert samples_of(arguments) == samples
 
 
 def test_calls_that_a_graph_records_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs in them: reading the inputs for their checksum would end the recording with an error."""
+    """Nothing runs in them: reading the inputs for their checksum would end the recording with an
+    error.
+    """
     training_calls: list[str] = []
     calls = ModelCalls("cuda", on_training=lambda: training_calls.append("call"))
     model = torch.nn.Linear(10, 2)

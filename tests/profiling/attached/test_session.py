@@ -56,7 +56,8 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
         train(model, optimizer, WHOLE - 1)
         assert not session.saved
         train(model, optimizer, 1)
-        assert session.saved  # at the end of the last timed step, in case the script is killed later
+        # at the end of the last timed step, in case the script is killed later
+        assert session.saved
         assert "__call__" not in vars(Net)
         train(model, optimizer, 3)
     cell, repeat, rank, samples = measured(tmp_path)
@@ -64,9 +65,13 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
     assert list(samples["measuring_pass"]) == ["timed"] * TIMED + ["traced"] * 2
     assert list(samples["samples"]) == [8] * (TIMED + 2)
     assert rank.blocks[0].samples == 8 * TIMED
-    assert rank.blocks[0].duration_s * 1e6 >= samples[samples["measuring_pass"] == "timed"]["step_us"].sum() * 0.999
+    assert (
+        rank.blocks[0].duration_s * 1e6
+        >= samples[samples["measuring_pass"] == "timed"]["step_us"].sum() * 0.999
+    )
     assert samples["data_wait_us"].isna().all()  # not measured: NA, not 0
-    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8, 32)  # 3 x 2 weights, 2 biases, 4 bytes each
+    # 3 x 2 weights, 2 biases, 4 bytes each
+    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8, 32)
     assert len(repeat.traces()) == 1
     assert codes(rank) == {"batch_as_seen"}
     manifest = RunFolder(tmp_path).manifest()
@@ -101,7 +106,9 @@ def test_processes_outside_a_group_are_not_measured_as_one(
     assert not (tmp_path / "run").exists()
     assert len(notes) == (advice is not None)
     for note in notes:
-        assert note.startswith("nothing is measured: 2 processes run the script and it joined no process group")
+        assert note.startswith(
+            "nothing is measured: 2 processes run the script and it joined no process group"
+        )
         assert note.endswith(str(advice))
 
 
@@ -134,7 +141,9 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path, toggled: boo
     generator, discriminator = Net(), nn.Linear(2, 1)
     frozen = generator.layer.bias.requires_grad_(False)
     with attached(tmp_path, []):
-        optimizers = {model: torch.optim.SGD(model.parameters()) for model in (discriminator, generator)}
+        optimizers = {
+            model: torch.optim.SGD(model.parameters()) for model in (discriminator, generator)
+        }
         for _ in range(WHOLE):
             for trained, optimizer in optimizers.items():
                 for model in optimizers if toggled else ():
@@ -148,10 +157,13 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path, toggled: boo
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.batch_size, cell.options.accumulate, len(timed_steps(samples))) == (5, 1, TIMED)
     assert "steps_of_first_optimizer" in codes(rank)
-    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))  # of both models
+    # of both models
+    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))
 
 
-def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_step(tmp_path: Path) -> None:
+def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_step(
+    tmp_path: Path,
+) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
         head = nn.Linear(3, 1)
@@ -167,12 +179,15 @@ def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_s
     assert message == "2 optimizers in use (SGD, Adam): steps end with the first one's"
 
 
-def test_an_optimizer_that_is_made_anew_in_each_step_is_not_kept_within_the_windows(tmp_path: Path) -> None:
+def test_an_optimizer_that_is_made_anew_in_each_step_is_not_kept_within_the_windows(
+    tmp_path: Path,
+) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
         for step in range(WHOLE):
             train(model, optimizer, 1)
-            if step >= WARMUP:  # as in meta-learning; kept, it would add its parameters to the memory of the steps
+            # as in meta-learning; kept, it would add its parameters to the memory of the steps
+            if step >= WARMUP:
                 head = nn.Linear(3, 1)
                 own = torch.optim.Adam(head.parameters())
                 train(head, own, 1, samples=2)
@@ -194,7 +209,8 @@ BATCHES: list[tuple[list[int], int, list[int], str]] = [
     ([*([8] * UNTIMED), 8, 8, 3, 8], 8, [0, 1, 3], ""),  # a short last batch
     ([*([8] * UNTIMED), 8, 16, 8, 8], 8, [0, 2, 3], ""),
     ([*([8] * UNTIMED), 8, 7, 6, 3], 6, [0, 1, 2, 3], ", the mean of batches that change,"),
-    # The usual batch is that of steps that are kept: three with a validation, and one that is measured, with its batch.
+    # The usual batch is that of steps that are kept: three with a validation, and one that is
+    # measured, with its batch.
     ([*([8] * UNTIMED), VALIDATION, 8, VALIDATION, 8, 4, 4], 4, [2, 3], ""),
 ]
 
@@ -212,7 +228,9 @@ def test_steps_with_validations_and_unusual_batches_are_left_out(
     assert (cell.batch_size, block.steps, block.samples) == (usual, len(kept), usual * len(kept))
     assert timed_steps(samples) == kept
     assert ("steps_left_out" in codes(rank)) == (len(kept) < TIMED)
-    assert ("traced_beside_other_work" in codes(rank)) == (sizes is BATCHES[0][0] or sizes is IN_EACH)
+    assert ("traced_beside_other_work" in codes(rank)) == (
+        sizes is BATCHES[0][0] or sizes is IN_EACH
+    )
     if len(kept) < TIMED:
         assert block.duration_s == pytest.approx(samples["step_us"][: len(kept)].sum() / 1e6)
     (text,) = (finding.message for finding in rank.findings if finding.code == "batch_as_seen")
@@ -225,21 +243,40 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     _, repeat, rank, samples = measured(tmp_path)
     assert (len(samples), rank.blocks[0].steps, len(repeat.traces())) == (2 + 2, 2, 1)
     (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
-    assert early.next_step == "attach with --warmup 2 --steps 4 --traced-steps 1, or let the script train longer"
+    assert (
+        early.next_step
+        == "attach with --warmup 2 --steps 4 --traced-steps 1, or let the script train longer"
+    )
     name = known(rank.attached).cell.name  # several cells may have ended early
     assert early.message == f"{name}: the script ended: 2 of 4 steps were timed, 1 traced"
-    assert notes == ["the script ended: 2 of 4 steps were timed, 1 traced; what was measured is saved"]
+    assert notes == [
+        "the script ended: 2 of 4 steps were timed, 1 traced; what was measured is saved"
+    ]
 
 
 @pytest.mark.parametrize(
     ("steps", "how", "message"),
     [
-        (0, "the script ended", "the script ended before its first training step: nothing was measured"),
-        (UNTIMED, "the script ended", "11 steps of 16 that are needed; let the script train longer"),
-        (7, "the script raised KeyError", "KeyError after 7 of the 16 steps that are needed: nothing was measured"),
+        (
+            0,
+            "the script ended",
+            "the script ended before its first training step: nothing was measured",
+        ),
+        (
+            UNTIMED,
+            "the script ended",
+            "11 steps of 16 that are needed; let the script train longer",
+        ),
+        (
+            7,
+            "the script raised KeyError",
+            "KeyError after 7 of the 16 steps that are needed: nothing was measured",
+        ),
     ],
 )
-def test_a_script_without_a_timed_step_leaves_one_line(tmp_path: Path, steps: int, how: str, message: str) -> None:
+def test_a_script_without_a_timed_step_leaves_one_line(
+    tmp_path: Path, steps: int, how: str, message: str
+) -> None:
     notes: list[str] = []
     with attached(tmp_path / "run", notes) as session:
         train(*net_with_sgd(), steps)
@@ -252,7 +289,9 @@ def test_a_script_without_a_timed_step_leaves_one_line(tmp_path: Path, steps: in
 def test_a_script_that_profiles_itself_is_only_timed(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
-        with torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2)) as theirs:
+        with torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=1, warmup=1, active=2)
+        ) as theirs:
             for _ in range(WHOLE):
                 train(model, optimizer, 1)
                 theirs.step()
@@ -274,7 +313,9 @@ def test_a_profiler_started_during_the_trace_takes_precedence(tmp_path: Path) ->
 
 
 def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> None:
-    """It profiles six of its first steps: they are left out of the timed ones, and the trace follows those."""
+    """It profiles six of its first steps: they are left out of the timed ones, and the trace
+    follows those.
+    """
     with attached(tmp_path, [], steps=8):
         model, optimizer = net_with_sgd()
         schedule = torch.profiler.schedule(wait=1, warmup=1, active=6, repeat=1)
@@ -284,9 +325,14 @@ def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> 
                 theirs.step()
     _, repeat, rank, samples = measured(tmp_path)
     (trace,) = repeat.traces()
-    marked = [one["name"] for one in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if "name" in one]
+    marked = [
+        one["name"]
+        for one in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        if "name" in one
+    ]
     marks = {name for name in marked if name.startswith("ProfilerStep#")}
-    assert marks == {"ProfilerStep#2", "ProfilerStep#3"}  # not those of the script's profiler, which goes on counting
+    # not those of the script's profiler, which goes on counting
+    assert marks == {"ProfilerStep#2", "ProfilerStep#3"}
     assert theirs.record_steps
     # Timed are the steps 7 to 14, counted from 1; the profiler is on until the 8th has ended.
     assert timed_steps(samples) == [2, 3, 4, 5, 6, 7]
@@ -298,7 +344,9 @@ def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> 
 
 
 def test_a_step_of_one_optimizer_per_parameter_ends_with_the_first(tmp_path: Path) -> None:
-    """Thirty optimizers step in turn: more than the steps of another one after which the first counts as over."""
+    """Thirty optimizers step in turn: more than the steps of another one after which the first
+    counts as over.
+    """
     notes: list[str] = []
     with attached(tmp_path, notes):
         model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(15)))
@@ -314,7 +362,9 @@ def test_a_step_of_one_optimizer_per_parameter_ends_with_the_first(tmp_path: Pat
 
 
 def train_gan(critic_steps: int, steps: int) -> None:
-    """A critic that steps in each step, and a generator of another batch that steps in every `critic_steps`-th."""
+    """A critic that steps in each step, and a generator of another batch that steps in every
+    `critic_steps`-th.
+    """
     generator, critic = Net(), nn.Linear(2, 1)
     optimizers = [torch.optim.SGD(model.parameters()) for model in (generator, critic)]
     for step in range(steps):
@@ -328,7 +378,9 @@ def train_gan(critic_steps: int, steps: int) -> None:
 
 
 def test_steps_of_a_cycle_are_timed_and_traced_as_whole_cycles(tmp_path: Path) -> None:
-    """The generator's step is part of every third: that is certain only after more than the 5 steps of warm-up."""
+    """The generator's step is part of every third: that is certain only after more than the 5 steps
+    of warm-up.
+    """
     with attached(tmp_path, [], steps=7):
         train_gan(critic_steps=3, steps=100)
     cell, repeat, rank, samples = measured(tmp_path)
@@ -349,7 +401,8 @@ def test_steps_of_a_cycle_are_timed_and_traced_as_whole_cycles(tmp_path: Path) -
 
 def test_unlike_steps_that_the_warm_up_did_not_show_are_a_warning(tmp_path: Path) -> None:
     with attached(tmp_path, [], steps=12):
-        train_gan(critic_steps=10, steps=100)  # in the steps 10 and 20: of the warm-up, five steps, none
+        # in the steps 10 and 20: of the warm-up, five steps, none
+        train_gan(critic_steps=10, steps=100)
     _, _, rank, samples = measured(tmp_path)
     assert (known(rank.attached).cycle, len(timed_steps(samples))) == (1, 12)
     (message,) = (one.message for one in rank.findings if one.code == "steps_unlike")
@@ -359,7 +412,9 @@ def test_unlike_steps_that_the_warm_up_did_not_show_are_a_warning(tmp_path: Path
 
 
 def test_short_accumulations_at_the_end_of_an_epoch_are_no_cycle(tmp_path: Path) -> None:
-    """Ten micro-batches in an epoch are steps of four, four and two: those of two are left out, as any short batch."""
+    """Ten micro-batches in an epoch are steps of four, four and two: those of two are left out, as
+    any short batch.
+    """
     with attached(tmp_path, [], steps=9, warmup_steps=8):
         model, optimizer = net_with_sgd()
         for _ in range(12):
@@ -371,7 +426,9 @@ def test_short_accumulations_at_the_end_of_an_epoch_are_no_cycle(tmp_path: Path)
 
 
 def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path) -> None:
-    """The step of a parameter as soon as its gradient is there: a step ends where the model is called again."""
+    """The step of a parameter as soon as its gradient is there: a step ends where the model is
+    called again.
+    """
     with attached(tmp_path, []):
         model = Net()
         optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
@@ -391,7 +448,9 @@ def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path)
     assert message == "2 optimizers in use (SGD): steps end where the model is called"
 
 
-def test_a_script_whose_optimizers_take_turns_is_not_asked_for_the_steps_it_has(tmp_path: Path) -> None:
+def test_a_script_whose_optimizers_take_turns_is_not_asked_for_the_steps_it_has(
+    tmp_path: Path,
+) -> None:
     notes: list[str] = []
     with attached(tmp_path, notes):
         model = Net()
@@ -426,7 +485,9 @@ def test_steps_by_forward_need_no_torch_optimizer(tmp_path: Path) -> None:
     assert (rank.blocks[0].samples, len(repeat.traces())) == (6 * TIMED, 1)
 
 
-def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_steps_measures_a_loop_from_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Active, "session", None)
     monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # outside a git checkout
     monkeypatch.setattr("atexit.register", lambda function, *arguments: None)
@@ -439,7 +500,9 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     model, optimizer = net_with_sgd()
     loader = DataLoader(TensorDataset(torch.ones(4 * WHOLE, 3)), batch_size=4)
     for epoch in range(2):
-        for (inputs,) in watch_steps(loader, out=tmp_path, warmup=WARMUP, steps=TIMED, traced_steps=1):
+        for (inputs,) in watch_steps(
+            loader, out=tmp_path, warmup=WARMUP, steps=TIMED, traced_steps=1
+        ):
             optimizer.zero_grad()
             model(inputs).sum().backward()
             optimizer.step()
@@ -448,7 +511,8 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     cell, repeat, _, samples = measured(tmp_path)
     assert cell.name == "single-d1-b4"
     assert (len(samples), len(repeat.traces())) == (TIMED + 2, 1)
-    assert os.environ["KINETO_LOG_LEVEL"] == "99"  # the tracer prints nothing into the script's output
+    # the tracer prints nothing into the script's output
+    assert os.environ["KINETO_LOG_LEVEL"] == "99"
     assert Active.session is not None
     Active.session.close("the script ended")
 
@@ -546,14 +610,17 @@ def test_a_short_training_before_the_real_one_is_ignored(tmp_path: Path) -> None
     with attached(tmp_path, []):
         head, model = nn.Linear(3, 1), Net()
         train(head, torch.optim.SGD(head.parameters()), 3, samples=2)
-        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)  # restarts after 10 steps without the first
+        # restarts after 10 steps without the first
+        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)
     cell, repeat, rank, _ = measured(tmp_path)
     assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
     assert "steps_of_first_optimizer" not in codes(rank)
 
 
 def test_windows_hold_the_steps_of_one_training_alone(tmp_path: Path) -> None:
-    """The first training ends within its timed window: the steps of the next one are not timed as its steps."""
+    """The first training ends within its timed window: the steps of the next one are not timed as
+    its steps.
+    """
     with attached(tmp_path, [], batch_size=2):
         head, model = nn.Linear(3, 1), Net()
         train(head, torch.optim.SGD(head.parameters()), UNTIMED + 2, samples=2)
@@ -593,15 +660,27 @@ for _ in range(2):  # blocks in C for ever, as in a collective without its peers
 @pytest.mark.process
 def test_a_terminated_script_saves_its_timed_steps_and_ends_by_the_signal(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STUCK.format(steps=5 + 8 + 7))
-    attach = [sys.executable, "-m", "dpscope.launch.attach", "--out", "run", "--warmup", "5", "train.py"]
-    script = subprocess.Popen(attach, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    attach = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.attach",
+        "--out",
+        "run",
+        "--warmup",
+        "5",
+        "train.py",
+    ]
+    script = subprocess.Popen(
+        attach, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert script.stdout is not None
     assert script.stdout.readline() == "trained\n"
     script.send_signal(signal.SIGTERM)
     _, errors = script.communicate(timeout=60)
     assert script.returncode == -signal.SIGTERM
     assert (
-        errors == "dpscope: SIGTERM ended the script: 7 of 50 steps were timed, 3 traced; what was measured is saved\n"
+        errors
+        == "dpscope: SIGTERM ended the script: 7 of 50 steps were timed, 3 traced; what was measured is saved\n"
     )
     run = RunFolder(tmp_path / "run")
     (planned,) = run.manifest().plan
@@ -630,7 +709,9 @@ def await_threads() -> None:
 
 
 def test_signals_with_a_handler_of_the_script_are_left_to_it(killed: list[int]) -> None:
-    """The script handles one from the start and one later, and stores and restores handlers as libraries do."""
+    """The script handles one from the start and one later, and stores and restores handlers as
+    libraries do.
+    """
     ended: list[str] = []
     theirs: list[int] = []
     signal.signal(signal.SIGHUP, lambda number, frame: theirs.append(number))
@@ -651,7 +732,9 @@ def test_signals_with_a_handler_of_the_script_are_left_to_it(killed: list[int]) 
 
 
 def test_a_script_that_handles_both_signals_keeps_no_descriptor_for_them(killed: list[int]) -> None:
-    """The number of a closed descriptor is soon that of another file, into which Python would write each signal."""
+    """The number of a closed descriptor is soon that of another file, into which Python would write
+    each signal.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
     ended: list[str] = []
@@ -690,7 +773,9 @@ def test_a_descriptor_that_its_event_loop_has_closed_takes_no_signals(
 
 @pytest.mark.process
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_a_signal_to_a_child_of_the_script_ends_only_the_child(killed: list[int], in_thread: bool) -> None:
+def test_a_signal_to_a_child_of_the_script_ends_only_the_child(
+    killed: list[int], in_thread: bool
+) -> None:
     """Forked in the main thread, or in another such as one that starts a loader's workers."""
     ended: list[str] = []
     children: list[int] = []

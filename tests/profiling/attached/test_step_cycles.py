@@ -2,7 +2,12 @@
 
 import pytest
 
-from dpscope.profiling.attached.step_cycles import LONGEST_CYCLE, CollectiveCount, StepEvents, cycle_of
+from dpscope.profiling.attached.step_cycles import (
+    LONGEST_CYCLE,
+    CollectiveCount,
+    StepEvents,
+    cycle_of,
+)
 from dpscope.profiling.attached.windows import whole_cycles
 
 KINDS = {

@@ -64,15 +64,21 @@ def test_fully_shard_is_detected_by_class_and_mesh(
         (ShardingStrategy._HYBRID_SHARD_ZERO2, "hsdp"),
     ],
 )
-def test_fully_sharded_data_parallel_is_detected_by_its_sharding(sharding: ShardingStrategy, strategy: str) -> None:
+def test_fully_sharded_data_parallel_is_detected_by_its_sharding(
+    sharding: ShardingStrategy, strategy: str
+) -> None:
     over = mesh(2, 2) if "HYBRID" in sharding.name else mesh(4)
     cpu = torch.device("cpu")
-    model = FullyShardedDataParallel(net(), sharding_strategy=sharding, device_id=cpu, device_mesh=over)
+    model = FullyShardedDataParallel(
+        net(), sharding_strategy=sharding, device_id=cpu, device_mesh=over
+    )
     assert strategy_of(model) == strategy
 
 
 def test_tensor_parallel_layers_are_not_hsdp() -> None:
-    """Tensor parallelism shards some tensors along the dimension along which it replicates others."""
+    """Tensor parallelism shards some tensors along the dimension along which it replicates
+    others.
+    """
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     model, over = net(), mesh(2, 2)

@@ -27,12 +27,17 @@ def test_buckets_are_those_in_use(buckets: dict[str, str], bucket_bytes: tuple[i
     read = counters_of(3, {**TIMES, **buckets})
     assert read.step == 3
     assert read.bucket_bytes == bucket_bytes
-    assert (read.forward_compute_us, read.backward_comm_us, read.overlap_us) == (1000.0, 500.0, 250.5)
+    assert (read.forward_compute_us, read.backward_comm_us, read.overlap_us) == (
+        1000.0,
+        500.0,
+        250.5,
+    )
 
 
 def test_sizes_of_a_model_whose_weights_are_shared_and_partly_frozen() -> None:
     first = nn.Linear(3, 2)  # 6 weights and 2 biases
-    model = nn.Sequential(first, first, nn.BatchNorm1d(2))  # and 2 + 2; buffers: 2 + 2 floats and one int64
+    # and 2 + 2; buffers: 2 + 2 floats and one int64
+    model = nn.Sequential(first, first, nn.BatchNorm1d(2))
     first.bias.requires_grad_(False)
     sizes = parameter_sizes(model)
     assert (sizes.parameter_count, sizes.parameter_bytes, sizes.gradient_bytes) == (12, 48, 40)

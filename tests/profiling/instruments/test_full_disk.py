@@ -1,4 +1,6 @@
-"""A trace that the disk does not hold: Kineto writes no more and reports nothing; dpscope does, and leaves no file."""
+"""A trace that the disk does not hold: Kineto writes no more and reports nothing; dpscope does, and
+leaves no file.
+"""
 
 import resource
 from pathlib import Path
@@ -20,7 +22,9 @@ def test_a_trace_without_room_is_reported_as_such(tmp_path: Path, most_bytes: in
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
-        with pytest.raises(DpscopeError, match=r"the trace could not be written .* MB are free on its disk"):
+        with pytest.raises(
+            DpscopeError, match=r"the trace could not be written .* MB are free on its disk"
+        ):
             _export(profiler, tmp_path / "traces" / "0_0.pt.trace.json.gz")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -17,7 +17,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, StepTimer, save_samples, time_block
+from dpscope.profiling.instruments.step_timer import (
+    SAMPLE_COLUMNS,
+    StepTimer,
+    save_samples,
+    time_block,
+)
 from dpscope.profiling.instruments.trace_recorder import (
     WARMUP_STEPS,
     StepTrace,
@@ -39,11 +44,16 @@ def step(batch_arrived: Callable[[], None]) -> int:
 
 def test_a_block_is_its_steps() -> None:
     synchronised = []
-    block, samples = time_block(step, 4, HOST, lambda: synchronised.append(1), first_step=8, epoch=2)
+    block, samples = time_block(
+        step, 4, HOST, lambda: synchronised.append(1), first_step=8, epoch=2
+    )
     assert (block.steps, block.samples, block.epoch, len(synchronised)) == (4, 16, 2, 2)
     assert block.data_wait_s is not None
     assert block.data_wait_s == pytest.approx(sum(sample.data_wait_us for sample in samples) / 1e6)
-    assert all(WAIT_S * 1e6 <= sample.data_wait_us <= sample.step_us - (STEP_S - WAIT_S) * 1e6 for sample in samples)
+    assert all(
+        WAIT_S * 1e6 <= sample.data_wait_us <= sample.step_us - (STEP_S - WAIT_S) * 1e6
+        for sample in samples
+    )
     assert [sample.step for sample in samples] == [8, 9, 10, 11]
     assert all(sample.step_us >= STEP_S * 1e6 for sample in samples)
     assert sum(sample.step_us for sample in samples) <= block.duration_s * 1e6
@@ -53,7 +63,11 @@ def test_a_trace_holds_one_step_more_than_requested_and_matches_its_samples(tmp_
     path = tmp_path / "traces" / "0_0.pt.trace.json.gz"
     samples = StepTrace(2, path, HOST, all_threads=True, synchronise=lambda: None).record(step)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    ranges = {event["name"]: event["dur"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
+    ranges = {
+        event["name"]: event["dur"]
+        for event in events
+        if event.get("name", "").startswith("ProfilerStep#")
+    }
     assert sorted(ranges) == [f"ProfilerStep#{sample.step}" for sample in samples]
     assert len(samples) == 3
     for sample in samples:
@@ -79,24 +93,34 @@ def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         StepTrace(1, tmp_path / "a.pt.trace.json.gz", HOST, False, lambda: None).record(failing)
     assert list(tmp_path.rglob("*.gz")) == []
-    assert named_range("one") is named_range("another")  # the recording has ended: the same context that does nothing
+    # the recording has ended: the same context that does nothing
+    assert named_range("one") is named_range("another")
 
 
 def test_samples_are_saved_with_their_columns(tmp_path: Path) -> None:
     _, samples = time_block(step, 2, HOST, lambda: None)
     (nothing_awaited,) = time_block(step, 1, HOST, lambda: None, first_step=1 << 40, epoch=7)[1]
-    samples.append(dataclasses.replace(nothing_awaited, measuring_pass="traced", data_wait_us=math.nan))
+    samples.append(
+        dataclasses.replace(nothing_awaited, measuring_pass="traced", data_wait_us=math.nan)
+    )
     save_samples(tmp_path / "samples.parquet", samples)
     frame = pd.read_parquet(tmp_path / "samples.parquet")
     assert list(frame.columns) == list(SAMPLE_COLUMNS)
-    assert [str(dtype) for dtype in frame.dtypes[1:]] == ["Int64", "int64", "float64", "float64", "int64"]
+    assert [str(dtype) for dtype in frame.dtypes[1:]] == [
+        "Int64",
+        "int64",
+        "float64",
+        "float64",
+        "int64",
+    ]
     assert frame.epoch.tolist() == [pd.NA, pd.NA, 7]
     assert frame.measuring_pass.tolist() == ["timed", "timed", "traced"]
     assert frame.step.tolist() == [0, 1, 1 << 40]
     assert frame.step_us.tolist() == [one.step_us for one in samples]
     assert frame.samples.tolist() == [one.samples for one in samples]
     waits = pq.read_table(tmp_path / "samples.parquet")["data_wait_us"]
-    assert waits.to_pylist() == [*(one.data_wait_us for one in samples[:2]), None]  # missing for other programs, too
+    # missing for other programs, too
+    assert waits.to_pylist() == [*(one.data_wait_us for one in samples[:2]), None]
     save_samples(tmp_path / "none.parquet", [])
     assert pd.read_parquet(tmp_path / "none.parquet").dtypes.equals(frame.dtypes)
 
@@ -116,11 +140,14 @@ def test_a_trace_that_is_stopped_before_its_last_step_is_not_saved(tmp_path: Pat
     assert ends == [False, False, False, True]
     assert path.exists()
     assert [(sample.step, sample.samples) for sample in trace.samples()] == [(2, 3), (3, 3)]
-    assert all(math.isnan(sample.data_wait_us) for sample in trace.samples())  # no batch's arrival was marked
+    # no batch's arrival was marked
+    assert all(math.isnan(sample.data_wait_us) for sample in trace.samples())
 
 
 def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
-    """torch's profiler is in a reference cycle: objects that it held, such as loader workers, would stay alive."""
+    """torch's profiler is in a reference cycle: objects that it held, such as loader workers, would
+    stay alive.
+    """
 
     class Process:
         def synchronise(self) -> None:
@@ -130,7 +157,8 @@ def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
             return 1
 
     first, process = Process(), Process()
-    StepTrace(1, tmp_path / "first.gz", HOST, False, first.synchronise).record(first.step)  # torch keeps its frames
+    # torch keeps its frames
+    StepTrace(1, tmp_path / "first.gz", HOST, False, first.synchronise).record(first.step)
     held = weakref.ref(process)
     gc.disable()
     try:
@@ -155,4 +183,7 @@ def test_a_range_is_entered_only_while_a_trace_is_recorded() -> None:
             threads.submit(enter, "other thread").result()
         enter("after")
     names = {event.name for event in profiler.events() or ()}
-    assert names & {"before", "own thread", "other thread", "after"} == {"own thread", "other thread"}
+    assert names & {"before", "own thread", "other thread", "after"} == {
+        "own thread",
+        "other thread",
+    }

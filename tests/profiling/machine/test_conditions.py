@@ -12,7 +12,9 @@ from dpscope.profiling.records.run import DeviceState, Environment
 @pytest.fixture(scope="module")
 def current() -> Environment:
     return msgspec.structs.replace(
-        collect_environment(None, on_gpus=False), settings={"NCCL_ALGO": "Ring"}, driver_version="550"
+        collect_environment(None, on_gpus=False),
+        settings={"NCCL_ALGO": "Ring"},
+        driver_version="550",
     )
 
 
@@ -21,13 +23,17 @@ def differences(then: Environment, now: Environment, *partly: str) -> list[str]:
 
 
 def test_variables_that_a_job_sets_are_no_difference(current: Environment) -> None:
-    """A manifest written by a job's process contains the variables that torchrun and dpscope set."""
+    """A manifest written by a job's process contains the variables that torchrun and dpscope
+    set.
+    """
     in_job = {
         **current.settings, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
     assert variable_differences(current, msgspec.structs.replace(current, settings=in_job)) == []
-    ordered = msgspec.structs.replace(current, settings={**in_job, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    ordered = msgspec.structs.replace(
+        current, settings={**in_job, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    )
     (difference,) = variable_differences(current, ordered)
     assert str(difference) == "CUDA_DEVICE_ORDER = PCI_BUS_ID, not FASTEST_FIRST"
 
@@ -46,7 +52,12 @@ def test_a_job_may_get_a_part_of_a_machines_gpus_and_cores(current: Environment)
     assert differences(current, one, "GPUs", "cores") == ["GPUs = none, not 1 x H100"]
 
 
-VERSIONS = {"cpu_name": "processor", "driver_version": "driver", "torch_version": "torch", "cuda_version": "CUDA"}
+VERSIONS = {
+    "cpu_name": "processor",
+    "driver_version": "driver",
+    "torch_version": "torch",
+    "cuda_version": "CUDA",
+}
 
 
 @pytest.mark.parametrize(("field", "name"), [*VERSIONS.items(), ("nccl_version", "NCCL")])
@@ -54,4 +65,7 @@ def test_every_version_is_compared(current: Environment, field: str, name: str) 
     older = msgspec.structs.replace(current, **{field: "2.1"})
     expected = [f"{name} = 2.1, not {getattr(current, field) or 'none'}"]
     assert differences(older, current) == differences(older, current, "GPUs", "cores") == expected
-    assert differences(current, msgspec.structs.replace(current, hostname="another", memory_bytes=1)) == []
+    assert (
+        differences(current, msgspec.structs.replace(current, hostname="another", memory_bytes=1))
+        == []
+    )

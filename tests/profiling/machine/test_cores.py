@@ -1,4 +1,6 @@
-"""Cores of affinity, and of the quota of CPU time that a control group has, in both versions of control groups."""
+"""Cores of affinity, and of the quota of CPU time that a control group has, in both versions of
+control groups.
+"""
 
 import os
 from pathlib import Path
@@ -41,9 +43,13 @@ def test_a_containers_quota(tmp_path: Path, quota: str, cores: int) -> None:
 
 def test_the_groups_above_limit_as_well(tmp_path: Path) -> None:
     """A systemd unit whose slice has 300%."""
-    files = {f"{V2}/a.slice/cpu.max": "300000 100000\n", f"{V2}/a.slice/b.service/cpu.max": "max 100000\n"}
+    files = {
+        f"{V2}/a.slice/cpu.max": "300000 100000\n",
+        f"{V2}/a.slice/b.service/cpu.max": "max 100000\n",
+    }
     assert usable_cores(system(tmp_path, "0::/a.slice/b.service\n", files)) == 3
-    other = system(tmp_path / "other", "0::/c.slice\n", files)  # another's limit is not this process's
+    # another's limit is not this process's
+    other = system(tmp_path / "other", "0::/c.slice\n", files)
     assert usable_cores(other) == 8
 
 
@@ -57,10 +63,14 @@ def test_version_1(tmp_path: Path, place: str) -> None:
     assert usable_cores(tmp_path) == 8
 
 
-def test_without_control_groups_affinity_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_control_groups_affinity_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert usable_cores(tmp_path) == 8
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
-    assert usable_cores(system(tmp_path, "0::/../../b\n", {f"{V2}/cpu.max": "400000 100000\n"})) == 1
+    assert (
+        usable_cores(system(tmp_path, "0::/../../b\n", {f"{V2}/cpu.max": "400000 100000\n"})) == 1
+    )
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert usable_cores(tmp_path) == 4

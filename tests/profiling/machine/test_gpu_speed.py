@@ -2,13 +2,21 @@
 
 import pytest
 
-from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, like_names, parse_flops
+from dpscope.profiling.machine.gpu_speed import (
+    GPU_SPEEDS,
+    MEMORY,
+    TF32,
+    gpu_speed,
+    like_names,
+    parse_flops,
+)
 
 TITLES = {
     "NVIDIA H100 80GB HBM3": "H100 SXM5", "H100 SXM": "H100 SXM5", "NVIDIA H100 PCIe": "H100 PCIe",
     "NVIDIA A100-SXM4-40GB": "A100 SXM4 40GB", "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB",
     "Tesla V100-SXM2-16GB": "V100 SXM2", "Tesla T4": "T4", "NVIDIA L40S": "L40S",
-    "A100": None, "NVIDIA A10G": None, None: None,  # there are several A100, with different memories
+    # there are several A100, with different memories
+    "A100": None, "NVIDIA A10G": None, None: None,
 }  # fmt: skip
 
 
@@ -27,7 +35,12 @@ def test_a_gpu_without_tf32_computes_it_in_single_precision() -> None:
 
 def test_every_title_is_a_name_and_close_names_are_proposed() -> None:
     assert all(gpu_speed(one.title) is one for one in GPU_SPEEDS)
-    assert like_names("A100") == ["A100 SXM4 40GB", "A100 SXM4 80GB", "A100 PCIe 40GB", "A100 PCIe 80GB"]
+    assert like_names("A100") == [
+        "A100 SXM4 40GB",
+        "A100 SXM4 80GB",
+        "A100 PCIe 40GB",
+        "A100 PCIe 80GB",
+    ]
     assert like_names("H100 SMX") == ["H100 SXM5", "H100 PCIe"]
     assert len(like_names("Radeon")) == len(GPU_SPEEDS)
 

@@ -1,4 +1,6 @@
-"""Page faults of a process whose heap is kept and touched, counted by the kernel, and the memory that is free."""
+"""Page faults of a process whose heap is kept and touched, counted by the kernel, and the memory
+that is free.
+"""
 
 import os
 import subprocess
@@ -9,7 +11,8 @@ import pytest
 
 from dpscope.profiling.machine.host_memory import free_host_bytes
 
-# Allocates 64 MiB in blocks of 1 MiB, frees them, and so again, like the tensors of two steps. Prints the second's page faults.
+# Allocates 64 MiB in blocks of 1 MiB, frees them, and so again, like the tensors of two steps.
+# Prints the second's page faults.
 TWO_STEPS = """
 import ctypes, resource
 from dpscope.profiling.machine.host_memory import keep_freed_memory, touched_heap
@@ -73,7 +76,9 @@ def test_a_step_reuses_the_memory_of_the_one_before_it_unless_the_user_tunes_the
 
 @pytest.mark.process
 @glibc
-def test_traced_steps_fault_no_page_in_nor_do_replicas_threads_and_a_second_trace_touches_nothing_again() -> None:
+def test_traced_steps_fault_no_page_in_nor_do_replicas_threads_and_a_second_trace_touches_nothing_again() -> (
+    None
+):
     traced, again = printed(TOUCH)
     assert traced < PAGES / 100
     assert again < 100
@@ -81,7 +86,9 @@ def test_traced_steps_fault_no_page_in_nor_do_replicas_threads_and_a_second_trac
     assert touched < PAGES / 2 < PAGES < untouched
 
 
-def test_free_memory_respects_a_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_respects_a_containers_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
     assert free_host_bytes(tmp_path) == 8000 * 1024
@@ -92,5 +99,8 @@ def test_free_memory_respects_a_containers_limit(tmp_path: Path, monkeypatch: py
     assert free_host_bytes(tmp_path) == 8000 * 1024
     (cgroup / "memory.max").write_text("3000000\n")
     assert free_host_bytes(tmp_path) == 2000000
-    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")  # macOS, which has no /proc: the total is taken
-    assert free_host_bytes(tmp_path / "none") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # macOS, which has no /proc: the total is taken
+    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")
+    assert free_host_bytes(tmp_path / "none") == os.sysconf("SC_PHYS_PAGES") * os.sysconf(
+        "SC_PAGE_SIZE"
+    )

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
-from dpscope.profiling.machine.link_specifications import gpu_model, model_link, nvlink, pcie_gb_per_s, pcie_link
+from dpscope.profiling.machine.link_specifications import (
+    gpu_model,
+    model_link,
+    nvlink,
+    pcie_gb_per_s,
+    pcie_link,
+)
 from dpscope.profiling.machine.nvml import NvmlRecorder
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from tests.helpers.known import known
@@ -34,10 +40,13 @@ def rate_of(links: Interconnect, devices: int) -> tuple[str, float] | None:
 def test_v100_mesh() -> None:
     links = recorded("v100_sxm2_x8")
     # Second generation: 25 GB/s a link and direction, six links.
-    assert {(one.nvlink_version, one.active_nvlinks, one.nvlink_gb_per_s) for one in links.devices} == {(2, 6, 150.0)}
+    assert {
+        (one.nvlink_version, one.active_nvlinks, one.nvlink_gb_per_s) for one in links.devices
+    } == {(2, 6, 150.0)}
     assert len(links.pairs) == 28
     near, double, far = (
-        {(pair.first, pair.second): pair for pair in links.pairs}[pair] for pair in ((0, 1), (0, 3), (0, 7))
+        {(pair.first, pair.second): pair for pair in links.pairs}[pair]
+        for pair in ((0, 1), (0, 3), (0, 7))
     )
     assert (double.direct_nvlinks, near.direct_nvlinks, far.direct_nvlinks) == (2, 1, 0)
     assert (near.topology, far.topology) == ("one PCIe switch (PIX)", "between NUMA nodes (SYS)")
@@ -49,7 +58,8 @@ def test_v100_mesh() -> None:
 
 
 GROUPS: list[tuple[str, list[int] | None, int, tuple[str, float] | None]] = [
-    # V100 mesh. Two GPUs: the one link between them. Four: each has 1 + 1 + 2 links to the others. Eight: all six.
+    # V100 mesh. Two GPUs: the one link between them. Four: each has 1 + 1 + 2 links to the others.
+    # Eight: all six.
     ("v100_sxm2_x8", None, 2, ("NVLink 2 x1", 25.0)),
     ("v100_sxm2_x8", None, 4, ("NVLink 2 x4", 100.0)),
     ("v100_sxm2_x8", None, 8, ("NVLink 2 x6", 150.0)),
@@ -80,19 +90,32 @@ def test_generations_switches_and_cards_without_links() -> None:
     switched = recorded("a100_sxm4_x4")
     # NVML answers 5 (3.1) for an A100: third generation, 25 GB/s a link.
     assert {(one.nvlink_version, one.nvlink_gb_per_s) for one in switched.devices} == {(3, 300.0)}
-    assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 and pair.peer_access for pair in switched.pairs)
-    assert {(one.current_pcie_generation, one.pcie_generation) for one in switched.devices} == {(1, 4)}
+    assert all(
+        pair.through_nvswitch and pair.direct_nvlinks == 0 and pair.peer_access
+        for pair in switched.pairs
+    )
+    assert {(one.current_pcie_generation, one.pcie_generation) for one in switched.devices} == {
+        (1, 4)
+    }
     plain = recorded("l4_x2")
-    assert {(one.active_nvlinks, one.nvlink_version, one.nvlink_gb_per_s) for one in plain.devices} == {(0, None, None)}
-    assert [(pair.peer_access, pair.peer_status) for pair in plain.pairs] == [(False, "chipset not supported")]
+    assert {
+        (one.active_nvlinks, one.nvlink_version, one.nvlink_gb_per_s) for one in plain.devices
+    } == {(0, None, None)}
+    assert [(pair.peer_access, pair.peer_status) for pair in plain.pairs] == [
+        (False, "chipset not supported")
+    ]
     for name in ("h100_sxm5_x2", "h200_sxm_x2"):
-        assert {(one.nvlink_version, one.active_nvlinks) for one in recorded(name).devices} == {(4, 18)}
+        assert {(one.nvlink_version, one.active_nvlinks) for one in recorded(name).devices} == {
+            (4, 18)
+        }
     across = recorded("a100_pcie_x4_bridged", [0, 2])
     assert [one.torch_index for one in across.devices] == [0, None, 1, None]
 
 
 class InVirtualMachine(ReplayedNvml):
-    """A record as in a virtual machine: kind and address of the NVLinks' far ends are unknown or not supported."""
+    """A record as in a virtual machine: kind and address of the NVLinks' far ends are unknown or
+    not supported.
+    """
 
     def __init__(self, path: Path, kind: int | None, bus_id: str | None) -> None:
         super().__init__(path)
@@ -107,7 +130,9 @@ class InVirtualMachine(ReplayedNvml):
         return self._or_not_supported(self.kind)
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, *_: object) -> Any:  # noqa: N802
-        return self._or_not_supported(None if self.bus_id is None else SimpleNamespace(busId=self.bus_id))
+        return self._or_not_supported(
+            None if self.bus_id is None else SimpleNamespace(busId=self.bus_id)
+        )
 
 
 def in_virtual_machine(name: str, kind: int | None, bus_id: str | None) -> Interconnect:
@@ -115,17 +140,26 @@ def in_virtual_machine(name: str, kind: int | None, bus_id: str | None) -> Inter
     return interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
 
 
-@pytest.mark.parametrize(("kind", "bus_id"), [(None, None), (255, None), (255, "00000000:00:00.0"), (2, None)])
-def test_switches_hidden_by_a_virtual_machine_are_detected(kind: int | None, bus_id: str | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bus_id"), [(None, None), (255, None), (255, "00000000:00:00.0"), (2, None)]
+)
+def test_switches_hidden_by_a_virtual_machine_are_detected(
+    kind: int | None, bus_id: str | None
+) -> None:
     """18 links of 25 GB/s are 450; by PCIe 5.0 x16 it would be 63. 12 links of an A100 are 300."""
-    for name, expected in (("h100_sxm5_x2", ("NVLink 4 x18", 450.0)), ("a100_sxm4_x4", ("NVLink 3 x12", 300.0))):
+    for name, expected in (
+        ("h100_sxm5_x2", ("NVLink 4 x18", 450.0)),
+        ("a100_sxm4_x4", ("NVLink 3 x12", 300.0)),
+    ):
         links = in_virtual_machine(name, kind, bus_id)
         assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 for pair in links.pairs)
         assert rate_of(links, 2) == expected
 
 
 def test_links_to_gpus_lead_to_no_switch() -> None:
-    """Kind 0 is a GPU, which this container cannot use; a link of unknown kind to a visible GPU (here GPU 0) is direct."""
+    """Kind 0 is a GPU, which this container cannot use; a link of unknown kind to a visible GPU
+    (here GPU 0) is direct.
+    """
     links = in_virtual_machine("a100_pcie_x4_bridged", 0, "00000000:7F:00.0")
     assert not any(pair.through_nvswitch for pair in links.pairs)
     assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
@@ -157,8 +191,16 @@ def test_a_record_of_a_replay_is_the_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "lanes", "gb_per_s"),
-    # 2.5 GT/s x 8/10 / 8 = 0.25 GB/s a lane; 5 x 8/10 / 8 = 0.5; 8 x 128/130 / 8 = 0.98462; 64 x 242/256 / 8 = 7.5625
-    [(1, 1, 0.25), (2, 4, 2.0), (3, 1, 0.98462), (4, 8, 15.75385), (5, 16, 63.01538), (6, 16, 121.0)],
+    # 2.5 GT/s x 8/10 / 8 = 0.25 GB/s a lane; 5 x 8/10 / 8 = 0.5; 8 x 128/130 / 8 = 0.98462; 64 x
+    # 242/256 / 8 = 7.5625
+    [
+        (1, 1, 0.25),
+        (2, 4, 2.0),
+        (3, 1, 0.98462),
+        (4, 8, 15.75385),
+        (5, 16, 63.01538),
+        (6, 16, 121.0),
+    ],
 )
 def test_pcie_rates(generation: int, lanes: int, gb_per_s: float) -> None:
     assert pcie_gb_per_s(generation, lanes) == pytest.approx(gb_per_s, rel=1e-5)
@@ -177,12 +219,16 @@ MODELS = {
 def test_models_by_name() -> None:
     models = {name: known(gpu_model(name)) for name in MODELS}
     rates = {name: model_link(model) for name, model in models.items()}
-    found = {name: (models[name].title, rate and round(rate.gb_per_s, 3)) for name, rate in rates.items()}
+    found = {
+        name: (models[name].title, rate and round(rate.gb_per_s, 3)) for name, rate in rates.items()
+    }
     assert found == MODELS
 
 
 def test_the_sixth_generation(tmp_path: Path) -> None:
-    """Rubin (architecture 13) reports 8 for NVLink 6: 50 GB/s per link and direction; older GPUs are limited to their newest."""
+    """Rubin (architecture 13) reports 8 for NVLink 6: 50 GB/s per link and direction; older GPUs
+    are limited to their newest.
+    """
     calls = json.loads((RECORDS / "h200_sxm_x2.json").read_text())
     versions = {}
     for architecture in (13, 9):
@@ -200,4 +246,6 @@ def test_the_sixth_generation(tmp_path: Path) -> None:
 
 def test_cards_with_half_width_links() -> None:
     # 4 links of 14.0625 GB/s: 56.25 GB/s one way, 112.5 both ways as the data sheets print it.
-    assert nvlink(3, 4, "NVIDIA A40") == LinkRate(56.25, "NVLink 3 x4", "NVIDIA Ampere GA102 GPU Architecture")
+    assert nvlink(3, 4, "NVIDIA A40") == LinkRate(
+        56.25, "NVLink 3 x4", "NVIDIA Ampere GA102 GPU Architecture"
+    )

@@ -26,17 +26,25 @@ def test_interfaces_have_names_and_ipv6_addresses(tmp_path: Path) -> None:
 
 
 def test_connections_within_a_host_are_found_and_name_no_interface() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as one,
+    ):
         other, _ = listener.accept()
         with other:
             ends = (one.getsockname(), one.getpeername())
             assert ends in list(_connections(Path("/proc/self")))
             assert interfaces_to_others(except_port=1) == ()
-        assert ends not in [(far, near) for near, far in _connections(Path("/proc/self"))]  # the other end is closed
+        # the other end is closed
+        assert ends not in [(far, near) for near, far in _connections(Path("/proc/self"))]
 
 
-def test_connections_to_other_hosts_name_their_interface_except_for_one_port(tmp_path: Path) -> None:
-    """As in Linux's /proc: gloo's dual-stack IPv6 socket, the store at 29500, and another process's connection."""
+def test_connections_to_other_hosts_name_their_interface_except_for_one_port(
+    tmp_path: Path,
+) -> None:
+    """As in Linux's /proc: gloo's dual-stack IPv6 socket, the store at 29500, and another process's
+    connection.
+    """
     (tmp_path / "fd").mkdir()
     for number in (71, 72):
         os.symlink(f"socket:[{number}]", tmp_path / "fd" / str(number))

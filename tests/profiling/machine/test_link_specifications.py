@@ -1,4 +1,6 @@
-"""Rates of links as users write them. By hand: 100 Gb/s / 8 = 12.5 GB/s; PCIe 4.0: 16e9 x 128/130 / 8 x 16 lanes."""
+"""Rates of links as users write them. By hand: 100 Gb/s / 8 = 12.5 GB/s; PCIe 4.0: 16e9 x 128/130 /
+8 x 16 lanes.
+"""
 
 import pytest
 
@@ -56,7 +58,9 @@ OTHERS = (
 
 
 def test_a_bare_number_and_other_text_are_refused_in_one_line_with_the_units() -> None:
-    expected = dict.fromkeys(OTHERS, r"is no link|must be at least 1 byte per second|is no number|is not clear")
+    expected = dict.fromkeys(
+        OTHERS, r"is no link|must be at least 1 byte per second|is no number|is not clear"
+    )
     for text, message in {**expected, **dict.fromkeys(("25", "12.5", "1e2"), NO_UNIT)}.items():
         with pytest.raises(ValueError, match=message) as refused:
             parse_link(text)

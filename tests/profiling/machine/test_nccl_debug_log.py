@@ -38,9 +38,14 @@ def check_whole(paths: list[Path]) -> None:
 @pytest.mark.timeout(15)
 def test_links_of_a_large_job_are_grouped_in_one_pass(tmp_path: Path) -> None:
     ranks = range(1024)
-    pairs = [(rank, (rank + step) % len(ranks)) for rank in ranks for step in (1, 2, 4, 8, 16, 32, 64, 128)]
+    pairs = [
+        (rank, (rank + step) % len(ranks))
+        for rank in ranks
+        for step in (1, 2, 4, 8, 16, 32, 64, 128)
+    ]
     lines = [
-        f"node1:1:1 [0] NCCL INFO Channel 00/0 : {one}[0] -> {other}[0] [send] via NET/IB/0" for one, other in pairs
+        f"node1:1:1 [0] NCCL INFO Channel 00/0 : {one}[0] -> {other}[0] [send] via NET/IB/0"
+        for one, other in pairs
     ]
     log = read_nccl_logs([written(tmp_path, "\n".join(lines))])
     assert log.links == {"NET/IB": len(pairs)}
@@ -48,7 +53,9 @@ def test_links_of_a_large_job_are_grouped_in_one_pass(tmp_path: Path) -> None:
 
 def same_lines() -> str:
     zero, one = RANK0.splitlines(), RANK1.splitlines()
-    return "\n".join([first + second for first, second in zip(zero, one, strict=False)] + zero[len(one) :])
+    return "\n".join(
+        [first + second for first, second in zip(zero, one, strict=False)] + zero[len(one) :]
+    )
 
 
 @pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "node1: ", "[default0]:", None])
@@ -56,17 +63,30 @@ def test_one_file_with_a_launchers_prefix_or_ranks_that_write_into_the_same_line
     tmp_path: Path, prefix: str | None
 ) -> None:
     lines = (RANK0 + RANK1).splitlines(keepends=True)
-    check_whole([written(tmp_path, same_lines() if prefix is None else "".join(prefix + line for line in lines))])
+    check_whole(
+        [
+            written(
+                tmp_path,
+                same_lines() if prefix is None else "".join(prefix + line for line in lines),
+            )
+        ]
+    )
     files = [written(tmp_path, RANK0), written(tmp_path, RANK1)]  # a file for each process
     check_whole(files)
     check_whole(files[::-1])
 
 
 def test_cut_lines_are_counted_and_garbage_is_ignored(tmp_path: Path) -> None:
-    log = read_nccl_logs([written(tmp_path, f"{RANK0}node1:10:10 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RI")])
+    log = read_nccl_logs(
+        [written(tmp_path, f"{RANK0}node1:10:10 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RI")]
+    )
     assert (log.unread_lines, sum(choice.calls for choice in log.choices)) == (1, 3)
     path = tmp_path / "nccl.log"
-    path.write_bytes(b"\xff\xfe | AllReduce | Algo\n" + RANK0.encode() + b"\x00\x1b[31m Bytes -> Algo 1 proto 99\n")
+    path.write_bytes(
+        b"\xff\xfe | AllReduce | Algo\n"
+        + RANK0.encode()
+        + b"\x00\x1b[31m Bytes -> Algo 1 proto 99\n"
+    )
     assert sum(choice.calls for choice in read_nccl_logs([path]).choices) == 3
 
 
@@ -122,9 +142,19 @@ IN_NUMBERS = "{}: 1024 Bytes -> Algo 1 proto 0 time 8.5"  # 2.23
 def test_sizes_are_of_the_larger_buffer_in_every_version(
     tmp_path: Path, version: str, form: str, of_shares: int
 ) -> None:
-    """Four ranks: from 2.24 on a line states one rank's share of an all-gather or a reduce-scatter."""
-    kinds = {"AllGather": of_shares, "ReduceScatter": of_shares, "AllReduce": 1024, "Broadcast": 1024, "Reduce": 1024}
-    log = read_nccl_logs([written(tmp_path, calls(version, *(form.format(kind) for kind in kinds)))])
+    """Four ranks: from 2.24 on a line states one rank's share of an all-gather or a
+    reduce-scatter.
+    """
+    kinds = {
+        "AllGather": of_shares,
+        "ReduceScatter": of_shares,
+        "AllReduce": 1024,
+        "Broadcast": 1024,
+        "Reduce": 1024,
+    }
+    log = read_nccl_logs(
+        [written(tmp_path, calls(version, *(form.format(kind) for kind in kinds)))]
+    )
     assert {one.kind: one.size_bytes for one in log.choices} == {
         "all_gather": of_shares, "reduce_scatter": of_shares, "all_reduce": 1024, "broadcast": 1024, "reduce": 1024,
     }  # fmt: skip
@@ -132,7 +162,9 @@ def test_sizes_are_of_the_larger_buffer_in_every_version(
 
 
 def test_a_share_of_an_unknown_number_of_ranks_has_no_size(tmp_path: Path) -> None:
-    """HSDP's rank 0 is in a group of 4 and in one of 2; before the second is made, the first is meant."""
+    """HSDP's rank 0 is in a group of 4 and in one of 2; before the second is made, the first is
+    meant.
+    """
     lines = [IN_NAMES.format(kind) for kind in ("AllGather", "AllReduce")]
     both = read_nccl_logs([written(tmp_path, calls("2.27.5", *lines, communicators=(4, 2)))])
     assert [(one.kind, one.size_bytes) for one in both.choices] == [("all_reduce", 1024)]

@@ -10,7 +10,13 @@ import pytest
 
 from dpscope.profiling.machine.environment import device_states
 from dpscope.profiling.machine.interconnect import interconnect
-from dpscope.profiling.machine.nvml import NvmlRecorder, driver_version, gpu_handles, open_nvml, query
+from dpscope.profiling.machine.nvml import (
+    NvmlRecorder,
+    driver_version,
+    gpu_handles,
+    open_nvml,
+    query,
+)
 from tests.helpers.nvml_records import ReplayedNvml, TwoGpuNvml
 
 
@@ -47,9 +53,15 @@ def test_values_without_an_answer_are_unknown() -> None:
     assert (driver_version(TwoGpuNvml()), driver_version(None)) == ("550.54.15", None)
 
 
-@pytest.mark.parametrize("error", [NVMLLibraryMismatchError("Unversioned function called"), OSError(5), ValueError()])
-def test_no_error_of_the_bindings_ends_what_asked(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """A driver without nvmlDeviceGetComputeRunningProcesses_v3: other processes are unknown, the rest of the state is not."""
+@pytest.mark.parametrize(
+    "error", [NVMLLibraryMismatchError("Unversioned function called"), OSError(5), ValueError()]
+)
+def test_no_error_of_the_bindings_ends_what_asked(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A driver without nvmlDeviceGetComputeRunningProcesses_v3: other processes are unknown, the
+    rest of the state is not.
+    """
 
     def mismatched(*arguments: Any) -> Any:
         raise error
@@ -57,7 +69,11 @@ def test_no_error_of_the_bindings_ends_what_asked(monkeypatch: pytest.MonkeyPatc
     nvml = TwoGpuNvml()
     vars(nvml)["nvmlDeviceGetComputeRunningProcesses"] = mismatched
     (state, _) = device_states(nvml, own_process_ids=())
-    assert (state.name, state.sm_clock_mhz, state.other_process_ids) == ("NVIDIA A100-SXM4-40GB", 1410, None)
+    assert (state.name, state.sm_clock_mhz, state.other_process_ids) == (
+        "NVIDIA A100-SXM4-40GB",
+        1410,
+        None,
+    )
     recorder = NvmlRecorder(nvml)
     assert query(recorder, "nvmlDeviceGetComputeRunningProcesses", 0) is None
     assert json.loads(recorder.to_json())[0]["error"] == str(error)
@@ -71,19 +87,26 @@ def test_text_that_is_not_utf_8_is_unknown() -> None:
 
 def test_links_of_the_gpus_that_are_left() -> None:
     links = interconnect(TwoGpuNvml(lost=(0,)))
-    assert [(device.index, device.uuid, device.active_nvlinks) for device in links.devices] == [(1, "GPU-bbbb", 12)]
+    assert [(device.index, device.uuid, device.active_nvlinks) for device in links.devices] == [
+        (1, "GPU-bbbb", 12)
+    ]
     assert links.pairs == ()
 
 
 def test_a_record_is_of_one_moment(tmp_path: Path) -> None:
-    """The same calls a second apart, as for states and then for links, are recorded once and replayed."""
+    """The same calls a second apart, as for states and then for links, are recorded once and
+    replayed.
+    """
     clocks = iter((210, 420))
     warming = TwoGpuNvml(PowerUsage=(None, None))
     vars(warming)["nvmlDeviceGetClockInfo"] = lambda handle, kind: next(clocks)
 
     def answers(nvml: Any) -> list[Any]:
         gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-        return [query(nvml, "nvmlDeviceGetClockInfo", gpu, 1), query(nvml, "nvmlDeviceGetPowerUsage", gpu)]
+        return [
+            query(nvml, "nvmlDeviceGetClockInfo", gpu, 1),
+            query(nvml, "nvmlDeviceGetPowerUsage", gpu),
+        ]
 
     recorder = NvmlRecorder(warming)
     assert [answers(recorder), answers(recorder)] == [[210, None]] * 2

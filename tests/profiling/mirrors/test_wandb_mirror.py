@@ -1,4 +1,6 @@
-"""The wandb mirror with the real package: offline runs, no connections; and measured cells with a recording double."""
+"""The wandb mirror with the real package: offline runs, no connections; and measured cells with a
+recording double.
+"""
 
 import importlib
 import os
@@ -42,8 +44,12 @@ mirror.close()
 
 
 def mirrored(folder: Path, mode: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Three epochs of two trainings mirrored by a separate process, in an environment without other wandb settings."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    """Three epochs of two trainings mirrored by a separate process, in an environment without other
+    wandb settings.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB")
+    }
     environment |= {"HOME": str(folder / "home"), "NO_PROXY": "", "no_proxy": "", **variables}
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.run(
@@ -73,7 +79,9 @@ def counting_server() -> Iterator[tuple[str, list[str]]]:
 
 
 def history(file: Path) -> list[dict[str, str]]:
-    """The history of a .wandb file: LevelDB's log format (blocks of 32 KiB) with one wandb Record per entry."""
+    """The history of a .wandb file: LevelDB's log format (blocks of 32 KiB) with one wandb Record
+    per entry.
+    """
     record_type = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     content = file.read_bytes()
     place, part, found = 7, b"", []  # after wandb's own header
@@ -88,13 +96,20 @@ def history(file: Path) -> list[dict[str, str]]:
             entry = record_type.FromString(part)
             part = b""
             if entry.WhichOneof("record_type") == "history":
-                found.append({"/".join(item.nested_key) or item.key: item.value_json for item in entry.history.item})
+                found.append(
+                    {
+                        "/".join(item.nested_key) or item.key: item.value_json
+                        for item in entry.history.item
+                    }
+                )
     return found
 
 
 @pytest.mark.process
 def test_offline_runs_hold_every_epoch_once(tmp_path: Path) -> None:
-    """Mirrored twice, as after an interrupted and resumed training: the second run replaces the first."""
+    """Mirrored twice, as after an interrupted and resumed training: the second run replaces the
+    first.
+    """
     for _ in range(2):
         ended = mirrored(tmp_path, "offline")
         assert ended.returncode == 0, ended.stderr
@@ -108,13 +123,20 @@ def test_offline_runs_hold_every_epoch_once(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_nothing_leaves_the_machine_unless_requested(tmp_path: Path) -> None:
-    """All of wandb's proxies and URLs lead to a recording server; wandb's error reporting shows that it would notice them."""
+    """All of wandb's proxies and URLs lead to a recording server; wandb's error reporting shows
+    that it would notice them.
+    """
     with counting_server() as (address, connections):
         proxies = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY")
         ways_out = {"WANDB_BASE_URL": address, **dict.fromkeys(proxies, address)}
         assert mirrored(tmp_path / "quiet", "offline", **ways_out).returncode == 0
         assert connections == []
-        assert mirrored(tmp_path / "reporting", "offline", **ways_out, WANDB_ERROR_REPORTING="true").returncode == 0
+        assert (
+            mirrored(
+                tmp_path / "reporting", "offline", **ways_out, WANDB_ERROR_REPORTING="true"
+            ).returncode
+            == 0
+        )
         assert connections
 
 
@@ -142,7 +164,17 @@ def test_the_mode_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_train_refuses_before_anything_begins(tmp_path: Path) -> None:
     """The command without the package: one line, status 2, no run folder."""
     code = "import sys; sys.modules['wandb'] = None; from dpscope.launch.cli import main; main()"
-    command = [sys.executable, "-c", code, "train", "--wandb", "--data", "fake", "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "train",
+        "--wandb",
+        "--data",
+        "fake",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     assert "pip install 'dpscope[wandb]'" in ended.stderr

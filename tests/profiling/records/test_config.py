@@ -1,4 +1,6 @@
-"""Parts of a configuration, and settings by name; tests/launch/planning/test_run_config.py shows what they refuse."""
+"""Parts of a configuration, and settings by name; tests/launch/planning/test_run_config.py shows
+what they refuse.
+"""
 
 import msgspec
 import pytest
@@ -17,13 +19,17 @@ from dpscope.profiling.records.training import TrainConfig
 
 
 def test_a_matrix_is_kept_in_order_without_repetition() -> None:
-    matrix = Matrix(strategies=("ddp", "single", "ddp"), devices=(4, 1, 4), bucket_mb=(25.0, "default", 5.0))
+    matrix = Matrix(
+        strategies=("ddp", "single", "ddp"), devices=(4, 1, 4), bucket_mb=(25.0, "default", 5.0)
+    )
     assert (matrix.strategies, matrix.devices) == (("single", "ddp"), (1, 4))
     assert matrix.bucket_mb == ("default", 5.0, 25.0)
 
 
 def test_each_default_has_the_type_of_its_setting() -> None:
-    """`setting` hides a default from mypy: what is stored of it must be readable as the field's type."""
+    """`setting` hides a default from mypy: what is stored of it must be readable as the field's
+    type.
+    """
     run = RunConfig()
     for config in (run, TrainConfig(run.workload, run.optimizer, run.matrix, epochs=1)):
         assert msgspec.convert(msgspec.to_builtins(config), type(config)) == config
@@ -38,6 +44,10 @@ def test_settings_by_name_are_unique_checked_and_go_back_into_their_parts() -> N
         assert len(counts) == parts  # with no name in two of them:
         assert sum(counts) + len(top_level_settings(kind)) == len(declarations(kind)) > 20
     config = with_settings(RunConfig(), steps=7, model="tiny", devices=(2,), momentum=0.0)
-    assert (config.measurement.steps, config.workload.model, config.optimizer.momentum) == (7, "tiny", 0.0)
+    assert (config.measurement.steps, config.workload.model, config.optimizer.momentum) == (
+        7,
+        "tiny",
+        0.0,
+    )
     sgd = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 5e-4}
     assert in_parts(settings_of(config), RunConfig)["optimizer"] == sgd

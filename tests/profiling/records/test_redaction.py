@@ -7,7 +7,11 @@ import msgspec
 import pytest
 
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.redaction import command_without_secrets, options_of, variables_without_secrets
+from dpscope.profiling.records.redaction import (
+    command_without_secrets,
+    options_of,
+    variables_without_secrets,
+)
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -25,8 +29,14 @@ SECRETS = ("hunter2", "wXyZ", "ghp_16C7e42F292c6912E7710c838347Ae178B4a")
         ("train.py --credentials -hunter2", "train.py --credentials ***"),
         ("train.py --url=https://me:hunter2@host/p", "train.py --url=https://***@host/p"),
         ("train.py 'https://host/p?a=1&token=hunter2'", "train.py 'https://host/p?a=1&token=***'"),
-        ("train.py --header 'Authorization: Bearer hunter2'", "train.py --header 'Authorization: ***'"),
-        ("""train.py '{"api_key": "hunter2", "lr": 1}'""", """train.py '{"api_key": "***", "lr": 1}'"""),
+        (
+            "train.py --header 'Authorization: Bearer hunter2'",
+            "train.py --header 'Authorization: ***'",
+        ),
+        (
+            """train.py '{"api_key": "hunter2", "lr": 1}'""",
+            """train.py '{"api_key": "***", "lr": 1}'""",
+        ),
         ("train.py ghp_16C7e42F292c6912E7710c838347Ae178B4a", "train.py ***"),
         ("train.py --x=sk-proj-wXyZ5fG7hI9jK1lM3nO5pQ", "train.py --x=***"),
     ],
@@ -69,18 +79,24 @@ def test_variables_are_hidden_by_name_and_by_value() -> None:
 
 def test_a_manifest_that_an_older_version_stored_shows_no_secret(tmp_path: Path) -> None:
     script = "train.py --api-key hunter2"
-    again = AttachCode.JOB_NOT_MEASURED.finding("a job failed", f"fix the cause, then: dpscope attach -- {script}")
+    again = AttachCode.JOB_NOT_MEASURED.finding(
+        "a job failed", f"fix the cause, then: dpscope attach -- {script}"
+    )
     content = json.loads((EXAMPLE_RUN / "manifest.json").read_text())
     content |= {"script": script, "findings": [msgspec.to_builtins(again)]}
     content["environment"]["settings"] = {"GLOO_PASSWORD": "hunter2"}
     (tmp_path / "manifest.json").write_text(json.dumps(content))
     manifest = RunFolder(tmp_path).manifest()
     assert b"hunter2" not in msgspec.json.encode(manifest)
-    assert manifest.findings[0].next_step == "fix the cause, then: dpscope attach -- train.py --api-key ***"
+    assert (
+        manifest.findings[0].next_step
+        == "fix the cause, then: dpscope attach -- train.py --api-key ***"
+    )
 
 
 def test_only_names_of_options_are_left_of_a_command() -> None:
     assert (
-        options_of("/home/me/train.py --lr=0.1 -v --data /home/me/images -phunter2 x=1") == "train.py --lr -v --data -p"
+        options_of("/home/me/train.py --lr=0.1 -v --data /home/me/images -phunter2 x=1")
+        == "train.py --lr -v --data -p"
     )
     assert options_of("-m package.train --lr 0.1") == "-m package.train --lr"

@@ -23,7 +23,11 @@ SIZES = {
 
 def test_a_size_has_the_unit_that_it_names_and_a_bare_number_that_of_its_option() -> None:
     assert {text: parse_size(text) for text in SIZES} == SIZES
-    assert [parse_size(text, MIB) for text in ("25", "25 B", "25MB")] == [26_214_400, 25, 25_000_000]
+    assert [parse_size(text, MIB) for text in ("25", "25 B", "25MB")] == [
+        26_214_400,
+        25,
+        25_000_000,
+    ]
     printed = (4096, 44_700_000, 3_200_000_000, 7)
     assert [parse_size(show_bytes(size)) for size in printed] == pytest.approx(printed, rel=0.01)
 
@@ -35,7 +39,15 @@ def test_other_text_than_a_size_is_refused(text: str) -> None:
 
 
 def test_plurals_agree_with_numbers() -> None:
-    counts = ((1, "process"), (8, "process"), (1, "epoch"), (2, "epoch"), (0, "step"), (2, "batch"), (2, "copy"))
+    counts = (
+        (1, "process"),
+        (8, "process"),
+        (1, "epoch"),
+        (2, "epoch"),
+        (0, "step"),
+        (2, "batch"),
+        (2, "copy"),
+    )
     texts = "1 process, 8 processes, 1 epoch, 2 epochs, 0 steps, 2 batches, 2 copies"
     assert ", ".join(counted(*one) for one in counts) == texts
     assert counted(1200, "backward pass") == "1,200 backward passes"
@@ -48,7 +60,11 @@ def test_a_near_word_is_proposed_and_a_far_one_is_not() -> None:
 
 
 def test_a_bucket_cap_is_read_with_its_unit_from_a_flag_and_from_a_file(tmp_path: Path) -> None:
-    assert load_config(None, {"bucket_mb": "4MB,default,25"}).matrix.bucket_mb == ("default", 3.8147, 25.0)
+    assert load_config(None, {"bucket_mb": "4MB,default,25"}).matrix.bucket_mb == (
+        "default",
+        3.8147,
+        25.0,
+    )
     (tmp_path / "run.toml").write_text('bucket_mb = ["8MiB", 25]\n')
     assert load_config(tmp_path / "run.toml", {}).matrix.bucket_mb == (8.0, 25.0)
 
@@ -62,13 +78,24 @@ def test_the_limit_of_a_trace_is_a_size() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["run", "--dry-run", "--strategy", "single,ddb"], "single,ddb: unknown; did you mean ddp? Choose from"),
-        (["calibrate", "--device", "cpu", "--collectives", "all_redcue"], "did you mean all_reduce?"),
+        (
+            ["run", "--dry-run", "--strategy", "single,ddb"],
+            "single,ddb: unknown; did you mean ddp? Choose from",
+        ),
+        (
+            ["calibrate", "--device", "cpu", "--collectives", "all_redcue"],
+            "did you mean all_reduce?",
+        ),
         (["analyze", str(EXAMPLE_RUN), "--figures", "sgv"], "did you mean svg?"),
-        (["analyze", str(EXAMPLE_RUN), "--format", "jsno"], "'jsno': did you mean json? Choose from table, json"),
+        (
+            ["analyze", str(EXAMPLE_RUN), "--format", "jsno"],
+            "'jsno': did you mean json? Choose from table, json",
+        ),
     ],
 )
-def test_the_nearest_choice_is_proposed_for_a_mistyped_one(arguments: list[str], expected: str) -> None:
+def test_the_nearest_choice_is_proposed_for_a_mistyped_one(
+    arguments: list[str], expected: str
+) -> None:
     ended = CliRunner().invoke(app, arguments)
     assert ended.exit_code != 0
     text = " ".join(re.sub("[│╭╮╰╯─]", " ", f"{ended.output} {ended.exception}").split())

@@ -1,4 +1,6 @@
-"""Names in natural order, and files of earlier versions: rates in fields named gbps, all settings side by side."""
+"""Names in natural order, and files of earlier versions: rates in fields named gbps, all settings
+side by side.
+"""
 
 import json
 import os
@@ -8,8 +10,19 @@ import pytest
 
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import atomic_path, natural_order, read_json, write_json, write_together
-from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder, remove_temporaries
+from dpscope.profiling.store.files import (
+    atomic_path,
+    natural_order,
+    read_json,
+    write_json,
+    write_together,
+)
+from dpscope.profiling.store.folders import (
+    RepeatFolder,
+    RunFolder,
+    is_run_folder,
+    remove_temporaries,
+)
 from tests.helpers.paths import EXAMPLE_RUN
 
 
@@ -31,7 +44,9 @@ def test_numbers_in_names_are_counted(tmp_path: Path) -> None:
         ("[" * 100_000, "is not a LinkRate .*Expected `object`"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_does_not_fit_is_refused_in_one_line(
+    tmp_path: Path, content: str, message: str
+) -> None:
     (tmp_path / "manifest.json").write_text('{"gb_per_s": 25.0, "name": "a", "source": "b"}')
     assert read_json(tmp_path / "manifest.json", LinkRate).gb_per_s == 25.0
     (tmp_path / "manifest.json").write_text(content)
@@ -60,7 +75,8 @@ def test_a_run_of_a_dpscope_before_0_2_is_refused_in_one_line(tmp_path: Path, ve
         path.write_text(json.dumps({**stored, "dpscope_version": version, "config": config}))
         assert is_run_folder(tmp_path)
         with pytest.raises(
-            DpscopeError, match=r"manifest\.json is of a dpscope before 0\.2, .*; measure the run again$"
+            DpscopeError,
+            match=r"manifest\.json is of a dpscope before 0\.2, .*; measure the run again$",
         ):
             RunFolder(tmp_path).manifest()
     for current in ("0.2.0", "0.10.1", "1.0"):
@@ -72,11 +88,15 @@ def test_a_run_of_a_dpscope_before_0_2_is_refused_in_one_line(tmp_path: Path, ve
     ("umask", "file_mode", "folder_mode"),
     [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700), (0o027, 0o640, 0o750), (0o002, 0o664, 0o775)],
 )
-def test_files_and_folders_keep_the_umask(tmp_path: Path, umask: int, file_mode: int, folder_mode: int) -> None:
+def test_files_and_folders_keep_the_umask(
+    tmp_path: Path, umask: int, file_mode: int, folder_mode: int
+) -> None:
     before = os.umask(umask)
     try:
         write_json(tmp_path / "run" / "result.json", {})
-        write_together({tmp_path / "run" / "report" / "a.csv": b"", tmp_path / "run" / "report" / "b.html": ""})
+        write_together(
+            {tmp_path / "run" / "report" / "a.csv": b"", tmp_path / "run" / "report" / "b.html": ""}
+        )
         with atomic_path(tmp_path / "run" / "trace.gz") as temporary:
             temporary.write_bytes(b"")
         write_json(tmp_path / "run" / "secret.json", {}, mode=0o600)
@@ -87,7 +107,9 @@ def test_files_and_folders_keep_the_umask(tmp_path: Path, umask: int, file_mode:
     assert modes == {**files, "secret.json": 0o600, "report": folder_mode}
 
 
-def test_what_a_killed_process_was_writing_is_recognised_as_a_temporary_file(tmp_path: Path) -> None:
+def test_what_a_killed_process_was_writing_is_recognised_as_a_temporary_file(
+    tmp_path: Path,
+) -> None:
     with atomic_path(tmp_path / "result.json") as temporary:
         remove_temporaries(tmp_path)
         assert not temporary.exists()

@@ -1,4 +1,6 @@
-"""Files that dpscope did not write are never removed or overwritten: other programs' folders stay unchanged."""
+"""Files that dpscope did not write are never removed or overwritten: other programs' folders stay
+unchanged.
+"""
 
 import io
 import json
@@ -50,7 +52,11 @@ DDP = Cell(strategy="ddp", devices=2, batch_size=16)
 def state(folder: Path) -> dict[Path, str | bytes]:
     """Every path below a folder with its content, its link's target, or "folder"."""
     return {
-        path: os.readlink(path) if path.is_symlink() else "folder" if path.is_dir() else path.read_bytes()
+        path: os.readlink(path)
+        if path.is_symlink()
+        else "folder"
+        if path.is_dir()
+        else path.read_bytes()
         for path in [folder, *folder.rglob("*")]
     }
 
@@ -64,7 +70,9 @@ def written(folder: Path, *names: str, text: str = "precious") -> Path:
 
 def example(folder: Path) -> Path:
     """The example run."""
-    shutil.copytree(EXAMPLE_RUN, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("report"))
+    shutil.copytree(
+        EXAMPLE_RUN, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("report")
+    )
     return folder
 
 
@@ -81,7 +89,9 @@ def link(folder: Path, name: str, target: Path) -> Path:
 
 
 def with_changed_manifest(folder: Path, **changes: object) -> Path:
-    return with_manifest(folder, json.loads((example(folder) / "manifest.json").read_text()) | changes)
+    return with_manifest(
+        folder, json.loads((example(folder) / "manifest.json").read_text()) | changes
+    )
 
 
 def damaged(folder: Path) -> Path:
@@ -92,7 +102,9 @@ def damaged(folder: Path) -> Path:
 WEB_APP = {"name": "notes", "icons": [], "start_url": "/", "display": "standalone"}
 
 FOREIGN: dict[str, Callable[[Path], Path]] = {
-    "web app": lambda out: written(with_manifest(out, WEB_APP), "report/index.html", "cells/a.js", "index.html"),
+    "web app": lambda out: written(
+        with_manifest(out, WEB_APP), "report/index.html", "cells/a.js", "index.html"
+    ),
     "web app named like a run": lambda out: written(
         with_manifest(out, WEB_APP),
         "cells/ddp-d2-b8/repeat0/result.json",
@@ -108,13 +120,23 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "newer dpscope's": lambda out: with_changed_manifest(out, invented=1),
     "thesis": lambda out: written(out, "thesis.tex"),
     "own report": lambda out: written(out, "report/report.html", "report/figures/scaling.png"),
-    "own cells and lock": lambda out: written(out, ".lock", "cells/a.csv", "report/a.html", "training/b", "wandb/c"),
+    "own cells and lock": lambda out: written(
+        out, ".lock", "cells/a.csv", "report/a.html", "training/b", "wandb/c"
+    ),
     "own trainings": lambda out: written(out, "training/photo.png"),
-    "own events": lambda out: written(out, "tensorboard/report/events.out.tfevents.1.h.2.0", text="hparams strategy"),
-    "own equality": lambda out: written(out, "equality/settings.json", "equality.json", "equality/a/log.txt"),
-    "similar to a run": lambda out: written(out, "cells/x/repeat0/log.txt", "cells/x/repeat0/torchrun/my/thesis.tex"),
+    "own events": lambda out: written(
+        out, "tensorboard/report/events.out.tfevents.1.h.2.0", text="hparams strategy"
+    ),
+    "own equality": lambda out: written(
+        out, "equality/settings.json", "equality.json", "equality/a/log.txt"
+    ),
+    "similar to a run": lambda out: written(
+        out, "cells/x/repeat0/log.txt", "cells/x/repeat0/torchrun/my/thesis.tex"
+    ),
     "log without a manifest": lambda out: written(out, "cells/x/repeat0/log.txt"),
-    "checkpoint without a manifest": lambda out: written(out, "training/x/seed0/checkpoints/best.pt"),
+    "checkpoint without a manifest": lambda out: written(
+        out, "training/x/seed0/checkpoints/best.pt"
+    ),
     "page named like a report": lambda out: written(
         out, "report/report.html", text="<html><head><title>dpscope: my notes</title></head></html>"
     ),
@@ -124,7 +146,9 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
 
 
 def run(out: Path, fresh: bool) -> object:
-    config = load_config(None, {"device": "cpu", "strategy": "single", "batch_size": "8", "model": "resnet8_cifar"})
+    config = load_config(
+        None, {"device": "cpu", "strategy": "single", "batch_size": "8", "model": "resnet8_cifar"}
+    )
     return run_sweep(config, out, fresh, QUIET)
 
 
@@ -153,14 +177,20 @@ def refuses(write: Callable[[Path], object], out: Path, message: str | None = No
 
 # Other commands may add their files to these, which replaces nothing.
 CONCERNED = {
-    **dict.fromkeys(("older dpscope's", "other schema", "newer dpscope's", "log without a manifest"), "run"),
+    **dict.fromkeys(
+        ("older dpscope's", "other schema", "newer dpscope's", "log without a manifest"), "run"
+    ),
     "checkpoint without a manifest": "train",
 }
-REFUSED = [(kind, one) for kind in FOREIGN for one in WRITERS if one.startswith(CONCERNED.get(kind, ""))]
+REFUSED = [
+    (kind, one) for kind in FOREIGN for one in WRITERS if one.startswith(CONCERNED.get(kind, ""))
+]
 
 
 @pytest.mark.parametrize(("kind", "writer"), REFUSED)
-def test_folders_of_other_programs_are_refused_and_unchanged(tmp_path: Path, kind: str, writer: str) -> None:
+def test_folders_of_other_programs_are_refused_and_unchanged(
+    tmp_path: Path, kind: str, writer: str
+) -> None:
     FOREIGN[kind](tmp_path / "out")
     refuses(WRITERS[writer], tmp_path / "out")
 
@@ -183,23 +213,37 @@ IN_THE_WAY: list[tuple[str, Callable[[Path], object], str]] = [
         lambda out: link(written(example(out), "report/a"), "report", out.parent / "b"),
         "report is a symbolic link",
     ),
-    ("run", lambda out: (example(out) / "cells").rename(out / "a") and written(out, "cells"), "cells is not a folder"),
-    ("run", lambda out: written(example(out), "report/report.html"), "report.html was not written by dpscope"),
+    (
+        "run",
+        lambda out: (example(out) / "cells").rename(out / "a") and written(out, "cells"),
+        "cells is not a folder",
+    ),
+    (
+        "run",
+        lambda out: written(example(out), "report/report.html"),
+        "report.html was not written by dpscope",
+    ),
     ("run", lambda out: written(example(out), "report/report.html/a"), "report.html is not a file"),
     ("run", lambda out: written(example(out), "report/figures"), "figures is not a folder"),
     (
         "train",
-        lambda out: written(write_train_json(out, plain_epochs("ddp", 2, 0, [50.0], [1.0])), "calibration.json"),
+        lambda out: written(
+            write_train_json(out, plain_epochs("ddp", 2, 0, [50.0], [1.0])), "calibration.json"
+        ),
         "its train.json was not written by dpscope train",
     ),
     (
         "train",
-        lambda out: trained(out, "tensorboard/training/ddp-d2-b16/seed0/events.out.tfevents.1.h.2.0"),
+        lambda out: trained(
+            out, "tensorboard/training/ddp-d2-b16/seed0/events.out.tfevents.1.h.2.0"
+        ),
         "tfevents.1.h.2.0 was not written by dpscope",
     ),
     (
         "train",
-        lambda out: link(trained(out, "training/ddp-d2-b16/seed0/log.txt"), "training", out.parent / "disk"),
+        lambda out: link(
+            trained(out, "training/ddp-d2-b16/seed0/log.txt"), "training", out.parent / "disk"
+        ),
         "training is a symbolic link",
     ),
 ]
@@ -215,7 +259,9 @@ def test_a_file_in_the_way_is_reported_before_any_change(
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def test_a_fresh_run_keeps_the_users_files(tmp_path: Path) -> None:
@@ -225,14 +271,18 @@ def test_a_fresh_run_keeps_the_users_files(tmp_path: Path) -> None:
     mine = (
         *("notes.md", "cells/notes.txt", "cells/ddp-d2-b8/repeat0/plot.ipynb", "report/index.html"),
         "cells/mine/repeat0/log.txt",  # of a cell that the manifest does not record
-        *("cells/ddp-d2-b8/repeat0/torchrun/my/thesis.tex", "cells/ddp-d2-b8/repeat0/.tmp-mine/thesis.tex"),
+        *(
+            "cells/ddp-d2-b8/repeat0/torchrun/my/thesis.tex",
+            "cells/ddp-d2-b8/repeat0/.tmp-mine/thesis.tex",
+        ),
         "report/figures/a.png",
     )
     half = (
         "cells/ddp-d2-b8/repeat0/traces/.tmp-a1b2c3_4/trace.json",
         "cells/ddp-d2-b8/repeat1/.tmp-result.json-c3d4e5f6",
     )
-    written(out, *mine, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log")  # of a killed process
+    # of a killed process
+    written(out, *mine, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log")
     assert len(files(out)) > len(mine) + 20
     _remove_measurements(RunFolder(out))
     assert files(out) == sorted(mine)
@@ -240,7 +290,9 @@ def test_a_fresh_run_keeps_the_users_files(tmp_path: Path) -> None:
 
 def test_a_fresh_training_keeps_the_users_files(tmp_path: Path) -> None:
     own = "training/ddp-d2-b16/seed0"
-    out = trained(tmp_path / "run", f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt")
+    out = trained(
+        tmp_path / "run", f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt"
+    )
     written(out, f"tensorboard/{own}/events.out.tfevents.1.host.2.0.dpscope")
     mine = (
         *(f"{own}/checkpoints/epoch3.pt", "training/x/seed0/checkpoints/best.pt", "manifest.json"),
@@ -255,7 +307,8 @@ def test_a_fresh_training_keeps_the_users_files(tmp_path: Path) -> None:
 def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     report = make_report(load_run(out))
-    vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}  # the value of a cached property: one small figure
+    # the value of a cached property: one small figure
+    vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}
     page = write_report(report, ("png", "svg", "pdf"))
     made = files(page.parent)
     assert len(made) == 3 + 3
@@ -265,9 +318,11 @@ def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path:
     refuses(lambda out: write_report(report), out, r"step_split\.png was not written by dpscope")
     write_report(report, ("svg",))
     assert (page.parent / "figures/step_split.pdf").read_text() == "precious"
-    assert {path.suffix for path in (page.parent / "figures").iterdir()} == {".pdf", ".png", ".svg"}, (
-        "what is not dpscope's stays"
-    )
+    assert {path.suffix for path in (page.parent / "figures").iterdir()} == {
+        ".pdf",
+        ".png",
+        ".svg",
+    }, "what is not dpscope's stays"
 
 
 @pytest.mark.long
@@ -278,18 +333,29 @@ def test_tensorboard_replaces_only_runs_of_dpscope(tmp_path: Path) -> None:
     vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}
     export_tensorboard(report)
     first = set(out.rglob("*tfevents*.dpscope"))
-    assert {path.parent.name for path in first} == {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
+    assert {path.parent.name for path in first} == {
+        "report",
+        "single-d1-b8",
+        "dp-host-d2-b8",
+        "ddp-d2-b8",
+    }
     export_tensorboard(report)
     again = set(out.rglob("*tfevents*"))
     assert len(again) == len(first) + 1, "each is replaced, and the user's stays"
     assert (out / "tensorboard/notes.txt").read_text() == "precious"
     written(out, "tensorboard/ddp-d2-b8/events.out.tfevents.3.host.2.0")
-    refuses(lambda out: export_tensorboard(report), out, r"tfevents\.3\.host\.2\.0 was not written by dpscope")
+    refuses(
+        lambda out: export_tensorboard(report),
+        out,
+        r"tfevents\.3\.host\.2\.0 was not written by dpscope",
+    )
 
 
 def test_a_calibration_replaces_only_a_calibration(tmp_path: Path) -> None:
     point = CalibrationPoint("all_reduce", 2, 4096, 1024, "float32", (14.0,))
-    made = msgspec.structs.replace(calibration({"all_reduce": (10.0, 1.0)}), points=(point,), device_names=("cpu",))
+    made = msgspec.structs.replace(
+        calibration({"all_reduce": (10.0, 1.0)}), points=(point,), device_names=("cpu",)
+    )
     path = tmp_path / "node7.json"
     png = saved(Figure(), "png")
     path.with_suffix(".png").write_bytes(png)
@@ -299,8 +365,14 @@ def test_a_calibration_replaces_only_a_calibration(tmp_path: Path) -> None:
     refuses(lambda out: save_calibration(made, out), path, r"node7\.png was not written by dpscope")
     path.with_suffix(".png").unlink()
     path.write_text('{"schema_version": 1}')
-    refuses(lambda out: save_calibration(made, out), path, r"node7\.json was not written by dpscope")
-    refuses(lambda out: check_calibration_place(out, out), path, r"node7\.json was not written by dpscope")
+    refuses(
+        lambda out: save_calibration(made, out), path, r"node7\.json was not written by dpscope"
+    )
+    refuses(
+        lambda out: check_calibration_place(out, out),
+        path,
+        r"node7\.json was not written by dpscope",
+    )
 
 
 @pytest.mark.process
@@ -314,7 +386,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         "os.getuid() or os.setuid(65534)  # a superuser may write everywhere\n"
         "check_place(Path(sys.argv[1]), 'cells')"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False
+    )
     assert "cells cannot be written to; change its permissions" in ended.stderr
 
 
@@ -334,5 +408,7 @@ def test_a_file_of_another_kind_is_not_replaced_by_a_trace_or_a_calibration(tmp_
 
 def test_copies_of_traces_without_dpscopes_events_are_foreign(tmp_path: Path) -> None:
     (tmp_path / "0_0.pt.trace.json.gz").write_bytes(b"precious")
-    with pytest.raises(ForeignFileError, match=r"0_0\.pt\.trace\.json\.gz was not written by dpscope"):
+    with pytest.raises(
+        ForeignFileError, match=r"0_0\.pt\.trace\.json\.gz was not written by dpscope"
+    ):
         check_events(tmp_path)

@@ -36,7 +36,9 @@ def repeat(tmp_path: Path) -> RepeatFolder:
         ("samples", 1.5),
     ],
 )
-def test_samples_outside_their_range_are_refused(repeat: RepeatFolder, column: str, value: object) -> None:
+def test_samples_outside_their_range_are_refused(
+    repeat: RepeatFolder, column: str, value: object
+) -> None:
     path = repeat.samples_path(0, 1)
     samples = pd.read_parquet(path)
     samples[column] = pd.Series([value] * len(samples))

@@ -1,4 +1,6 @@
-"""A training with Accelerate, as its guide shows it: gradients accumulated over two batches of four."""
+"""A training with Accelerate, as its guide shows it: gradients accumulated over two batches of
+four.
+"""
 
 import sys
 
@@ -17,7 +19,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     samples = STEPS * MICRO_BATCHES * BATCH * accelerator.num_processes
     data = TensorDataset(torch.rand(samples, 16), torch.randint(4, (samples,)))
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=BATCH))
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(data, batch_size=BATCH)
+    )
     for inputs, labels in loader:
         with accelerator.accumulate(model):
             loss = nn.functional.cross_entropy(model(inputs), labels)

@@ -1,4 +1,6 @@
-"""A training with Lightning's Trainer, a validation between its epochs; started by torchrun, alone, or by Lightning (2)."""
+"""A training with Lightning's Trainer, a validation between its epochs; started by torchrun, alone,
+or by Lightning (2).
+"""
 
 import os
 import sys
@@ -38,13 +40,25 @@ def main() -> None:
     lightning.seed_everything(0, verbose=False)
     samples = STEPS // 2 * BATCH * processes
     data = TensorDataset(torch.rand(samples, 16), torch.randint(4, (samples,)))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    devices, strategy = by_lightning or int(os.environ.get("LOCAL_WORLD_SIZE", "1")), "ddp" if processes > 1 else "auto"
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    devices, strategy = (
+        by_lightning or int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "ddp" if processes > 1 else "auto",
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
-            accelerator="cpu", devices=devices, strategy=strategy, max_epochs=2, default_root_dir=folder, **quiet
+            accelerator="cpu",
+            devices=devices,
+            strategy=strategy,
+            max_epochs=2,
+            default_root_dir=folder,
+            **quiet,
         )
-        trainer.fit(Classifier(), DataLoader(data, batch_size=BATCH), DataLoader(data, batch_size=BATCH))
+        trainer.fit(
+            Classifier(), DataLoader(data, batch_size=BATCH), DataLoader(data, batch_size=BATCH)
+        )
     sys.stdout.write(f"rank {trainer.global_rank} trained\n")
 
 

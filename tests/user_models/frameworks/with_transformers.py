@@ -24,14 +24,27 @@ class Sequences(Dataset):
 
 def main() -> None:
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=TOKENS, n_embd=32, n_layer=2, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=TOKENS, n_embd=32, n_layer=2, n_head=2)
+    )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
+        quiet = {
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+        }
         arguments = TrainingArguments(
-            output_dir=folder, max_steps=STEPS, per_device_train_batch_size=BATCH, use_cpu=True, **quiet
+            output_dir=folder,
+            max_steps=STEPS,
+            per_device_train_batch_size=BATCH,
+            use_cpu=True,
+            **quiet,
         )
-        trainer = Trainer(model=model, args=arguments, train_dataset=Sequences(STEPS * BATCH * processes))
+        trainer = Trainer(
+            model=model, args=arguments, train_dataset=Sequences(STEPS * BATCH * processes)
+        )
         trainer.train()
     sys.stdout.write(f"rank {os.environ.get('RANK', '0')} trained\n")
 

@@ -18,7 +18,9 @@ class Tagger(nn.Module):
     def __init__(self, width: int, words: int = 64, tags: int = 8) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.encoder = nn.RNN(width, width, batch_first=True)  # oneDNN trains an LSTM in bfloat16 only with AVX-512
+        self.encoder = nn.RNN(
+            width, width, batch_first=True
+        )  # oneDNN trains an LSTM in bfloat16 only with AVX-512
         self.head = nn.Linear(width, tags)
 
     def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -36,8 +38,12 @@ def batches(size: int, rank: int) -> Iterator[tuple[dict[str, torch.Tensor], tor
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--sync-always", action="store_true", help="without no_sync, as many scripts do it")
-    parser.add_argument("--divide", action="store_true", help="micro-batches by the processes: one global batch")
+    parser.add_argument(
+        "--sync-always", action="store_true", help="without no_sync, as many scripts do it"
+    )
+    parser.add_argument(
+        "--divide", action="store_true", help="micro-batches by the processes: one global batch"
+    )
     parser.add_argument("--width", type=int, default=32)
     args = parser.parse_args()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -56,16 +62,25 @@ def main() -> None:
         for micro in range(micro_batches):
             inputs, tags = next(data)
             last = micro == micro_batches - 1
-            with model.no_sync() if several and not last and not args.sync_always else contextlib.nullcontext():
+            with (
+                model.no_sync()
+                if several and not last and not args.sync_always
+                else contextlib.nullcontext()
+            ):
                 with torch.autocast("cpu", torch.bfloat16):
-                    loss = nn.functional.cross_entropy(model(**inputs).flatten(0, 1), tags.flatten())
+                    loss = nn.functional.cross_entropy(
+                        model(**inputs).flatten(0, 1), tags.flatten()
+                    )
                 (loss / micro_batches).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
         if rank == 0 and step % 20 == 0:
-            print(f"step {step}: loss {loss.item():.3f}, lr {schedule.get_last_lr()[0]:.2e}", flush=True)
+            print(
+                f"step {step}: loss {loss.item():.3f}, lr {schedule.get_last_lr()[0]:.2e}",
+                flush=True,
+            )
     if several:
         distributed.destroy_process_group()
 

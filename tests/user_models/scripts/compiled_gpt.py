@@ -17,11 +17,15 @@ class Block(nn.Module):
         self.heads = heads
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.layers = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         batch, length, width = hidden.shape
-        split = self.attention(self.first(hidden)).view(batch, length, 3, self.heads, width // self.heads)
+        split = self.attention(self.first(hidden)).view(
+            batch, length, 3, self.heads, width // self.heads
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.projection(seen.transpose(1, 2).reshape(batch, length, width))
@@ -36,7 +40,9 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.words.weight
 
-    def forward(self, words: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, words: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.words(words) + self.places(torch.arange(words.shape[1]))
         for block in self.blocks:
             hidden = block(hidden)
@@ -51,7 +57,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--backend", default="inductor")
     args = parser.parse_args()
-    several, length = int(os.environ.get("RANK", "-1")) != -1 and int(os.environ["WORLD_SIZE"]) > 1, 16
+    several, length = (
+        int(os.environ.get("RANK", "-1")) != -1 and int(os.environ["WORLD_SIZE"]) > 1,
+        16,
+    )
     if several:
         distributed.init_process_group("gloo")
     rank = int(os.environ.get("RANK", "0"))
@@ -61,7 +70,9 @@ def main() -> None:
 
     def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
         at = torch.randint(len(text) - length - 1, (BATCH,))
-        return torch.stack([text[i : i + length] for i in at]), torch.stack([text[i + 1 : i + 1 + length] for i in at])
+        return torch.stack([text[i : i + length] for i in at]), torch.stack(
+            [text[i + 1 : i + 1 + length] for i in at]
+        )
 
     model = GPT(args.width, args.layers, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))

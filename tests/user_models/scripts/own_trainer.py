@@ -20,7 +20,11 @@ class Houses(Dataset):
         return len(self.rooms)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"rooms": self.rooms[index], "place": self.place[index], "price": self.rooms[index].sum()}
+        return {
+            "rooms": self.rooms[index],
+            "place": self.place[index],
+            "price": self.rooms[index].sum(),
+        }
 
 
 class Prices(nn.Module):
@@ -37,7 +41,11 @@ class Prices(nn.Module):
         self, rooms: torch.Tensor, place: torch.Tensor, price: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         made = self.layers(torch.cat((rooms, self.place(place)), 1)).squeeze(1)
-        return {"price": made} if price is None else {"price": made, "loss": nn.functional.mse_loss(made, price)}
+        return (
+            {"price": made}
+            if price is None
+            else {"price": made, "loss": nn.functional.mse_loss(made, price)}
+        )
 
 
 class Clock:
@@ -48,11 +56,16 @@ class Clock:
 
     def epoch_ended(self, trainer: "Trainer", epoch: int, loss: float) -> None:
         if trainer.rank == 0:
-            print(f"epoch {epoch}: loss {loss:.3f} after {time.perf_counter() - self.began_s:.1f} s", flush=True)
+            print(
+                f"epoch {epoch}: loss {loss:.3f} after {time.perf_counter() - self.began_s:.1f} s",
+                flush=True,
+            )
 
 
 class Trainer:
-    def __init__(self, model: nn.Module, data: Dataset, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(
+        self, model: nn.Module, data: Dataset, args: argparse.Namespace, folder: Path
+    ) -> None:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.args = args
@@ -71,7 +84,10 @@ class Trainer:
             for callback in self.callbacks:
                 callback.epoch_ended(self, epoch, loss)
             if self.rank == 0:
-                torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, self.snapshot)
+                torch.save(
+                    {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()},
+                    self.snapshot,
+                )
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> float:
         self.optimizer.zero_grad()

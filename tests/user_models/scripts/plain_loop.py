@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--bucket-cap-mb", type=int, default=25)
     parser.add_argument("--unused", action="store_true")
     parser.add_argument("--slow-rank", type=int, help="whose data lies on a slow disk")
-    parser.add_argument("--one-batch", action="store_true", help="again and again: can the model learn it by heart?")
+    parser.add_argument(
+        "--one-batch", action="store_true", help="again and again: can the model learn it by heart?"
+    )
     args = parser.parse_args()
     several = "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
     if several:
@@ -64,7 +66,9 @@ def main() -> None:
     loader = DataLoader(data, args.batch_size, shuffle=sampler is None, sampler=sampler)
     model = make_model(args.width)
     if several:
-        model = DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb, find_unused_parameters=args.unused)
+        model = DistributedDataParallel(
+            model, bucket_cap_mb=args.bucket_cap_mb, find_unused_parameters=args.unused
+        )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
     batches = [next(iter(loader))] * len(loader) if args.one_batch else loader

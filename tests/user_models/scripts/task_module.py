@@ -30,7 +30,10 @@ def main() -> None:
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
-        images, labels = torch.rand(BATCH, 32, generator=data), torch.randint(10, (BATCH,), generator=data)
+        images, labels = (
+            torch.rand(BATCH, 32, generator=data),
+            torch.randint(10, (BATCH,), generator=data),
+        )
         optimizer.zero_grad()
         loss = task(images, labels)
         loss.backward()
@@ -41,7 +44,10 @@ def main() -> None:
                 shown = task.model(torch.rand(64, 32, generator=data)).argmax(1).float().mean()
             task.train()
             if rank == 0:
-                print(f"step {step}: loss {loss.item():.3f}, mean class {shown.item():.2f}", flush=True)
+                print(
+                    f"step {step}: loss {loss.item():.3f}, mean class {shown.item():.2f}",
+                    flush=True,
+                )
     if several:
         distributed.destroy_process_group()
 

@@ -13,7 +13,9 @@ NOISE = 16
 class Generator(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(NOISE, width), nn.ReLU(), nn.Linear(width, 64), nn.Tanh())
+        self.layers = nn.Sequential(
+            nn.Linear(NOISE, width), nn.ReLU(), nn.Linear(width, 64), nn.Tanh()
+        )
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
         return self.layers(noise)
@@ -38,7 +40,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument(
-        "--toggle", action="store_true", help="gradients of the model that is not trained, as Lightning does"
+        "--toggle",
+        action="store_true",
+        help="gradients of the model that is not trained, as Lightning does",
     )
     parser.add_argument("--width", type=int, default=64)
     args = parser.parse_args()
@@ -48,10 +52,15 @@ def main() -> None:
     torch.manual_seed(0)
     generator, discriminator = Generator(args.width), Discriminator(args.width)
     if several:
-        generator, discriminator = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
+        generator, discriminator = (
+            DistributedDataParallel(generator),
+            DistributedDataParallel(discriminator),
+        )
     loss_of = nn.BCEWithLogitsLoss()
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    discriminator_optimizer = torch.optim.Adam(
+        discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999)
+    )
     real, fake = torch.ones(args.batch_size), torch.zeros(args.batch_size)
     for step in range(args.steps):
         images = torch.rand(args.batch_size, 64)
@@ -73,7 +82,10 @@ def main() -> None:
         generator_loss.backward()
         generator_optimizer.step()
         if step % 20 == 0 and int(os.environ.get("RANK", "0")) == 0:
-            print(f"step {step}: D {discriminator_loss.item():.3f}, G {generator_loss.item():.3f}", flush=True)
+            print(
+                f"step {step}: D {discriminator_loss.item():.3f}, G {generator_loss.item():.3f}",
+                flush=True,
+            )
     if several:
         distributed.destroy_process_group()
 

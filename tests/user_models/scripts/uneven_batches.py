@@ -7,7 +7,9 @@ from torch.nn.parallel import DistributedDataParallel
 distributed.init_process_group("gloo")
 samples = 32 if distributed.get_rank() == 0 else 96
 model = DistributedDataParallel(
-    nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    nn.Sequential(
+        nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
 )
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for _ in range(40):

@@ -43,12 +43,17 @@ def processes() -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     """Which of 1, 2, 3, ... GiB in a row can be allocated."""
-    answers = [CUDA.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(gib << 30)) for gib in range(1, 5)]
+    answers = [
+        CUDA.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(gib << 30))
+        for gib in range(1, 5)
+    ]
     return {"answers": answers}
 
 
 def copies() -> dict[str, Any]:
-    """Copies of 1 MiB between the host and device 0, and between the first three devices; the peers of device 0."""
+    """Copies of 1 MiB between the host and device 0, and between the first three devices; the peers
+    of device 0.
+    """
     size = 1 << 20
     host = ctypes.create_string_buffer(b"x" * size, size)
     places = []
@@ -64,12 +69,17 @@ def copies() -> dict[str, Any]:
     back = ctypes.create_string_buffer(size)
     CUDA.cudaMemcpy(back, places[2], ctypes.c_size_t(size), 2)
     can = ctypes.c_int()
-    peers = [CUDA.cudaDeviceCanAccessPeer(ctypes.byref(can), 0, device) or can.value for device in range(3)]
+    peers = [
+        CUDA.cudaDeviceCanAccessPeer(ctypes.byref(can), 0, device) or can.value
+        for device in range(3)
+    ]
     return {"same": back.raw == host.raw, "peers": peers}
 
 
 def kernels() -> dict[str, Any]:
-    """Three launches on each device, what each returned, and what waiting for the device returned."""
+    """Three launches on each device, what each returned, and what waiting for the device
+    returned.
+    """
     answers = {}
     for device in range(count_devices()):
         CUDA.cudaSetDevice(device)
@@ -87,7 +97,9 @@ def late_host() -> dict[str, Any]:
 
 
 def collective() -> dict[str, Any]:
-    """An all-reduce of one float on two devices of this process: what waiting for it returns, before and after it is aborted."""
+    """An all-reduce of one float on two devices of this process: what waiting for it returns,
+    before and after it is aborted.
+    """
     communicators = (ctypes.c_void_p * 2)()
     NCCL.ncclCommInitAll(communicators, 2, None)
     streams = []
@@ -105,7 +117,11 @@ def collective() -> dict[str, Any]:
     NCCL.ncclCommGetAsyncError(ctypes.c_void_p(communicators[0]), ctypes.byref(error))
     for communicator in communicators:
         NCCL.ncclCommAbort(ctypes.c_void_p(communicator))
-    return {"ended": ended, "error": error.value, "aborted": [CUDA.cudaStreamSynchronize(stream) for stream in streams]}
+    return {
+        "ended": ended,
+        "error": error.value,
+        "aborted": [CUDA.cudaStreamSynchronize(stream) for stream in streams],
+    }
 
 
 def count_devices() -> int:
@@ -123,7 +139,8 @@ def launch(kernel: bytes) -> int:
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    function.__name__: function for function in (devices, processes, memory, copies, kernels, late_host, collective)
+    function.__name__: function
+    for function in (devices, processes, memory, copies, kernels, late_host, collective)
 }
 
 if __name__ == "__main__":

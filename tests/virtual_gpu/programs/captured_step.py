@@ -1,4 +1,5 @@
-"""A training script that captures a whole step, its optimizer's too, into a CUDA graph and replays it.
+"""A training script that captures a whole step, its optimizer's too, into a CUDA graph and replays
+it.
 
 python captured_step.py STEPS [watched]
 """

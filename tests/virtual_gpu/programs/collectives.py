@@ -20,11 +20,22 @@ def main() -> None:
     values = [torch.arange(COUNT, dtype=torch.float32) + 100 * peer for peer in range(ranks)]
     own, total = values[rank].cuda(), torch.stack(values).sum(0)
 
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64):
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int32,
+        torch.int64,
+    ):
         reduced = own.cpu().to(dtype).cuda()
         dist.all_reduce(reduced)
         check(f"all_reduce {dtype}", reduced, total.to(dtype))
-    extremes = ((dist.ReduceOp.MAX, values[-1]), (dist.ReduceOp.MIN, values[0]), (dist.ReduceOp.AVG, total / ranks))
+    extremes = (
+        (dist.ReduceOp.MAX, values[-1]),
+        (dist.ReduceOp.MIN, values[0]),
+        (dist.ReduceOp.AVG, total / ranks),
+    )
     for operation, expected in extremes:
         reduced = values[rank].cuda()
         dist.all_reduce(reduced, op=operation)
@@ -46,7 +57,10 @@ def main() -> None:
     dist.all_to_all_single(exchanged, own)
     check("all_to_all", exchanged, torch.cat([value.chunk(ranks)[rank] for value in values]))
     around = torch.empty(COUNT, device=device)
-    messages = [dist.P2POp(dist.isend, own, (rank + 1) % ranks), dist.P2POp(dist.irecv, around, (rank - 1) % ranks)]
+    messages = [
+        dist.P2POp(dist.isend, own, (rank + 1) % ranks),
+        dist.P2POp(dist.irecv, around, (rank - 1) % ranks),
+    ]
     for request in dist.batch_isend_irecv(messages):
         request.wait()
     check("send and receive", around, values[(rank - 1) % ranks])

@@ -1,4 +1,5 @@
-"""A training script as people write them, under DDP: half precision with a GradScaler, accumulation with no_sync, pinned batches.
+"""A training script as people write them, under DDP: half precision with a GradScaler, accumulation
+with no_sync, pinned batches.
 
 torchrun --nproc-per-node=N half_precision.py STEPS
 """
@@ -29,7 +30,10 @@ def main() -> None:
     data = TensorDataset(torch.randn(samples, WIDTH), torch.zeros(samples, dtype=torch.long))
     loader = DataLoader(data, batch_size=BATCH, pin_memory=True)
     for index, (inputs, targets) in enumerate(loader):
-        inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        inputs, targets = (
+            inputs.to(device, non_blocking=True),
+            targets.to(device, non_blocking=True),
+        )
         last = index % MICRO_BATCHES == MICRO_BATCHES - 1
         with nullcontext() if last else model.no_sync():
             with torch.autocast("cuda", dtype=torch.float16):

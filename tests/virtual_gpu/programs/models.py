@@ -7,7 +7,9 @@ from tests.user_models.tiny_models import Workload, layered
 
 
 class Graphed(nn.Module):
-    """Replays its forward and backward passes as CUDA graphs; under autocast, whose cache forbids that, it runs eagerly."""
+    """Replays its forward and backward passes as CUDA graphs; under autocast, whose cache forbids
+    that, it runs eagerly.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

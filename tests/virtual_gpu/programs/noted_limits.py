@@ -1,6 +1,8 @@
-"""A model that notes the time limit of each process group: `dpscope run --model tests.virtual_gpu.programs.noted_limits:small`.
+"""A model that notes the time limit of each process group: `dpscope run --model
+tests.virtual_gpu.programs.noted_limits:small`.
 
-Each rank writes its groups' limits of the last forward into the file `rankN.json` of the folder in NOTED_LIMITS.
+Each rank writes its groups' limits of the last forward into the file `rankN.json` of the folder in
+NOTED_LIMITS.
 """
 
 import json

@@ -2,8 +2,9 @@
 
     python -m tests.virtual_gpu.programs.profiled_steps VARIANT TRACE
 
-Variants: plain; amp, in half precision with a GradScaler; graph, replayed as a captured CUDA graph; compiled by
-torch.compile, without the benchmarks by which it decides on padding: they fill 40 MiB some hundred times, on this host.
+Variants: plain; amp, in half precision with a GradScaler; graph, replayed as a captured CUDA graph;
+compiled by torch.compile, without the benchmarks by which it decides on padding: they fill 40 MiB
+some hundred times, on this host.
 """
 
 import sys
@@ -19,7 +20,11 @@ WARM_UP_STEPS, STEPS = 3, 2
 class Training:
     def __init__(self, variant: str) -> None:
         self.model: Any = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 32 * 32, 10)
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8 * 32 * 32, 10),
         ).cuda()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         if variant == "compiled":
@@ -27,7 +32,10 @@ class Training:
             self.model = torch.compile(self.model, options=options)
         self.half = variant == "amp"
         self.scaler = torch.amp.GradScaler(enabled=self.half)
-        self.inputs, self.targets = torch.randn(4, 3, 32, 32).pin_memory(), torch.zeros(4, dtype=torch.long)
+        self.inputs, self.targets = (
+            torch.randn(4, 3, 32, 32).pin_memory(),
+            torch.zeros(4, dtype=torch.long),
+        )
         self.on_device = self.inputs.cuda(), self.targets.cuda()
 
     def step(self) -> None:

@@ -9,10 +9,20 @@ from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_
 COPY = "Memcpy PtoP (Device -> Device)"
 
 
-def copy(correlation: int, start: float, duration: float, ends: tuple[int, int], recorded_on: int) -> Event:
+def copy(
+    correlation: int, start: float, duration: float, ends: tuple[int, int], recorded_on: int
+) -> Event:
     source, target = ends
-    args = {"fromDevice": source, "inDevice": recorded_on, "toDevice": target, "correlation": correlation, "bytes": 8}
-    return event("gpu_memcpy", COPY, start, duration, pid=recorded_on, tid=7, args=args | {"stream": 7})
+    args = {
+        "fromDevice": source,
+        "inDevice": recorded_on,
+        "toDevice": target,
+        "correlation": correlation,
+        "bytes": 8,
+    }
+    return event(
+        "gpu_memcpy", COPY, start, duration, pid=recorded_on, tid=7, args=args | {"stream": 7}
+    )
 
 
 def kernel(correlation: int, start: float, duration: float, device: int) -> Event:
@@ -20,7 +30,8 @@ def kernel(correlation: int, start: float, duration: float, device: int) -> Even
 
 
 def steps_of(folder: Path, recorded_on: str) -> list[Event]:
-    """Two steps of 5 ms: 3,900 us of kernels on device 0, 600 us of parameters to device 1, 495 us of gradients back.
+    """Two steps of 5 ms: 3,900 us of kernels on device 0, 600 us of parameters to device 1, 495 us
+    of gradients back.
 
     Device 1 computes for 2,000 us; device 0 is idle for 5 us.
     """
@@ -44,17 +55,29 @@ def steps_of(folder: Path, recorded_on: str) -> list[Event]:
 def test_both_ends_of_a_copy_communicate(tmp_path: Path, recorded_on: str) -> None:
     analysis = analyzed_events(tmp_path, steps_of(tmp_path, recorded_on), world_size=1)
     whole = analysis.steps[~analysis.steps["partial_window"]]
-    values = whole[["device", "compute_us", "communication_us", "exposed_us", "idle_us"]].to_numpy().tolist()
+    values = (
+        whole[["device", "compute_us", "communication_us", "exposed_us", "idle_us"]]
+        .to_numpy()
+        .tolist()
+    )
     assert values == [[0, 3899, 1095, 1095, 6], [1, 2000, 1095, 1095, 1905]]
     assert analysis.ledger is not None
-    assert (analysis.ledger.critical_device, analysis.ledger.exposed_us, analysis.ledger.idle_us) == (0, 1095, 6)
+    assert (
+        analysis.ledger.critical_device,
+        analysis.ledger.exposed_us,
+        analysis.ledger.idle_us,
+    ) == (0, 1095, 6)
     # What was copied counts once, on the device that recorded it.
     assert analysis.copies["bytes"].tolist() == [8] * 4
 
 
 def test_a_device_that_only_receives_is_none_of_the_process(tmp_path: Path) -> None:
     """A rank that sees all GPUs may copy to another rank's."""
-    events = [one for one in steps_of(tmp_path, "source") if 1 not in (one["pid"], one["args"].get("device"))]
+    events = [
+        one
+        for one in steps_of(tmp_path, "source")
+        if 1 not in (one["pid"], one["args"].get("device"))
+    ]
     analysis = analyzed_events(tmp_path, events, world_size=1)
     assert analysis.steps["device"].tolist() == [0, 0]
     assert analysis.steps["communication_us"].tolist() == [600, 600]

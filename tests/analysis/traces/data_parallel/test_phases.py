@@ -1,4 +1,6 @@
-"""DataParallel's phases against the generator's literals, with and without named ranges; dp-host by hand."""
+"""DataParallel's phases against the generator's literals, with and without named ranges; dp-host by
+hand.
+"""
 
 from pathlib import Path
 
@@ -6,7 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.data_parallel.phases import broadcast_chunks, phase_means, reduce_chunks
+from dpscope.analysis.traces.data_parallel.phases import (
+    broadcast_chunks,
+    phase_means,
+    reduce_chunks,
+)
 from dpscope.analysis.traces.ranks.frames import dp_phases
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
@@ -35,8 +41,13 @@ def phases_of(tmp_path: Path, trace: Trace) -> pd.DataFrame:
 def check(frame: pd.DataFrame, generated: GeneratedTrace) -> None:
     """Every phase; exposed communication adds up over phases."""
     for one in frame.groupby(["device", "step"], as_index=False)["exposed_us"].sum().itertuples():
-        assert one.exposed_us == pytest.approx(generated.expected.steps[one.device, one.step].exposed_us)
-    found = {(int(row["device"]), int(row["step"]), str(row["phase"])): row for row in frame.to_dict("records")}
+        assert one.exposed_us == pytest.approx(
+            generated.expected.steps[one.device, one.step].exposed_us
+        )
+    found = {
+        (int(row["device"]), int(row["step"]), str(row["phase"])): row
+        for row in frame.to_dict("records")
+    }
     expected = {
         (device, step, phase): value
         for (device, step), row in generated.expected.steps.items()
@@ -69,7 +80,9 @@ def check_all(tmp_path: Path, generated: GeneratedTrace) -> None:
 def test_threads_whose_ids_are_used_again_do_no_harm(
     tmp_path: Path, devices: int, transport: Transport, named_ranges: bool
 ) -> None:
-    """The system may give a replica's thread the id of one that ended: of the step before, or of autograd's."""
+    """The system may give a replica's thread the id of one that ended: of the step before, or of
+    autograd's.
+    """
     generated = dp_trace(devices, transport, named_ranges=named_ranges, reused_threads=True)
     kernels = [one for one in generated.trace["traceEvents"] if one.get("cat") == "cpu_op"]
     of_replicas = {one["tid"] for one in kernels if one["name"] == "aten::conv2d"}
@@ -79,13 +92,25 @@ def test_threads_whose_ids_are_used_again_do_no_harm(
     check_all(tmp_path, generated)
 
 
-@pytest.mark.parametrize(("devices", "transport"), [(2, "nccl"), (2, "peer_copy"), (4, "nccl"), (4, "peer_copy")])
+@pytest.mark.parametrize(
+    ("devices", "transport"), [(2, "nccl"), (2, "peer_copy"), (4, "nccl"), (4, "peer_copy")]
+)
 @pytest.mark.parametrize(
     ("inputs", "named_ranges", "lag"),
-    [("host", True, False), ("host", False, True), ("device", True, True), ("device", False, False)],
+    [
+        ("host", True, False),
+        ("host", False, True),
+        ("device", True, True),
+        ("device", False, False),
+    ],
 )
 def test_phases_and_steps(
-    tmp_path: Path, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool, lag: bool
+    tmp_path: Path,
+    devices: int,
+    transport: Transport,
+    inputs: Inputs,
+    named_ranges: bool,
+    lag: bool,
 ) -> None:
     check_all(tmp_path, dp_trace(devices, transport, inputs, named_ranges, lag))
 
@@ -94,7 +119,9 @@ def test_phases_and_steps(
 def test_phases_without_the_forward_range(tmp_path: Path, transport: Transport) -> None:
     """Operators and threads alone must do: an own subclass may not leave `DataParallel.forward`."""
     generated = dp_trace(4, transport, named_ranges=False)
-    events = [event for event in generated.trace["traceEvents"] if event["name"] != "DataParallel.forward"]
+    events = [
+        event for event in generated.trace["traceEvents"] if event["name"] != "DataParallel.forward"
+    ]
     assert len(events) == len(generated.trace["traceEvents"]) - 3
     check(phases_of(tmp_path, {**generated.trace, "traceEvents": events}), generated)
 
@@ -165,14 +192,23 @@ def test_dp_host(tmp_path: Path) -> None:
     )  # fmt: skip
     assert frame["device"].isna().all()
     together = frame[frame["replica"].isna()].set_index("phase")["exposed_us"]
-    # replica 1's add at 40-60 hides 40-45 of scatter's 25 and 50-60 of replicate's 45; in backward scatter 2 + 3
-    exposed = {"scatter": 20, "replicate": 35, "gather": 13, "gradient_reduce": 50, "loss_backward": 5}
+    # replica 1's add at 40-60 hides 40-45 of scatter's 25 and 50-60 of replicate's 45; in backward
+    # scatter 2 + 3
+    exposed = {
+        "scatter": 20,
+        "replicate": 35,
+        "gather": 13,
+        "gradient_reduce": 50,
+        "loss_backward": 5,
+    }
     assert together[together > 0].to_dict() == exposed
     assert frame["copied_bytes"].isna().all()
 
 
 def test_a_forward_of_which_no_range_is_left_is_no_error(tmp_path: Path) -> None:
-    """Damage took every operator and range of the forward pass: launches are of no call, and are still all there."""
+    """Damage took every operator and range of the forward pass: launches are of no call, and are
+    still all there.
+    """
     trace = dp_trace(devices=2).trace
     kept = [
         event
@@ -185,13 +221,22 @@ def test_a_forward_of_which_no_range_is_left_is_no_error(tmp_path: Path) -> None
     assert not frame["phase"].isin(["replicate", "parallel_apply"]).any()
 
 
-def on(device: int, name: str, start: float, duration: float, correlation: int, category: str = "kernel") -> Event:
+def on(
+    device: int,
+    name: str,
+    start: float,
+    duration: float,
+    correlation: int,
+    category: str = "kernel",
+) -> Event:
     args = {"device": device, "stream": 7, "correlation": correlation}
     return event(category, name, start, duration, pid=device, tid=7, args=args)
 
 
 def test_a_step_whose_only_copy_outlasts_the_next_has_no_exposed_time(tmp_path: Path) -> None:
-    """Step 1 broadcasts from 1,100 to 1,200; step 2 copies from 2,100 to 5,000, after step 3 ended at 3,200."""
+    """Step 1 broadcasts from 1,100 to 1,200; step 2 copies from 2,100 to 5,000, after step 3 ended
+    at 3,200.
+    """
     events = []
     for number in (1, 2, 3):
         begin = 1_000.0 * number

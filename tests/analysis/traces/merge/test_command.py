@@ -64,7 +64,10 @@ def refused(paths: list[Path], output: Path) -> str:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    trace, output = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json"), tmp_path / "merged.json"
+    trace, output = (
+        write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json"),
+        tmp_path / "merged.json",
+    )
     before = trace.read_bytes()
     done = merge(trace, "-o", trace)
     assert (done.returncode, done.stdout) == (2, "")
@@ -73,7 +76,9 @@ def test_mistakes(tmp_path: Path) -> None:
     )
     assert trace.read_bytes() == before
     (tmp_path / "a.json").mkdir()
-    assert "does not exist or is not a folder; create it" in refused([trace], tmp_path / "missing" / "merged.json")
+    assert "does not exist or is not a folder; create it" in refused(
+        [trace], tmp_path / "missing" / "merged.json"
+    )
     assert "is named *.json or *.json.gz" in refused([trace], tmp_path / "merged.pftrace")
     assert "is named *.json or *.json.gz" in refused([RUN], tmp_path / "merged.pftrace")
     assert "is not a file" in refused([trace], tmp_path / "a.json")
@@ -83,7 +88,9 @@ def test_mistakes(tmp_path: Path) -> None:
 
 
 def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
-    files = [write_trace(ddp_trace(rank, 2).trace, tmp_path / f"rank{rank}.json") for rank in (0, 1)]
+    files = [
+        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"rank{rank}.json") for rank in (0, 1)
+    ]
     output = tmp_path / "merged.json"
     merge_traces(files, output)
     # Its folder named again holds the output, too: it is an input then, and is kept.
@@ -96,7 +103,9 @@ def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
 def test_cells_and_repeats_are_chosen_by_name() -> None:
     files = [RUN / "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz"]
     assert traces_of_run(RUN, "dp-host-d2-b8", 1) == ("dp-host-d2-b8", 1, files)
-    with pytest.raises(DpscopeError, match=r"did you mean ddp-d2-b8\? Name one of single-d1-b8, dp-host-d2-b8, ddp"):
+    with pytest.raises(
+        DpscopeError, match=r"did you mean ddp-d2-b8\? Name one of single-d1-b8, dp-host-d2-b8, ddp"
+    ):
         traces_of_run(RUN, "ddp-d4-b8")
     with pytest.raises(DpscopeError, match="no finished repeat 7; name one of 0, 1 with --repeat"):
         traces_of_run(RUN, repeat=7)

@@ -1,4 +1,6 @@
-"""Damaged traces and events that viewers would drop: left out and counted, or moved to a lane; the file is always sound."""
+"""Damaged traces and events that viewers would drop: left out and counted, or moved to a lane; the
+file is always sound.
+"""
 
 import json
 from pathlib import Path
@@ -53,7 +55,9 @@ def test_bad_events_are_left_out_and_counted(tmp_path: Path) -> None:
     assert made.ranks[0].left_out == len(BAD)
     found = [finding for finding in made.findings if finding.code == "events_left_out"]
     assert found[0].message.startswith("6 events")
-    assert [(event["name"], event["dur"]) for event in complete(strict(made.path))] == [("aten::add", 2.25)] * 2
+    assert [(event["name"], event["dur"]) for event in complete(strict(made.path))] == [
+        ("aten::add", 2.25)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,9 @@ def test_odd_arguments_do_not_spoil_the_file(tmp_path: Path) -> None:
 def test_times_since_1970_keep_their_nanoseconds(tmp_path: Path) -> None:
     # No float holds 1711964646123456.789: differences must still be exact.
     starts = ("1711964646123456.789", "1711964646123456.790", "1711964646123999.001")
-    path = trace_file(tmp_path, *(SOUND.replace("100.5", start).replace("2.25", "0.001") for start in starts))
+    path = trace_file(
+        tmp_path, *(SOUND.replace("100.5", start).replace("2.25", "0.001") for start in starts)
+    )
     trace = strict(merge_traces([path], tmp_path / "merged.json").path)
     assert [event["ts"] for event in complete(trace)] == [0.0, 0.001, 542.212]
     assert trace["baseTimeNanoseconds"] == 1711964646123456789
@@ -100,21 +106,32 @@ def test_a_file_cut_short_is_merged_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_an_event_that_partly_overlaps_gets_a_lane_and_takes_its_flow_along(tmp_path: Path) -> None:
     first = '{"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 7, "tid": 8, "ts": 10, "dur": 20}'
     second = first.replace('"ts": 10', '"ts": 25').replace("all_reduce", "broadcast")
-    inside = first.replace('"ts": 10, "dur": 20', '"ts": 12, "dur": 18').replace("all_reduce", "inside")
+    inside = first.replace('"ts": 10, "dur": 20', '"ts": 12, "dur": 18').replace(
+        "all_reduce", "inside"
+    )
     flow = '{"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 3, "pid": 7, "tid": 8, "ts": 25}'
     path = trace_file(tmp_path, first, second, inside, flow)
     made = merge_traces([path], tmp_path / "merged.json")
     assert made.ranks[0].own_lanes == 1
     trace = strict(made.path)
-    names = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
-    where = {(event["ph"], event["name"]): names[event["tid"]] for event in trace["traceEvents"] if event["ph"] in "Xs"}
+    names = {
+        event["tid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    where = {
+        (event["ph"], event["name"]): names[event["tid"]]
+        for event in trace["traceEvents"]
+        if event["ph"] in "Xs"
+    }
     assert where["X", "gloo:all_reduce"] == where["X", "gloo:inside"] == "thread 8"
     assert where["X", "gloo:broadcast"] == where["s", "ac2g"] == "thread 8 (lane 2)"
 
 
 @pytest.mark.filterwarnings("error")
 def test_lanes_by_hand() -> None:
-    # Track 0: [0, 10), in it [2, 10); [5, 12) leaves the first, so lane 1; [10, 11) follows the first. Track 1 is its own.
+    # Track 0: [0, 10), in it [2, 10); [5, 12) leaves the first, so lane 1; [10, 11) follows the
+    # first. Track 1 is its own.
     track = np.array([0, 0, 0, 0, 1])
     start = np.array([0.0, 2.0, 5.0, 10.0, 6.0])
     duration = np.array([10.0, 8.0, 7.0, 1.0, 20.0])
@@ -135,12 +152,18 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match=r"rank1\.json is not a torch\.profiler trace"):
         merge_traces([good, bad], output)
     assert output.read_bytes() == older
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "rank0.json.gz", "rank1.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "merged.json",
+        "rank0.json.gz",
+        "rank1.json",
+    ]
 
 
 @pytest.mark.parametrize("value", ['{"a": 1}', "[1]", "null", "3", "true", "1e300", "{}"])
 @pytest.mark.parametrize(("field", "sound"), [("cat", '"cpu_op"'), ("name", '"aten::add"')])
-def test_categories_and_names_of_any_type(tmp_path: Path, field: str, sound: str, value: str) -> None:
+def test_categories_and_names_of_any_type(
+    tmp_path: Path, field: str, sound: str, value: str
+) -> None:
     odd = SOUND.replace(f'"{field}": {sound}', f'"{field}": {value}')
     assert odd != SOUND
     made = merge_traces([trace_file(tmp_path, SOUND, odd)], tmp_path / "merged.json")
@@ -151,14 +174,22 @@ def test_metadata_and_flows_of_any_type(tmp_path: Path) -> None:
     metadata = '{"ph": "M", "name": ["a"], "pid": {"x": 1}, "tid": 0, "args": {"name": {"a": 1}}}'
     flow = '{"ph": "s", "id": [1], "pid": 7, "tid": 8, "ts": 100.5, "cat": "ac2g", "name": "ac2g"}'
     made = merge_traces([trace_file(tmp_path, SOUND, metadata, flow)], tmp_path / "merged.json")
-    assert [event["ph"] for event in strict(made.path)["traceEvents"] if event["ph"] != "M"] == ["X"]
+    assert [event["ph"] for event in strict(made.path)["traceEvents"] if event["ph"] != "M"] == [
+        "X"
+    ]
     assert made.ranks[0].left_out == 1
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("time", ["1e16", "1e18", "-1e18", "1e19", "1e300", "-1e300", "1.7976931348623157e308"])
+@pytest.mark.parametrize(
+    "time", ["1e16", "1e18", "-1e18", "1e19", "1e300", "-1e300", "1.7976931348623157e308"]
+)
 @pytest.mark.parametrize("field", ["100.5", "2.25"])
-def test_times_out_of_range_are_left_out_without_a_warning(tmp_path: Path, field: str, time: str) -> None:
-    made = merge_traces([trace_file(tmp_path, SOUND, SOUND.replace(field, time))], tmp_path / "merged.json")
+def test_times_out_of_range_are_left_out_without_a_warning(
+    tmp_path: Path, field: str, time: str
+) -> None:
+    made = merge_traces(
+        [trace_file(tmp_path, SOUND, SOUND.replace(field, time))], tmp_path / "merged.json"
+    )
     assert [(event["ts"], event["dur"]) for event in complete(strict(made.path))] == [(0.0, 2.25)]
     assert made.ranks[0].left_out == 1

@@ -1,4 +1,6 @@
-"""Merged traces: sound for Perfetto, nothing lost, clocks where they belong, the same measures read from them."""
+"""Merged traces: sound for Perfetto, nothing lost, clocks where they belong, the same measures read
+from them.
+"""
 
 import gzip
 import json
@@ -15,7 +17,14 @@ import pytest
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
+from tests.generated_traces.generator import (
+    DdpOptions,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+    relabel,
+    write_trace,
+)
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trace_rules import violations
 
@@ -50,7 +59,11 @@ def written(folder: Path, *traces: dict[str, Any]) -> list[Path]:
 
 
 def processes(trace: dict[str, Any]) -> dict[int, str]:
-    return {one["pid"]: one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "process_name"}
+    return {
+        one["pid"]: one["args"]["name"]
+        for one in trace["traceEvents"]
+        if one["name"] == "process_name"
+    }
 
 
 def added(trace: dict[str, Any], track: str) -> dict[str, list[Event]]:
@@ -66,13 +79,20 @@ def added(trace: dict[str, Any], track: str) -> dict[str, list[Event]]:
 
 
 def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
-    """What no merge may change of events: phase, category, name, duration and arguments that are no ids."""
+    """What no merge may change of events: phase, category, name, duration and arguments that are no
+    ids.
+    """
     ids = {"correlation", "External id", "wait_on_cuda_event_record_corr_id"}
     found = Counter[tuple[object, ...]]()
     for event in events:
         if event["ph"] != "M" and event.get("cat") != "dpscope":
             args = {key: value for key, value in event.get("args", {}).items() if key not in ids}
-            what = event["ph"], event.get("cat"), event["name"], round(float(event.get("dur", 0)), 3)
+            what = (
+                event["ph"],
+                event.get("cat"),
+                event["name"],
+                round(float(event.get("dur", 0)), 3),
+            )
             found[*what, json.dumps(args, sort_keys=True)] += 1
     return found
 
@@ -82,14 +102,23 @@ def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
 def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path) -> None:
     trace, made = merged(files, tmp_path)
     originals = [load(file)["traceEvents"] for file in files]
-    assert contents(trace["traceEvents"]) == sum((contents(events) for events in originals), Counter())
-    assert [rank.events for rank in made.ranks] == [sum(event["ph"] != "M" for event in events) for events in originals]
+    assert contents(trace["traceEvents"]) == sum(
+        (contents(events) for events in originals), Counter()
+    )
+    assert [rank.events for rank in made.ranks] == [
+        sum(event["ph"] != "M" for event in events) for events in originals
+    ]
     assert made.findings == ()
     for position, events in enumerate(originals):
-        of_rank = [event for event in trace["traceEvents"] if event.get("id", -1) // 10**10 == position]
+        of_rank = [
+            event for event in trace["traceEvents"] if event.get("id", -1) // 10**10 == position
+        ]
         for phase in "sf":  # each with the rank's position before its digits
             ids = sorted((event["cat"], event["id"]) for event in events if event["ph"] == phase)
-            assert sorted((one["cat"], one["id"] % 10**10) for one in of_rank if one["ph"] == phase) == ids
+            assert (
+                sorted((one["cat"], one["id"] % 10**10) for one in of_rank if one["ph"] == phase)
+                == ids
+            )
     before, after = analyze_traces(files), analyze_traces([made.path])
     assert len(before.steps) > 0
     assert len(before.collectives) > 0
@@ -97,19 +126,28 @@ def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path
     # `unlaunched_us` is of hundreds of gaps between launches and ends, each rounded so.
     one, other = (table.steps.drop(columns="unlaunched_us") for table in (before, after))
     pd.testing.assert_frame_equal(one, other, rtol=0, atol=0.002)
-    pd.testing.assert_series_equal(before.steps["unlaunched_us"], after.steps["unlaunched_us"], rtol=0, atol=0.1)
+    pd.testing.assert_series_equal(
+        before.steps["unlaunched_us"], after.steps["unlaunched_us"], rtol=0, atol=0.1
+    )
     columns = [
         "rank", "device", "step", "kind", "sequence", "bytes", "group_size", "duration_us", "transfer_us", "wait_us",
     ]  # fmt: skip
-    pd.testing.assert_frame_equal(before.collectives[columns], after.collectives[columns], rtol=0, atol=0.002)
+    pd.testing.assert_frame_equal(
+        before.collectives[columns], after.collectives[columns], rtol=0, atol=0.002
+    )
 
 
 def test_ranks_are_named_and_in_order(v100: Merged) -> None:
     trace, _ = v100
     sorting = [event for event in trace["traceEvents"] if event["name"] == "process_sort_index"]
     names = processes(trace)
-    shown = [names[event["pid"]] for event in sorted(sorting, key=lambda event: int(event["args"]["sort_index"]))]
-    assert shown == [f"rank {rank} {part}" for rank in range(8) for part in ("CPU", f"GPU {rank}", "profiler")]
+    shown = [
+        names[event["pid"]]
+        for event in sorted(sorting, key=lambda event: int(event["args"]["sort_index"]))
+    ]
+    assert shown == [
+        f"rank {rank} {part}" for rank in range(8) for part in ("CPU", f"GPU {rank}", "profiler")
+    ]
     assert min(event["ts"] for event in trace["traceEvents"]) == 0
 
 
@@ -130,8 +168,14 @@ def test_collectives_show_size_and_bandwidth(v100: Merged) -> None:
     largest = [event for event in tracks["rank 0 GPU 0"] if event["name"] == "all_reduce 1.58 MB"]
     assert len(largest) == 1
     args = largest[0]["args"]
-    # 394,241 floats; the shortest of the eight lasts 86 us: 1,576,964 / 86 / 1e3 = 18.337 GB/s, times 2 x 7/8 = 32.089.
-    assert (args["bytes"], args["transfer_us"], args["group_size"], args["step"]) == (1576964, 86.0, 8, 10)
+    # 394,241 floats; the shortest of the eight lasts 86 us: 1,576,964 / 86 / 1e3 = 18.337 GB/s,
+    # times 2 x 7/8 = 32.089.
+    assert (args["bytes"], args["transfer_us"], args["group_size"], args["step"]) == (
+        1576964,
+        86.0,
+        8,
+        10,
+    )
     assert args["busbw_gb_per_s"] == pytest.approx(32.089, abs=5e-4)
     assert largest[0]["dur"] == args["transfer_us"] + args["wait_us"]
 
@@ -158,7 +202,8 @@ def test_a_shifted_clock_is_found_to_the_nanosecond(tmp_path: Path) -> None:
     # Three steps of three all-reduces each, of which all ends agree.
     assert clock.collectives == 9
     first = {name: events[0] for name, events in added(trace, "wait").items()}
-    # Rank 0's first bucket runs from 490 to 1050 and rank 1's from 990: 500 us of waiting, 60 of transfer.
+    # Rank 0's first bucket runs from 490 to 1050 and rank 1's from 990: 500 us of waiting, 60 of
+    # transfer.
     assert list(first) == ["rank 0 GPU 0"]
     assert first["rank 0 GPU 0"]["name"] == "wait all_reduce 6.00 MB"
     assert first["rank 0 GPU 0"]["dur"] == 500.0
@@ -184,9 +229,15 @@ def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> Non
 
 def test_without_one_rank_s_trace_collectives_set_no_clock(tmp_path: Path) -> None:
     """Ranks 0 and 1 of 4 share all-reduces, but who else made them wait is unknown."""
-    _, made = merged(written(tmp_path, *(ddp_trace(rank, 4, DdpOptions()).trace for rank in range(2))), tmp_path)
-    (found,) = [finding.message for finding in made.findings if finding.code == "clocks_as_recorded"]
-    assert found.startswith("rank 1: no synchronising collective that was found on all its ranks is shared with")
+    _, made = merged(
+        written(tmp_path, *(ddp_trace(rank, 4, DdpOptions()).trace for rank in range(2))), tmp_path
+    )
+    (found,) = [
+        finding.message for finding in made.findings if finding.code == "clocks_as_recorded"
+    ]
+    assert found.startswith(
+        "rank 1: no synchronising collective that was found on all its ranks is shared with"
+    )
 
 
 def test_one_process_on_two_devices(tmp_path: Path) -> None:
@@ -206,24 +257,31 @@ def test_dp_by_nccl_has_communication_on_every_device(tmp_path: Path) -> None:
     trace, _ = merged(written(tmp_path, dp_trace(devices=2).trace), tmp_path)
     tracks = added(trace, "communication")
     assert sorted(tracks) == ["rank 0 GPU 0", "rank 0 GPU 1"]
-    assert {event["args"]["kind"] for events in tracks.values() for event in events} == {"broadcast", "reduce"}
+    assert {event["args"]["kind"] for events in tracks.values() for event in events} == {
+        "broadcast",
+        "reduce",
+    }
     assert added(trace, "transfer") == {}  # rooted collectives do not synchronise
 
 
 def test_gloo_on_two_ranks(tmp_path: Path) -> None:
     shift_us = -40_000.25
-    files = written(tmp_path, gloo_trace(0, 2).trace, relabel(gloo_trace(1, 2).trace, time_shift_us=shift_us))
+    files = written(
+        tmp_path, gloo_trace(0, 2).trace, relabel(gloo_trace(1, 2).trace, time_shift_us=shift_us)
+    )
     trace, made = merged(files, tmp_path)
     assert made.ranks[1].clock.moved_us == -shift_us
     tracks = added(trace, "communication")
-    assert [len(tracks[f"rank {rank} CPU"]) for rank in (0, 1)] == [15, 15]  # three steps of five works
+    # three steps of five works
+    assert [len(tracks[f"rank {rank} CPU"]) for rank in (0, 1)] == [15, 15]
     lanes = {event["tid"] for event in tracks["rank 0 CPU"]}
     assert len(lanes) == 2  # its workers' works overlap
 
 
 def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
     trace, _ = merged(GLOO, tmp_path)
-    # 4359019... us after a base of whole seconds; compared as nanoseconds since 1970, which are whole numbers.
+    # 4359019... us after a base of whole seconds; compared as nanoseconds since 1970, which are
+    # whole numbers.
     begins = [
         one["baseTimeNanoseconds"] + round(event["ts"] * 1000)
         for one in (load(GLOO[0]), trace)
@@ -234,7 +292,9 @@ def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_processes_write_what_one_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("one.json", "one.json.gz"):
         merge_traces(GLOO, tmp_path / name)
     monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.START_BYTES", 1)
@@ -244,7 +304,8 @@ def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytes
     text = (tmp_path / "one.json").read_bytes()
     assert (tmp_path / "many.json").read_bytes() == text
     assert (tmp_path / "many.json.gz").read_bytes() == (tmp_path / "one.json.gz").read_bytes()
-    # One gzip member, as Perfetto needs it, checked by zlib: checksum and length of all parts together.
+    # One gzip member, as Perfetto needs it, checked by zlib: checksum and length of all parts
+    # together.
     inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
     assert inflater.decompress((tmp_path / "one.json.gz").read_bytes()) == text
     assert inflater.eof

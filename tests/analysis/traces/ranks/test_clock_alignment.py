@@ -10,9 +10,17 @@ from tests.helpers.run_cells import traced_table
 
 
 def collectives(*ends_us: list[float | None], transfer_us: float | None = 1.0) -> Table:
-    """Rows as `match_ranks` gives them: per rank the end of collective 0, 1, ..., None where it has no part."""
+    """Rows as `match_ranks` gives them: per rank the end of collective 0, 1, ..., None where it has
+    no part.
+    """
     rows = (
-        {"rank": rank, "match": match, "start_us": end - 10.0, "duration_us": 10.0, "transfer_us": transfer_us}
+        {
+            "rank": rank,
+            "match": match,
+            "start_us": end - 10.0,
+            "duration_us": 10.0,
+            "transfer_us": transfer_us,
+        }
         for rank, ends in enumerate(ends_us)
         for match, end in enumerate(ends)
         if end is not None
@@ -21,8 +29,8 @@ def collectives(*ends_us: list[float | None], transfer_us: float | None = 1.0) -
 
 
 def test_a_clock_is_moved_by_the_median_of_the_ends() -> None:
-    # Rank 1's trace began 1 s later by its clock. The ends, on one axis as recorded, differ by 7, 5 and 6 us: it is set
-    # back by 6, and what is left is 1, 1 and 0.
+    # Rank 1's trace began 1 s later by its clock. The ends, on one axis as recorded, differ by 7, 5
+    # and 6 us: it is set back by 6, and what is left is 1, 1 and 0.
     table = collectives([1_000_100.0, 1_000_200.0, 1_000_300.0], [107.0, 205.0, 306.0])
     first, second = rank_clocks(table, [RankOrigin(0, 0), RankOrigin(1, 1_000_000_000)])
     assert (first.place_us, first.residual_us) == (0.0, None)
@@ -30,11 +38,15 @@ def test_a_clock_is_moved_by_the_median_of_the_ends() -> None:
     assert (second.residual_us, second.worst_us) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(("host", "moved_us", "left"), [("node", 0.0, (4.0, 8.0)), ("other", -2.0, (6.0, 6.0))])
+@pytest.mark.parametrize(
+    ("host", "moved_us", "left"), [("node", 0.0, (4.0, 8.0)), ("other", -2.0, (6.0, 6.0))]
+)
 def test_ranks_of_one_host_stand_as_recorded_while_ends_scatter_more(
     host: str, moved_us: float, left: tuple[float, float]
 ) -> None:
-    """Differences 2, 8 and -4: median 2, scatter up to 6. Of one host that is a steady order, of two it is their clocks."""
+    """Differences 2, 8 and -4: median 2, scatter up to 6. Of one host that is a steady order, of
+    two it is their clocks.
+    """
     table = collectives([100.0, 200.0, 300.0], [102.0, 208.0, 296.0])
     _, found = rank_clocks(table, [RankOrigin(0, 0, "node"), RankOrigin(1, 0, host)])
     assert (found.moved_us, (found.residual_us, found.worst_us)) == (moved_us, left)
@@ -42,21 +54,25 @@ def test_ranks_of_one_host_stand_as_recorded_while_ends_scatter_more(
 
 def test_ranks_of_one_host_are_moved_where_their_clocks_plainly_differ() -> None:
     clocks = rank_clocks(
-        collectives([100.0, 200.0], [1100.0, 1202.0]), [RankOrigin(0, 0, "node"), RankOrigin(1, 0, "node")]
+        collectives([100.0, 200.0], [1100.0, 1202.0]),
+        [RankOrigin(0, 0, "node"), RankOrigin(1, 0, "node")],
     )
     assert clocks[1].moved_us == -1001.0
 
 
 @pytest.mark.parametrize("ends", [[235.0], [114.0, 335.0]])
 def test_one_or_two_scattered_ends_move_no_rank_of_the_same_host(ends: list[float]) -> None:
-    """Two ends fall on one side every second time: 14 and 235 us late, gloo's threads had no core before."""
+    """Two ends fall on one side every second time: 14 and 235 us late, gloo's threads had no core
+    before.
+    """
     table = collectives([100.0 for _ in ends], [*ends])
     _, found = rank_clocks(table, [RankOrigin(0, 0, "node"), RankOrigin(1, 0, "node")])
     assert (found.moved_us, found.place_us, found.collectives) == (0.0, 0.0, len(ends))
 
 
 def test_a_rank_is_placed_by_others_than_the_reference() -> None:
-    # Ranks 0 and 2 share nothing; 1 and 2 share collective 1. Rank 1 is 10 us ahead, rank 2 another 5 us.
+    # Ranks 0 and 2 share nothing; 1 and 2 share collective 1. Rank 1 is 10 us ahead, rank 2 another
+    # 5 us.
     table = collectives([100.0, None], [110.0, 210.0], [None, 215.0])
     clocks = rank_clocks(table, [RankOrigin(rank, 0) for rank in range(3)])
     assert [clock.moved_us for clock in clocks] == [0.0, -10.0, -15.0]

@@ -1,4 +1,6 @@
-"""Contention of one job: planted slowdowns, jobs in which nothing compares, and the real A100 trace."""
+"""Contention of one job: planted slowdowns, jobs in which nothing compares, and the real A100
+trace.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,12 @@ import pytest
 from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.output.traces import to_tables, trace_content
-from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, TOO_UNCERTAIN, contentions
+from dpscope.analysis.traces.ranks.contention import (
+    NO_OVERLAP,
+    NOTHING_FREE,
+    TOO_UNCERTAIN,
+    contentions,
+)
 from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.bases import contention_of_ledger
@@ -38,12 +45,18 @@ def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shap
 
 @pytest.mark.long
 def test_steps_and_neighbours_that_drift_are_no_contention(tmp_path: Path) -> None:
-    """Of 100 jobs without contention whose steps and neighbouring kernels share a drift of 10%, about five exclude 1."""
+    """Of 100 jobs without contention whose steps and neighbouring kernels share a drift of 10%,
+    about five exclude 1.
+    """
     excluded = 0
     for seed in range(100):
         options = Contended(factor=1.0, drift=0.1, together=True, seed=seed)
         found = analyze_traces(write_contended_job(tmp_path, options, ranks=1)).contentions
-        excluded += found.every.is_significant if found.every is not None else found.reason.startswith(FASTER)
+        excluded += (
+            found.every.is_significant
+            if found.every is not None
+            else found.reason.startswith(FASTER)
+        )
     assert excluded <= 7
 
 
@@ -81,26 +94,40 @@ def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None
 
 
 def test_kernels_that_are_faster_next_to_communication_are_no_measure_of_it(tmp_path: Path) -> None:
-    """Communication slows compute or leaves it alone: 0.84 shows that unlike kernels are compared."""
+    """Communication slows compute or leaves it alone: 0.84 shows that unlike kernels are
+    compared.
+    """
     analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=0.84, noise=0.0)))
     assert analysis.contentions.every is None
     assert analysis.contentions.by_operator == ()
-    assert analysis.contentions.reason.startswith("not measurable here: comparable kernels took 0.84 times as long")
+    assert analysis.contentions.reason.startswith(
+        "not measurable here: comparable kernels took 0.84 times as long"
+    )
     ledger = known(analysis.ledger)
     assert (ledger.contention_us, ledger.contention_ratio) == (None, None)
     assert contention_of_ledger(ledger).gamma == 0.0
     assert contention_of_ledger(ledger).basis == ""
 
 
-def test_kernels_of_the_backward_pass_are_compared_with_those_of_the_backward_pass(tmp_path: Path) -> None:
-    """The forward pass runs the same free kernels at other times; with them among the free ones the ratio would be 0.84."""
-    analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0, forward=2.0)))
+def test_kernels_of_the_backward_pass_are_compared_with_those_of_the_backward_pass(
+    tmp_path: Path,
+) -> None:
+    """The forward pass runs the same free kernels at other times; with them among the free ones the
+    ratio would be 0.84.
+    """
+    analysis = analyze_traces(
+        write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0, forward=2.0))
+    )
     assert known(analysis.contentions.every).ratio == pytest.approx(1.3)
 
 
 def test_a_ratio_below_1_that_is_not_significant_is_shown(tmp_path: Path) -> None:
     ratios = [
-        known(analyze_traces(write_contended_job(tmp_path, Contended(factor=1.0, seed=seed))).contentions.every).ratio
+        known(
+            analyze_traces(
+                write_contended_job(tmp_path, Contended(factor=1.0, seed=seed))
+            ).contentions.every
+        ).ratio
         for seed in range(6)
     ]
     assert min(ratios) < 1 < max(ratios)
@@ -112,7 +139,9 @@ def test_no_overlap_is_unknown_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -> None:
-    """Each kernel of `ddp_trace` has one place, and it overlaps communication in every step or in none."""
+    """Each kernel of `ddp_trace` has one place, and it overlaps communication in every step or in
+    none.
+    """
     analysis = analyzed(tmp_path, *(ddp_trace(rank, 2, DdpOptions()) for rank in range(2)))
     assert analysis.contentions.every is None
     assert analysis.contentions.reason.startswith(NOTHING_FREE)
@@ -122,7 +151,9 @@ def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -
 
 
 def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
-    """It records no input sizes: by name, grid and block alone, batch normalisation's backward pass had a ratio of 0.19."""
+    """It records no input sizes: by name, grid and block alone, batch normalisation's backward pass
+    had a ratio of 0.19.
+    """
     found = analyze_traces(DATA / "a100x2_ddp_resnet50_rank0.json.gz").contentions
     every = known(found.every)
     assert every.ratio == pytest.approx(1.26, abs=0.02)
@@ -135,9 +166,14 @@ def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
 def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
     """The kernels of one device have the same classes; nothing else of them is the same trace."""
     job = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, shapes=shapes)))
-    alone = analyze_traces(write_contended_job(tmp_path / "one", Contended(overlap=False, shapes=shapes, seed=7), 1))
+    alone = analyze_traces(
+        write_contended_job(tmp_path / "one", Contended(overlap=False, shapes=shapes, seed=7), 1)
+    )
     data = [
-        replace(planned_job(Cell("ddp" if devices > 1 else "single", devices, 8)), tables=analysis.tables)
+        replace(
+            planned_job(Cell("ddp" if devices > 1 else "single", devices, 8)),
+            tables=analysis.tables,
+        )
         for devices, analysis in ((2, job), (1, alone))
     ]
     found = known(cell_contentions(*data).every)
@@ -163,8 +199,12 @@ def test_ranks_are_compared_with_themselves() -> None:
 
 
 @pytest.mark.parametrize(("factor", "stated"), [(1.3, True), (1.0, False)])
-def test_the_cost_sentence_names_significant_contention_only(tmp_path: Path, factor: float, stated: bool) -> None:
-    found = known(analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2))).ledger)
+def test_the_cost_sentence_names_significant_contention_only(
+    tmp_path: Path, factor: float, stated: bool
+) -> None:
+    found = known(
+        analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2))).ledger
+    )
     text = cost_text("ddp", found, None)
     assert "more is hidden behind compute" in text
     assert ("which slows that compute (1.3" in text) is stated

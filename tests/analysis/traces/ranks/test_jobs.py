@@ -20,7 +20,9 @@ SECOND = 10**9
 EPOCH = 1_700_000_000 * SECOND
 
 
-def trace(rank: int | None, place: str = "", start_s: float | None = None, **recorded: Any) -> TraceSummary:
+def trace(
+    rank: int | None, place: str = "", start_s: float | None = None, **recorded: Any
+) -> TraceSummary:
     start = None if start_s is None else EPOCH + round(start_s * SECOND)
     end = None if start is None else start + SECOND
     return TraceSummary(place or f"rank{rank}.json", rank, start_ns=start, end_ns=end, **recorded)
@@ -31,7 +33,10 @@ def found_jobs(*traces: TraceSummary) -> FoundJobs:
 
 
 def jobs(*traces: TraceSummary) -> dict[str, list[str]]:
-    return {name: [traces[index].source for index in job] for name, job in found_jobs(*traces).jobs.items()}
+    return {
+        name: [traces[index].source for index in job]
+        for name, job in found_jobs(*traces).jobs.items()
+    }
 
 
 def codes(*traces: TraceSummary) -> list[str]:
@@ -47,24 +52,38 @@ def codes(*traces: TraceSummary) -> list[str]:
             {"": ["node0/a.json", "node0/b.json", "node1/b.json", "c.json"]},
         ),
         (  # equal ranks are separated by folder, and no deeper than that
-            [(0, "run10/node0/r"), (1, "run10/node1/r"), (0, "run2/node0/r"), (1, "run2/node1/r"), (0, "alone")],
-            {".": ["alone"], "run2": ["run2/node0/r", "run2/node1/r"], "run10": ["run10/node0/r", "run10/node1/r"]},
+            [
+                (0, "run10/node0/r"),
+                (1, "run10/node1/r"),
+                (0, "run2/node0/r"),
+                (1, "run2/node1/r"),
+                (0, "alone"),
+            ],
+            {
+                ".": ["alone"],
+                "run2": ["run2/node0/r", "run2/node1/r"],
+                "run10": ["run10/node0/r", "run10/node1/r"],
+            },
         ),
         (
             [(0, "a/x/0"), (0, "a/y/0"), (0, "b/x/0"), (1, "b/y/1")],
             {"a/x": ["a/x/0"], "a/y": ["a/y/0"], "b": ["b/x/0", "b/y/1"]},
         ),
-        ([(0, "a"), (0, "b"), (1, "c")], {"a": ["a"], "b": ["b"], "c": ["c"]}),  # what cannot be separated stands alone
+        # what cannot be separated stands alone
+        ([(0, "a"), (0, "b"), (1, "c")], {"a": ["a"], "b": ["b"], "c": ["c"]}),
         ([(None, "a"), (None, "b")], {"a": ["a"], "b": ["b"]}),
     ],
 )
-def test_folders_separate_equal_ranks(traces: list[tuple[int | None, str]], expected: dict[str, list[str]]) -> None:
+def test_folders_separate_equal_ranks(
+    traces: list[tuple[int | None, str]], expected: dict[str, list[str]]
+) -> None:
     assert jobs(*(trace(*one) for one in traces)) == expected
 
 
 @pytest.mark.parametrize(
     ("start_s", "host", "together"),
-    [  # the first trace lasts from 0 to 1 s; 2 s of distance are allowed, of two hosts' clocks an hour
+    # the first trace lasts from 0 to 1 s; 2 s of distance are allowed, of two hosts' clocks an hour
+    [
         (3.0 - 0.001, "a", True),
         (5.0 - 0.001, "a", False),
         (600.0, "b", True),
@@ -72,17 +91,27 @@ def test_folders_separate_equal_ranks(traces: list[tuple[int | None, str]], expe
     ],
 )
 def test_times_separate_jobs_that_lie_apart(start_s: float, host: str, together: bool) -> None:
-    assert (len(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=start_s, host=host))) == 1) is together
+    assert (
+        len(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=start_s, host=host))) == 1
+    ) is together
 
 
 def test_two_jobs_on_two_hosts_are_separated_by_time() -> None:
     hosts = {0: "a", 1: "b"}
-    found = jobs(*(trace(rank, f"j{job}r{rank}", 265.0 * job, host=hosts[rank]) for job in (0, 1) for rank in (0, 1)))
+    found = jobs(
+        *(
+            trace(rank, f"j{job}r{rank}", 265.0 * job, host=hosts[rank])
+            for job in (0, 1)
+            for rank in (0, 1)
+        )
+    )
     assert found == {"job 1": ["j0r0", "j0r1"], "job 2": ["j1r0", "j1r1"]}
 
 
 def test_jobs_at_the_same_time_are_separated_by_host() -> None:
-    by_host = jobs(*(trace(rank, f"{host}{rank}", 0.0, host=host) for rank in (0, 1) for host in "ab"))
+    by_host = jobs(
+        *(trace(rank, f"{host}{rank}", 0.0, host=host) for rank in (0, 1) for host in "ab")
+    )
     assert list(by_host.values()) == [["a0", "a1"], ["b0", "b1"]]
     assert "ranks_not_unique" in codes(trace(0, "a"), trace(0, "b"), trace(1, "c"))
 
@@ -93,7 +122,8 @@ def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
     assert jobs(stray, *job) == {"": ["rank1.json", "rank2.json", "rank3.json"]}
     assert codes(stray, *job) == ["trace_of_another_job"]
     assert codes(trace(0, world_size=4), *job) == []
-    assert list(jobs(trace(0), *job)) == [""]  # a world size that is not recorded is no disagreement
+    # a world size that is not recorded is no disagreement
+    assert list(jobs(trace(0), *job)) == [""]
     elsewhere = trace(0, "other/single.json", world_size=1)
     assert list(jobs(elsewhere, *job)) == [".", "other"]
 
@@ -101,9 +131,13 @@ def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
 def test_process_groups_that_contradict_each_other_separate_jobs() -> None:
     pairs = [trace(rank, groups=(("0", (0, 1)),)) for rank in (0, 1)]
     wide = [trace(rank, groups=(("0", (1, 2, 3)),)) for rank in (2, 3)]
-    assert list(jobs(*pairs, *wide).values()) == [["rank0.json", "rank1.json"], ["rank2.json", "rank3.json"]]
+    assert list(jobs(*pairs, *wide).values()) == [
+        ["rank0.json", "rank1.json"],
+        ["rank2.json", "rank3.json"],
+    ]
     split = [trace(rank, groups=(("1", (0, 1)),)) for rank in (0, 1)]
-    split += [trace(rank, groups=(("1", (2, 3)),)) for rank in (2, 3)]  # groups made by splitting share a name
+    # groups made by splitting share a name
+    split += [trace(rank, groups=(("1", (2, 3)),)) for rank in (2, 3)]
     assert list(jobs(*split)) == [""]
 
 
@@ -157,7 +191,9 @@ def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
     for analysis, files in zip(found.values(), (first, second), strict=True):
         alone = analyze_traces(files)
         assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
-        pd.testing.assert_series_equal(analysis.collectives["transfer_us"], alone.collectives["transfer_us"])
+        pd.testing.assert_series_equal(
+            analysis.collectives["transfer_us"], alone.collectives["transfer_us"]
+        )
         assert analysis.collectives["transfer_us"].notna().any()
         messages = [one.message for one in analysis.findings if one.code == "several_jobs"]
         assert len(messages) == 1
@@ -189,7 +225,9 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4
 
 
 def cycle(communicates: bool, number: int) -> list[Event]:
-    """Two steps of 100 us, each with 50 us of computing or communicating, numbered through all cycles as torch does."""
+    """Two steps of 100 us, each with 50 us of computing or communicating, numbered through all
+    cycles as torch does.
+    """
     kernel, begin = ALL_REDUCE if communicates else "gemm", 1000.0 * number
     events = [step(2 * number + 1, begin, 100), step(2 * number + 2, begin + 100, 100)]
     for correlation, start in ((1, begin + 10), (2, begin + 110)):
@@ -213,4 +251,6 @@ def test_cycles_of_one_rank_are_all_read(tmp_path: Path, communicates: tuple[boo
     assert analysis.collectives["transfer_us"].isna().all()
     if not any(communicates):
         files = sorted(tmp_path.iterdir())
-        assert [rank.events for rank in merge_traces(files, tmp_path / "merged.json").ranks] == [6] * len(files)
+        assert [rank.events for rank in merge_traces(files, tmp_path / "merged.json").ranks] == [
+            6
+        ] * len(files)

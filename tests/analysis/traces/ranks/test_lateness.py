@@ -30,7 +30,9 @@ def texts(analysis: Job) -> tuple[Verdict, list[str]]:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 10])
 def test_a_rank_that_is_late_in_every_step_is_named_everywhere(tmp_path: Path, steps: int) -> None:
-    """With two ranks one is last in all of n steps by chance in 2 x (1/2)^n of jobs: significant from six steps on."""
+    """With two ranks one is last in all of n steps by chance in 2 x (1/2)^n of jobs: significant
+    from six steps on.
+    """
     analysis = paced(tmp_path, [LATE] * steps)
     last = last_of(analysis)
     assert (last.rank, last.steps, last.of_steps) == (1, steps, steps)
@@ -48,7 +50,9 @@ def test_a_rank_that_is_late_in_every_step_is_named_everywhere(tmp_path: Path, s
 
 @pytest.mark.parametrize("transfer_ms", [10.0, 19.0])
 def test_a_late_rank_costs_what_each_other_rank_loses(tmp_path: Path, transfer_ms: float) -> None:
-    """Rank 0 waits 20 ms, rank 1 not at all: 10 ms in the mean of both, which is no more than the transfer."""
+    """Rank 0 waits 20 ms, rank 1 not at all: 10 ms in the mean of both, which is no more than the
+    transfer.
+    """
     analysis = paced(tmp_path, [LATE] * 5, transfer_ms)
     verdict, stated = texts(analysis)
     assert verdict.action.text.startswith("Find out why rank 1 arrives late")
@@ -83,7 +87,9 @@ def test_two_of_eight_ranks_are_late_in_turn(tmp_path: Path) -> None:
 
 
 def test_one_pause_of_another_rank_does_not_withdraw_a_late_one(tmp_path: Path) -> None:
-    """Rank 0 pauses once for 120 ms more: half of the waiting is for it, but rank 1 is last in 7 of 8 steps."""
+    """Rank 0 pauses once for 120 ms more: half of the waiting is for it, but rank 1 is last in 7 of
+    8 steps.
+    """
     analysis = paced(tmp_path, [LATE] * 4 + [(160.0, 40.0)] + [LATE] * 3)
     last = last_of(analysis)
     assert (last.rank, last.steps, last.of_steps, last.others) == (1, 7, 8, ((0, 1),))
@@ -101,12 +107,18 @@ def test_more_steps_of_a_late_rank_only_add_certainty(tmp_path: Path) -> None:
 
 
 def test_clocks_of_ranks_are_not_compared(tmp_path: Path) -> None:
-    assert last_of(paced(tmp_path, [LATE] * 3, clocks_us=(0.0, 7e9))) == last_of(paced(tmp_path / "same", [LATE] * 3))
+    assert last_of(paced(tmp_path, [LATE] * 3, clocks_us=(0.0, 7e9))) == last_of(
+        paced(tmp_path / "same", [LATE] * 3)
+    )
 
 
 def test_every_repeat_counts(tmp_path: Path) -> None:
-    """Three steps each: in two repeats alike 6 of 6. Where another rank is late in one of five, it is the repeats that differ."""
-    late, early = (paced(tmp_path / name, [own] * 3) for name, own in (("late", LATE), ("early", EARLY)))
+    """Three steps each: in two repeats alike 6 of 6. Where another rank is late in one of five, it
+    is the repeats that differ.
+    """
+    late, early = (
+        paced(tmp_path / name, [own] * 3) for name, own in (("late", LATE), ("early", EARLY))
+    )
     both = known(as_repeats([late, late]).last_rank)
     assert (both.rank, both.steps, both.of_steps, both.share) == (1, 6, 6, 1.0)
     assert both.significant

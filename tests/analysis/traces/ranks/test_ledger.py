@@ -1,4 +1,6 @@
-"""The ledger of a job: planted parts, real traces, a raster of every traced microsecond, and the device that bounds a step."""
+"""The ledger of a job: planted parts, real traces, a raster of every traced microsecond, and the
+device that bounds a step.
+"""
 
 from pathlib import Path
 
@@ -25,13 +27,23 @@ ALONE = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
 def test_a_planted_straggler(tmp_path: Path) -> None:
-    """Rank 1 begins its backward 500 us late; by hand from the schedule in `generated_traces/ddp.py`, the mean of both ranks.
+    """Rank 1 begins its backward 500 us late; by hand from the schedule in
+    `generated_traces/ddp.py`, the mean of both ranks.
 
-    Rank 0 waits in bucket 0 from 490 to 990 and in bucket 1 from 1,054 to 1,094; its compute leaves 2 + 4 + 316 + 40 = 362 us of
-    that exposed, and the transfers of 60 + 96 + 40. Rank 1 exposes 20 us of bucket 1 and 40 of bucket 2. Both broadcast for 18.
+    Rank 0 waits in bucket 0 from 490 to 990 and in bucket 1 from 1,054 to 1,094; its compute leaves
+    2 + 4 + 316 + 40 = 362 us of that exposed, and the transfers of 60 + 96 + 40. Rank 1 exposes 20
+    us of bucket 1 and 40 of bucket 2. Both broadcast for 18.
     """
-    found = known(analyzed(tmp_path, *(ddp_trace(rank, 2, DdpOptions(straggler=1)) for rank in range(2))).ledger)
-    assert (found.exposed_wait_us, found.exposed_transfer_us, found.exposed_other_us) == pytest.approx((181, 128, 18))
+    found = known(
+        analyzed(
+            tmp_path, *(ddp_trace(rank, 2, DdpOptions(straggler=1)) for rank in range(2))
+        ).ledger
+    )
+    assert (
+        found.exposed_wait_us,
+        found.exposed_transfer_us,
+        found.exposed_other_us,
+    ) == pytest.approx((181, 128, 18))
     assert found.wait_by_rank_us == pytest.approx({1: 181})
     assert found.transfer_by_kind_us == pytest.approx({"all_reduce": 128})
     assert found.other_by_kind_us == pytest.approx({"broadcast": 18})
@@ -39,12 +51,15 @@ def test_a_planted_straggler(tmp_path: Path) -> None:
     assert found.traced_step_us == pytest.approx((1340 + 1346) / 2)
 
 
-def test_a_missing_rank_and_data_parallel_leave_exposed_communication_unsplit(tmp_path: Path) -> None:
+def test_a_missing_rank_and_data_parallel_leave_exposed_communication_unsplit(
+    tmp_path: Path,
+) -> None:
     found = known(analyzed(tmp_path, dp_trace()).ledger)
     assert not found.is_split
     assert known(found.exposed_other_us) == known(found.exposed_us) > 0
     assert sum(found.parts_us.values()) == pytest.approx(found.traced_step_us, abs=1e-3)
-    found = known(analyzed(tmp_path, ddp_trace(0, 2, DdpOptions(straggler=1))).ledger)  # in place of the other trace
+    # in place of the other trace
+    found = known(analyzed(tmp_path, ddp_trace(0, 2, DdpOptions(straggler=1))).ledger)
     assert (found.is_split, found.exposed_wait_us, found.exposed_transfer_us) == (False, None, None)
     assert found.exposed_other_us == pytest.approx(576)
     assert found.other_by_kind_us == pytest.approx({"all_reduce": 558, "broadcast": 18})
@@ -53,7 +68,12 @@ def test_a_missing_rank_and_data_parallel_leave_exposed_communication_unsplit(tm
 @pytest.mark.long
 @pytest.mark.parametrize(
     "place",
-    [DATA / "v100x8_ddp_dlrm", DATA / "compiled_ddp", ALONE, *sorted((EXAMPLE_RUN / "cells").glob("*/repeat0/traces"))],
+    [
+        DATA / "v100x8_ddp_dlrm",
+        DATA / "compiled_ddp",
+        ALONE,
+        *sorted((EXAMPLE_RUN / "cells").glob("*/repeat0/traces")),
+    ],
     ids=lambda place: place.parent.parent.name if place.name == "traces" else place.name,
 )
 def test_every_step_of_real_traces_adds_up(place: Path) -> None:
@@ -65,7 +85,9 @@ def test_every_step_of_real_traces_adds_up(place: Path) -> None:
     found = known(analysis.ledger)
     assert sum(found.parts_us.values()) == pytest.approx(found.traced_step_us, rel=1e-9)
     assert sum(found.wait_by_rank_us.values()) == pytest.approx(found.exposed_wait_us or 0.0)
-    assert sum(found.transfer_by_kind_us.values()) == pytest.approx(found.exposed_transfer_us or 0.0)
+    assert sum(found.transfer_by_kind_us.values()) == pytest.approx(
+        found.exposed_transfer_us or 0.0
+    )
     assert sum(found.other_by_kind_us.values()) == pytest.approx(found.exposed_other_us or 0.0)
 
 
@@ -106,7 +128,9 @@ def test_the_row_gives_the_critical_devices_values_and_the_mean_of_all() -> None
 def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
     steps = data_parallel_windows()
     phases = steps.select((*STEP_KEYS, "exposed_us")).assign(phase="replicate", replica=None)
-    assert exposed_by_phase(with_tables(cell_data(DP, [], steps), dp_phases=phases)) == {"replicate": 500.0}
+    assert exposed_by_phase(with_tables(cell_data(DP, [], steps), dp_phases=phases)) == {
+        "replicate": 500.0
+    }
 
 
 def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
@@ -115,8 +139,13 @@ def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
     repeated = cell_data(DP, [], data_parallel_windows(2))
     assert (ledger.steps, known(repeated.traced_ledger).steps) == (3, 6)
     text = cost_text("dp", ledger, None)
-    assert "DP exposes 0.50 ms of communication in a 5.00 ms traced step (10%; mean of 3 steps)" in text
-    assert text.endswith("This is device 0, the least idle one; the mean over all devices is 0.12 ms.")
+    assert (
+        "DP exposes 0.50 ms of communication in a 5.00 ms traced step (10%; mean of 3 steps)"
+        in text
+    )
+    assert text.endswith(
+        "This is device 0, the least idle one; the mean over all devices is 0.12 ms."
+    )
 
 
 def test_processes_with_one_device_keep_all_their_windows() -> None:

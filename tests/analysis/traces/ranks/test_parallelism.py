@@ -1,4 +1,6 @@
-"""Tensor-parallel, fully sharded, DLRM and pipeline jobs: groups kept apart, each kind's factor, and no false DDP."""
+"""Tensor-parallel, fully sharded, DLRM and pipeline jobs: groups kept apart, each kind's factor,
+and no false DDP.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -32,14 +34,18 @@ def test_every_number_of_the_job(tmp_path: Path, job: Job) -> None:
 
 @pytest.mark.parametrize("job", ["tensor_data_parallel", "fully_sharded", "dlrm"])
 def test_order_matches_groups_that_number_nothing(tmp_path: Path, job: Job) -> None:
-    """Without sequence numbers the order within each group and step gives the same transfers and waits."""
+    """Without sequence numbers the order within each group and step gives the same transfers and
+    waits.
+    """
     ranks = [parallel_trace(job, rank) for rank in range(RANKS[job])]
     for generated in ranks:
         for one in generated.trace["traceEvents"]:
             one.get("args", {}).pop("Seq", None)
     table = analyzed(tmp_path, *ranks).collectives.sort_values(["rank", "start_us"])
     expected = [
-        one for generated in ranks for one in sorted(generated.expected.collectives, key=lambda row: row.start_us)
+        one
+        for generated in ranks
+        for one in sorted(generated.expected.collectives, key=lambda row: row.start_us)
     ]
     assert table["sequence"].isna().all()
     assert table["transfer_us"].tolist() == [one.transfer_us for one in expected]
@@ -55,7 +61,9 @@ def test_messages_have_a_lower_bound_alone(tmp_path: Path) -> None:
 
 
 def without_metadata(trace: Trace) -> Trace:
-    """Neither groups nor sizes, as traces of older versions: only operators identify all-reduces."""
+    """Neither groups nor sizes, as traces of older versions: only operators identify
+    all-reduces.
+    """
     kept = ("External id", "correlation", "stream", "device", "Ev Idx")
     events = [
         {**event, "args": {name: value for name, value in event["args"].items() if name in kept}}
@@ -68,10 +76,17 @@ def without_metadata(trace: Trace) -> Trace:
 
 @pytest.mark.parametrize(
     ("job", "message"),
-    [("tensor_parallel", "DDP-like or tensor-parallel: the sizes"), ("dlrm", "DDP-like, with all-to-alls")],
+    [
+        ("tensor_parallel", "DDP-like or tensor-parallel: the sizes"),
+        ("dlrm", "DDP-like, with all-to-alls"),
+    ],
 )
-def test_without_sizes_only_counts_are_left_and_may_be_ambiguous(tmp_path: Path, job: Job, message: str) -> None:
-    """Tensor parallel asks for 2 all-reduces in the forward pass and 2 in the backward pass; DLRM for one, backward."""
+def test_without_sizes_only_counts_are_left_and_may_be_ambiguous(
+    tmp_path: Path, job: Job, message: str
+) -> None:
+    """Tensor parallel asks for 2 all-reduces in the forward pass and 2 in the backward pass; DLRM
+    for one, backward.
+    """
     for rank in range(RANKS[job]):
         trace = without_metadata(parallel_trace(job, rank).trace)
         write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
@@ -84,7 +99,12 @@ FORWARD, BACKWARD, AFTER = 10.0, 50.0, 90.0  # of a step of 100 us, whose nodes 
 
 def requested(kind: str, *places: float, size: int = 4096, group: str = "0") -> list[Event]:
     """Two steps; each requests the collective at these times after its start."""
-    recorded: dict[str, Any] = {"In msg nelems": size, "dtype": "Float", "Process Group Name": group, "Group size": 2}
+    recorded: dict[str, Any] = {
+        "In msg nelems": size,
+        "dtype": "Float",
+        "Process Group Name": group,
+        "Group size": 2,
+    }
     return [record(kind, 100.0 * index + at, **recorded) for index in range(2) for at in places]
 
 
@@ -92,14 +112,19 @@ def named(folder: Path, *events: Event, nodes: bool = True, world_size: int = 2)
     """What a rank is called that asks for these; gloo carries out an all-reduce in each step."""
     made = [step(index + 1, 100.0 * index, 100.0) for index in range(2)]
     made += [operator(NODE, 100.0 * index + 40, 40.0) for index in range(2)] if nodes else []
-    made += [event("user_annotation", "gloo:all_reduce", 100.0 * index + 60, 5.0, tid=9) for index in range(2)]
+    made += [
+        event("user_annotation", "gloo:all_reduce", 100.0 * index + 60, 5.0, tid=9)
+        for index in range(2)
+    ]
     made_traces.write(folder, [*made, *events], world_size=world_size)
     found = [one.message for one in analyze_traces([folder]).findings if one.code == "parallelism"]
     return found[0] if found else ""
 
 
 def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Path) -> None:
-    """Composable replicate(): three reductions of one size a step, the last when the pass has ended."""
+    """Composable replicate(): three reductions of one size a step, the last when the pass has
+    ended.
+    """
     message = named(tmp_path, *requested("allreduce", BACKWARD, BACKWARD + 10, AFTER))
     assert message.startswith("DDP-like; seen")
     assert "6 all-reduces started by the backward pass alone" in message
@@ -108,12 +133,18 @@ def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Pa
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([*requested("allreduce", FORWARD, BACKWARD)], "not DDP: its backward pass all-reduces what others do too"),
+        (
+            [*requested("allreduce", FORWARD, BACKWARD)],
+            "not DDP: its backward pass all-reduces what others do too",
+        ),
         (
             [*requested("allreduce", AFTER, AFTER + 4)],
             "unknown: it all-reduces after the backward pass: gradients averaged",
         ),
-        ([*requested("allreduce", BACKWARD), *requested("allreduce", AFTER, size=1)], "DDP-like; seen"),
+        (
+            [*requested("allreduce", BACKWARD), *requested("allreduce", AFTER, size=1)],
+            "DDP-like; seen",
+        ),
         (  # metrics gathered and reduced to shards after the backward pass of a DDP job
             [
                 event("user_annotation", "DistributedDataParallel.forward", FORWARD, 5.0),
@@ -153,7 +184,9 @@ def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Pa
         ),
     ],
 )
-def test_who_requests_collectives_determines_the_parallelism(tmp_path: Path, events: list[Event], message: str) -> None:
+def test_who_requests_collectives_determines_the_parallelism(
+    tmp_path: Path, events: list[Event], message: str
+) -> None:
     assert named(tmp_path, *events).startswith(message)
 
 

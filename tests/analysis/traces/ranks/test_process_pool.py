@@ -1,4 +1,6 @@
-"""Many ranks at once: the same tables as one after another, in rank order, and no process left behind."""
+"""Many ranks at once: the same tables as one after another, in rank order, and no process left
+behind.
+"""
 
 import os
 import signal
@@ -48,7 +50,9 @@ def force_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "usable_cores", lambda: 2)
 
 
-def test_own_processes_give_the_serial_tables_in_rank_order(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_processes_give_the_serial_tables_in_rank_order(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serial = analyze_traces([job])
     assert [summary.rank for summary in serial.summaries] == [0, 1, 2, 3]
     assert serial.steps["rank"].is_monotonic_increasing
@@ -59,11 +63,15 @@ def test_own_processes_give_the_serial_tables_in_rank_order(job: Path, monkeypat
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-@pytest.mark.parametrize("pool", [ThreadPoolExecutor, lambda: ProcessPoolExecutor(2, get_context("spawn"))])
+@pytest.mark.parametrize(
+    "pool", [ThreadPoolExecutor, lambda: ProcessPoolExecutor(2, get_context("spawn"))]
+)
 def test_any_executor_will_do(
     job: Path, tmp_path_factory: pytest.TempPathFactory, pool: Callable[[], Executor]
 ) -> None:
-    data_parallel = write_trace(dp_trace(4).trace, tmp_path_factory.mktemp("dp") / "0_0.pt.trace.json")
+    data_parallel = write_trace(
+        dp_trace(4).trace, tmp_path_factory.mktemp("dp") / "0_0.pt.trace.json"
+    )
     with pool() as executor:
         for place in (job, data_parallel):
             found = analyze_traces([place], executor=executor)
@@ -90,7 +98,9 @@ def test_processes_are_started_where_they_save_more_than_they_cost(
     assert process_pool._worthwhile_processes(files) == processes
 
 
-def test_errors_of_workers_are_reported_as_usual(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_workers_are_reported_as_usual(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     force_processes(monkeypatch)
     (job / "other.json").write_text('{"a": 1}')
     assert "file_not_read" in {finding.code for finding in analyze_traces([job]).findings}
@@ -109,7 +119,9 @@ def test_a_worker_that_dies_is_reported(job: Path, monkeypatch: pytest.MonkeyPat
     others = [one for one in read if not isinstance(one, DpscopeError)]
     assert [[summary.rank for summary in one.summaries] for one in others] == [[3], [2], [0]]
     with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
-        process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
+        process_pool.over_cores(
+            die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2
+        )
 
 
 def test_what_work_raises_is_raised(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +148,16 @@ print(len(analyze_traces(sys.argv[1]).summaries))
 """
 
 
-def test_a_script_needs_no_guard_and_is_not_copied(job: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Spawned processes would run the script again; forked ones would be copies of a process with threads.
+def test_a_script_needs_no_guard_and_is_not_copied(
+    job: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    # Spawned processes would run the script again; forked ones would be copies of a process with
+    # threads.
     script = tmp_path_factory.mktemp("user") / "script.py"
     script.write_text(UNGUARDED)
-    ended = subprocess.run([sys.executable, str(script), str(job)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, str(script), str(job)], capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
 
 
@@ -174,7 +191,9 @@ process_pool.over_cores(mark_and_wait, marks, [Path(sys.executable)] * 2)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_leaves_no_process(tmp_path: Path, sent: signal.Signals) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, start_new_session=True, stderr=subprocess.DEVNULL, cwd=ROOT
+    ) as process:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -188,7 +207,11 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, sent: signal.Signals) ->
 def _members(session: int, patience_s: float) -> list[int]:
     """Processes of a session that are still there after a while."""
     deadline = time.monotonic() + patience_s
-    while found := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == session]:
+    while found := [
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if _session(pid) == session
+    ]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)

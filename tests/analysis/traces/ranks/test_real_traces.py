@@ -37,9 +37,13 @@ def v100() -> Job:
 def check_a100(steps: pd.DataFrame, offset: int = 0) -> None:
     assert [int(step) for step in steps["step"]] == [step + offset for step in A100_STEPS]
     for times, (_, row) in zip(A100_STEPS.values(), steps.iterrows(), strict=True):
-        assert [row[name] for name in ("communication_us", "hidden_us", "exposed_us")] == pytest.approx(times, abs=0.01)
+        assert [
+            row[name] for name in ("communication_us", "hidden_us", "exposed_us")
+        ] == pytest.approx(times, abs=0.01)
         assert row["collective_count"] == 7
-        assert row["step_us"] == pytest.approx(row["compute_us"] + row["exposed_us"] + row["idle_us"], abs=1e-6)
+        assert row["step_us"] == pytest.approx(
+            row["compute_us"] + row["exposed_us"] + row["idle_us"], abs=1e-6
+        )
 
 
 def test_a100_breakdown() -> None:
@@ -53,7 +57,10 @@ def test_a100_collectives() -> None:
     table = analyze_traces([A100]).collectives
     assert list(table["kind"]) == (["broadcast"] * 2 + ["all_reduce"] * 5) * 3
     # ResNet-50's gradients: 25,557,032 parameters x 4 B
-    assert table[table["kind"] == "all_reduce"].groupby("step")["bytes"].sum().tolist() == [102_228_128] * 3
+    assert (
+        table[table["kind"] == "all_reduce"].groupby("step")["bytes"].sum().tolist()
+        == [102_228_128] * 3
+    )
     assert table["group_size"].tolist() == [2] * 21
     assert table["transfer_us"].isna().all()  # rank 1 was not read
     # 8,196,000 B in 3306.963 us
@@ -63,7 +70,9 @@ def test_a100_collectives() -> None:
 @pytest.mark.long
 def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: Path) -> None:
     """Nothing that is renamed or moved here may change a measure."""
-    trace = relabel(json.loads(gzip.decompress(A100.read_bytes())), 7_777_777.125, 1_000_003, 100, 90, 1_000_003)
+    trace = relabel(
+        json.loads(gzip.decompress(A100.read_bytes())), 7_777_777.125, 1_000_003, 100, 90, 1_000_003
+    )
     again = tmp_path / "rank0.json"
     again.write_text(json.dumps(trace))
     check_a100(step_breakdown(attribute(read_trace(again))), offset=90)
@@ -74,12 +83,19 @@ def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: 
 def test_v100_breakdown(v100: Job, rank: int, times: tuple[float, float, float]) -> None:
     (row,) = v100.steps[v100.steps["rank"] == rank].to_dict("records")
     assert (row["step"], row["collective_count"]) == (10, 8)
-    assert [row[name] for name in ("communication_us", "hidden_us", "exposed_us")] == pytest.approx(times, abs=1)
+    assert [row[name] for name in ("communication_us", "hidden_us", "exposed_us")] == pytest.approx(
+        times, abs=1
+    )
 
 
 def test_v100_sizes_come_from_the_operators_input_dims(v100: Job) -> None:
     own = v100.collectives[v100.collectives["rank"] == 0]
-    assert own["kind"].tolist() == ["all_to_all"] * 4 + ["all_reduce", "all_to_all", "all_reduce", "all_reduce"]
+    assert own["kind"].tolist() == ["all_to_all"] * 4 + [
+        "all_reduce",
+        "all_to_all",
+        "all_reduce",
+        "all_reduce",
+    ]
     # all-reduces: 394,241 + 112 + 226,960 float elements
     assert own.loc[own["kind"] == "all_reduce", "bytes"].tolist() == [1_576_964, 448, 907_840]
 
@@ -87,7 +103,8 @@ def test_v100_sizes_come_from_the_operators_input_dims(v100: Job) -> None:
 def test_v100_is_nearly_all_waiting(v100: Job) -> None:
     table = v100.collectives
     assert table["transfer_us"].notna().all()
-    # the eight transfers: 10 + 8 + 7 + 7 + 86 + 10 + 20 + 69 us; the rest of rank 0's 5,798 us is waiting
+    # the eight transfers: 10 + 8 + 7 + 7 + 86 + 10 + 20 + 69 us; the rest of rank 0's 5,798 us is
+    # waiting
     own = table[table["rank"] == 0]
     assert own["transfer_us"].sum() == 217
     assert own["wait_us"].sum() == 5_798 - 217
@@ -125,15 +142,21 @@ def test_compiled_buckets_are_found_with_their_bytes(compiled: Job) -> None:
 
 
 def test_compiled_phases_hold_the_compiled_parts(compiled: Job) -> None:
-    """Apart from `CompiledFunction` ranges and those of torch.compile around them, only loss and optimizer compute."""
+    """Apart from `CompiledFunction` ranges and those of torch.compile around them, only loss and
+    optimizer compute.
+    """
     for rank, path in enumerate(COMPILED):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         own = compiled.steps[compiled.steps["rank"] == rank].set_index("step")
         for step in (2, 3):
             begin, end = span(events, f"ProfilerStep#{step}")
             inside = [one for one in events if one.get("ph") == "X" and begin <= one["ts"] < end]
-            forward = sum(one["dur"] for one in inside if one["name"].startswith("Torch-Compiled Region"))
-            backward = sum(one["dur"] for one in inside if one["name"] == "CompiledFunctionBackward")
+            forward = sum(
+                one["dur"] for one in inside if one["name"].startswith("Torch-Compiled Region")
+            )
+            backward = sum(
+                one["dur"] for one in inside if one["name"] == "CompiledFunctionBackward"
+            )
             measured = own.loc[step]
             assert 0 < forward <= measured["forward_us"] <= length(inside, "dpscope::forward")
             assert 0 < backward <= measured["backward_us"] <= length(inside, "dpscope::backward")
@@ -141,7 +164,9 @@ def test_compiled_phases_hold_the_compiled_parts(compiled: Job) -> None:
 
 
 def span(events: list[dict[str, Any]], name: str) -> tuple[float, float]:
-    (found,) = (one for one in events if one.get("name") == name and one.get("cat") == "user_annotation")
+    (found,) = (
+        one for one in events if one.get("name") == name and one.get("cat") == "user_annotation"
+    )
     return found["ts"], found["ts"] + found["dur"]
 
 

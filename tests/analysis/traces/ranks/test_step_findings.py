@@ -36,7 +36,9 @@ DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
 
 def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> None:
-    """Device 0 of rank 0: 600 and 200 us of 1,000 us, rank 1 100 us; rank 0's first window does not count."""
+    """Device 0 of rank 0: 600 and 200 us of 1,000 us, rank 1 100 us; rank 0's first window does not
+    count.
+    """
     steps = windows(DDP, 3, step_us=1000.0, idle_us=100.0, host_copy_us=0.0)
     idle_us = np.where(steps["rank"] == 0, np.array([1000.0, 600.0, 200.0])[steps["step"]], 100.0)
     steps = steps.assign(idle_us=idle_us, partial_window=steps["step"] == 0)
@@ -59,7 +61,8 @@ def test_host_copies_within_the_idle_time_are_named() -> None:
     ("unlaunched_us", "data_wait_us", "code"),
     [
         (400.0, 0.0, "launch_bound"),
-        (400.0, 100.0, "launch_bound"),  # 300 us of 1,000 in which data was there and nothing launched
+        # 300 us of 1,000 in which data was there and nothing launched
+        (400.0, 100.0, "launch_bound"),
         (400.0, 101.0, "device_idle"),  # the loader's share
         (299.0, 0.0, "device_idle"),
         (400.0, None, "device_idle"),  # who knows whether the loader was waited for
@@ -68,18 +71,27 @@ def test_host_copies_within_the_idle_time_are_named() -> None:
 def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
     unlaunched_us: float, data_wait_us: float | None, code: str
 ) -> None:
-    steps = windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
+    steps = windows(
+        SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us
+    )
     (found,) = idle_findings(steps, "single-d1-b8", data_wait_us)
     assert found.code == code
-    assert ("launch-bound, for 400.0 µs" in found.message) == (code == "launch_bound" and data_wait_us == 0.0)
+    assert ("launch-bound, for 400.0 µs" in found.message) == (
+        code == "launch_bound" and data_wait_us == 0.0
+    )
 
 
 @pytest.mark.parametrize(
-    ("unlaunched_us", "words"), [(56.0, "for 444.0 µs of that, work was launched"), (250.0, "host or")]
+    ("unlaunched_us", "words"),
+    [(56.0, "for 444.0 µs of that, work was launched"), (250.0, "host or")],
 )
-def test_a_device_that_waits_with_work_launched_is_not_called_host_bound(unlaunched_us: float, words: str) -> None:
+def test_a_device_that_waits_with_work_launched_is_not_called_host_bound(
+    unlaunched_us: float, words: str
+) -> None:
     """Nothing was launched for 11% of 500 us: the host is not what the device waits for."""
-    steps = windows(DDP, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
+    steps = windows(
+        DDP, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us
+    )
     (found,) = idle_findings(steps)
     assert words in found.message
     assert ("host or loader bound" in found.message) == (unlaunched_us == 250.0)
@@ -87,7 +99,9 @@ def test_a_device_that_waits_with_work_launched_is_not_called_host_bound(unlaunc
 
 
 def gloo_on_gpu(rank: int) -> list[Event]:
-    """Steps of 100 ms: 49 ms compute, then 40 ms of an all-reduce by gloo on the host, of which the device shows nothing."""
+    """Steps of 100 ms: 49 ms compute, then 40 ms of an all-reduce by gloo on the host, of which the
+    device shows nothing.
+    """
     events = []
     for number in range(4):
         at, first = number * 100e3, 2 * number + 1
@@ -121,30 +135,60 @@ def test_idle_time_in_which_unknown_communication_may_lie_is_no_finding(tmp_path
 
 
 def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
-    for idle_us, device, reported in ((0.0, 0, False), (299.0, 0, False), (900.0, 0, True), (900.0, None, False)):
-        steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(device=device)
+    for idle_us, device, reported in (
+        (0.0, 0, False),
+        (299.0, 0, False),
+        (900.0, 0, True),
+        (900.0, None, False),
+    ):
+        steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(
+            device=device
+        )
         assert bool(list(idle_findings(steps))) is reported
     # The start of a single traced step is not recorded; there is no other step to judge by.
-    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
+    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(
+        partial_window=True
+    )
     (found,) = idle_findings(steps)
     assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")
 
 
 WAIT_US = 100.0
-RECORDED: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2}
+RECORDED: dict[str, Any] = {
+    "Collective name": "allreduce",
+    "Process Group Name": "0",
+    "Group size": 2,
+}
 
 
 def numbered(
-    folder: Path, first_steps: Sequence[int], sequence: bool = True, kinds: Sequence[str] = ("AllReduce", "AllReduce")
+    folder: Path,
+    first_steps: Sequence[int],
+    sequence: bool = True,
+    kinds: Sequence[str] = ("AllReduce", "AllReduce"),
 ) -> Job:
-    """Two ranks of three steps of 1,000 us with an all-reduce each: rank 1 is 100 us late in each, both end at 700."""
+    """Two ranks of three steps of 1,000 us with an all-reduce each: rank 1 is 100 us late in each,
+    both end at 700.
+    """
     for rank, (first, kind) in enumerate(zip(first_steps, kinds, strict=True)):
         events = []
         for index in range(3):
             begin, start = 1_000.0 * index, 500.0 + WAIT_US * rank
-            recorded = RECORDED | ({"Seq": 40 + index} if sequence else {}) | {"Collective name": kind.lower()}
+            recorded = (
+                RECORDED
+                | ({"Seq": 40 + index} if sequence else {})
+                | {"Collective name": kind.lower()}
+            )
             events += [step(first + index, begin, 1_000), launch(index + 1, begin + 5)]
-            events.append(on_device(f"ncclDevKernel_{kind}_Sum_f32", begin + start, 700 - start, index + 1, **recorded))
+            events.append(
+                on_device(
+                    f"ncclDevKernel_{kind}_Sum_f32",
+                    begin + start,
+                    700 - start,
+                    index + 1,
+                    **recorded,
+                )
+            )
         write(folder, events, rank, 2, host_name="node")
     return analyze_traces([folder])
 
@@ -153,8 +197,12 @@ def finding(analysis: Job, code: str) -> Finding | None:
     return next((one for one in analysis.findings if one.code == code), None)
 
 
-@pytest.mark.parametrize(("first_steps", "sequence"), [((5, 105), True), ((5, 5), True), ((5, 5), False)])
-def test_step_numbers_are_labels_of_a_rank(tmp_path: Path, first_steps: tuple[int, int], sequence: bool) -> None:
+@pytest.mark.parametrize(
+    ("first_steps", "sequence"), [((5, 105), True), ((5, 5), True), ((5, 5), False)]
+)
+def test_step_numbers_are_labels_of_a_rank(
+    tmp_path: Path, first_steps: tuple[int, int], sequence: bool
+) -> None:
     analysis = numbered(tmp_path, first_steps, sequence)
     assert analysis.collectives.groupby("rank")["wait_us"].sum().tolist() == [3 * WAIT_US, 0]
     (caused,) = analysis.waits.to_dict("records")
@@ -166,7 +214,8 @@ def test_step_numbers_are_labels_of_a_rank(tmp_path: Path, first_steps: tuple[in
 
 
 @pytest.mark.parametrize(
-    ("first_steps", "kinds"), [((5, 5), ("AllReduce", "AllGather")), ((5, 105), ("AllReduce", "AllReduce"))]
+    ("first_steps", "kinds"),
+    [((5, 5), ("AllReduce", "AllGather")), ((5, 105), ("AllReduce", "AllReduce"))],
 )
 def test_steps_of_other_series_or_numbers_are_not_matched_by_order(
     tmp_path: Path, first_steps: tuple[int, int], kinds: tuple[str, str]

@@ -9,13 +9,22 @@ from dpscope.analysis.traces.ranks.timeline import Spans, StepTimeline, step_tim
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from tests.generated_traces.builder import ZERO_US, TraceBuilder
-from tests.generated_traces.generator import Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
+from tests.generated_traces.generator import (
+    Trace,
+    Transport,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+    write_trace,
+)
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
 
 
 def timeline_of(tmp_path: Path, trace: Trace) -> StepTimeline:
-    return known(step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz")))))
+    return known(
+        step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz"))))
+    )
 
 
 def length(spans: Spans) -> float:
@@ -23,7 +32,9 @@ def length(spans: Spans) -> float:
 
 
 @pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
-def test_a_step_of_data_parallel_is_drawn_as_it_is_measured(tmp_path: Path, transport: Transport) -> None:
+def test_a_step_of_data_parallel_is_drawn_as_it_is_measured(
+    tmp_path: Path, transport: Transport
+) -> None:
     generated = dp_trace(2, transport)
     timeline = timeline_of(tmp_path, generated.trace)
     # steps 5, 6, 7; the first has no window; of 6 and 7, the later one counts as the middle
@@ -39,7 +50,8 @@ def test_a_step_of_data_parallel_is_drawn_as_it_is_measured(tmp_path: Path, tran
     names = {mark.name for device in timeline.devices for _, mark in device.dp_phases}
     assert {"replicate", "parallel_apply", "gather", "gradient_reduce"} <= names
     copies = [mark for device in timeline.devices for mark in device.copies]
-    assert len(copies) > 2 if transport == "peer_copy" else len(copies) == 2  # by NCCL the gathering alone
+    # by NCCL the gathering alone
+    assert len(copies) > 2 if transport == "peer_copy" else len(copies) == 2
     assert all(mark.bytes for mark in copies)
     assert {"forward", "backward", "optimizer"} <= {mark.name for mark in timeline.ranges}
 
@@ -57,10 +69,17 @@ def test_a_step_of_ddp(tmp_path: Path, on_device: bool) -> None:
     assert not device.dp_phases
 
 
-def test_the_step_in_which_the_tracer_was_stopped_is_drawn_only_if_it_is_the_only_one(tmp_path: Path) -> None:
-    generated = gloo_trace(0, 2).trace  # steps 5, 6, 7, of 1000, 1000 and 1040 us, from 0, 1005 and 2010 us
+def test_the_step_in_which_the_tracer_was_stopped_is_drawn_only_if_it_is_the_only_one(
+    tmp_path: Path,
+) -> None:
+    # steps 5, 6, 7, of 1000, 1000 and 1040 us, from 0, 1005 and 2010 us
+    generated = gloo_trace(0, 2).trace
     for first, drawn in ((1005.0, 6), (2010.0, 7)):
-        events = [one for one in generated["traceEvents"] if "ts" not in one or one["ts"] >= ZERO_US + first]
+        events = [
+            one
+            for one in generated["traceEvents"]
+            if "ts" not in one or one["ts"] >= ZERO_US + first
+        ]
         assert timeline_of(tmp_path, {**generated, "traceEvents": events}).step == drawn
 
 
@@ -85,6 +104,8 @@ def test_the_smallest_gaps_are_closed_first() -> None:
 
 def test_a_trace_without_a_whole_step_is_drawn_from_its_first_event() -> None:
     # The real job recorded one step a rank, whose start it does not hold.
-    timeline = known(step_timeline(attribute(read_trace(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz"))))
+    timeline = known(
+        step_timeline(attribute(read_trace(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")))
+    )
     assert timeline.step == 10
     assert sum(length(device.compute) for device in timeline.devices) > 0

@@ -1,4 +1,6 @@
-"""Findings of the trace engine: a trace that has it and a near miss, here or in the test of the module that makes it."""
+"""Findings of the trace engine: a trace that has it and a near miss, here or in the test of the
+module that makes it.
+"""
 
 import ast
 import os
@@ -27,7 +29,9 @@ MAX_BYTES = 8 << 20
 
 
 def maker(make: Callable[Concatenate[Path, P], None]) -> Callable[P, Make]:
-    """A function that writes into a folder what its other arguments describe; the result takes these alone."""
+    """A function that writes into a folder what its other arguments describe; the result takes
+    these alone.
+    """
     return lambda *arguments, **keywords: lambda folder: make(folder, *arguments, **keywords)
 
 
@@ -75,7 +79,10 @@ def collectives_in_last_step(folder: Path, count: int) -> None:
         events.append(step(index + 1, 1_000.0 * index, 1_000))
         for place in range(count if index == 4 else 1):
             number, begin = 10 * index + place + 1, 1_000.0 * index + 100 * place + 100
-            events += [launch(number, begin), on_device("ncclDevKernel_AllReduce", begin + 20, 50, number)]
+            events += [
+                launch(number, begin),
+                on_device("ncclDevKernel_AllReduce", begin + 20, 50, number),
+            ]
     write(folder, events)
 
 
@@ -111,7 +118,9 @@ def same_rank(folder: Path, shift_us: float, rank: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """`triggers` makes a folder whose analysis holds the finding, `near_miss` one whose analysis does not."""
+    """`triggers` makes a folder whose analysis holds the finding, `near_miss` one whose analysis
+    does not.
+    """
 
     triggers: Make
     near_miss: Make = sound
@@ -125,7 +134,8 @@ CASES = {
     ),
     "devices_unknown": Case(
         changed(lambda event: event.update(pid="a GPU", args=event["args"] | {"device": -5})),
-        changed(lambda event: event.update(args=event["args"] | {"device": 2**40})),  # its process is the device
+        # its process is the device
+        changed(lambda event: event.update(args=event["args"] | {"device": 2**40})),
     ),
     "duplicate_events": Case(doubled(same_time=True), doubled(same_time=False)),
     "no_events": Case(text(lambda whole: '{"traceEvents": []}'), text(lambda whole: whole)),
@@ -137,7 +147,11 @@ CASES = {
     "steps_uneven": Case(collectives_in_last_step(3), collectives_in_last_step(1)),
     "communication_unknown": Case(
         changed(lambda event: event.update(name="my_gather_kernel")),
-        changed(lambda event: event.update(name="void at::native::vectorized_gather_kernel<16, long>(char*)")),
+        changed(
+            lambda event: event.update(
+                name="void at::native::vectorized_gather_kernel<16, long>(char*)"
+            )
+        ),
     ),
 }
 
@@ -159,14 +173,20 @@ def test_the_finding_is_there_and_not_in_a_near_miss(tmp_path: Path, code: str) 
 
 
 def test_what_the_cut_removed_is_reported_once(tmp_path: Path) -> None:
-    """Runtime calls and communicating operators first, kernels last: the first half of the file has no kernel."""
+    """Runtime calls and communicating operators first, kernels last: the first half of the file has
+    no kernel.
+    """
     trace = ddp_trace(0, 2).trace
     events = sorted(
-        trace["traceEvents"], key=lambda event: str(event.get("cat")) in ("kernel", "gpu_memcpy", "gpu_memset")
+        trace["traceEvents"],
+        key=lambda event: str(event.get("cat")) in ("kernel", "gpu_memcpy", "gpu_memset"),
     )
     whole = trace_text({**trace, "traceEvents": events})
     (tmp_path / "0_0.pt.trace.json").write_text(whole[: whole.index('"cat": "kernel"')])
-    found = {finding.code: finding for finding in analyze_traces([tmp_path], ReadLimits(max_bytes=MAX_BYTES)).findings}
+    found = {
+        finding.code: finding
+        for finding in analyze_traces([tmp_path], ReadLimits(max_bytes=MAX_BYTES)).findings
+    }
     assert {"trace_truncated", "no_kernels"} <= set(found)
     assert "trace_incomplete" not in found
     assert "what could be read of" in found["no_kernels"].message
@@ -179,14 +199,20 @@ def test_a_sound_job_has_none_at_all(tmp_path: Path) -> None:
 
 
 def test_every_code_is_in_a_test() -> None:
-    modules = [module for folder in FOLDERS for module in (ANALYSIS / "traces" / folder).glob("*.py")]
+    modules = [
+        module for folder in FOLDERS for module in (ANALYSIS / "traces" / folder).glob("*.py")
+    ]
     nodes = [node for module in modules for node in ast.walk(ast.parse(module.read_text()))]
     made = {
         TraceCode[node.attr].code
         for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "TraceCode"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "TraceCode"
     }
-    tests = "".join(path.read_text() for path in (ROOT / "tests" / "analysis" / "traces").rglob("test_*.py"))
+    tests = "".join(
+        path.read_text() for path in (ROOT / "tests" / "analysis" / "traces").rglob("test_*.py")
+    )
     assert [code for code in sorted(made) if f'"{code}"' not in tests] == []
 
 
@@ -228,7 +254,9 @@ def test_folders_that_may_not_be_searched_or_entered_are_reported(
     inside = f"{tmp_path}/listed/0_0.pt.trace.json"
     analysis = analyze_traces([tmp_path])
     assert len(analysis.summaries) == 2
-    assert [one.message for one in analysis.findings if one.code == TraceCode.FILE_NOT_READ.code] == [
+    assert [
+        one.message for one in analysis.findings if one.code == TraceCode.FILE_NOT_READ.code
+    ] == [
         f"cannot read {path}: Permission denied; check the name and its permissions"
         for path in (f"{tmp_path}/closed", inside)
     ]

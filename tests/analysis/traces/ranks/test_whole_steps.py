@@ -1,4 +1,6 @@
-"""Steps that take far longer than the others: left out of averages, and named with what is longer in them."""
+"""Steps that take far longer than the others: left out of averages, and named with what is longer
+in them.
+"""
 
 from pathlib import Path
 
@@ -25,7 +27,9 @@ def message(analysis: Job) -> str:
 
 
 def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
-    """Steps of 40 + 10 + 5 ms; the first whole one reduces for 5 s: 1,008 ms in the mean, and 17% would be 95%."""
+    """Steps of 40 + 10 + 5 ms; the first whole one reduces for 5 s: 1,008 ms in the mean, and 17%
+    would be 95%.
+    """
     analysis = paced(tmp_path, [EVEN] * 5, [5_000.0, *[10.0] * 4])
     ledger = known(analysis.ledger)
     assert (ledger.traced_step_us, ledger.exposed_transfer_us) == pytest.approx((55e3, 10e3), abs=1)
@@ -36,7 +40,8 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
     )
     cost = ReadJob(analysis).verdict.cost.text
     assert (
-        "10.0 ms of communication in a 55.0 ms traced step (18%; mean of 4 steps; 1 far longer step left out)" in cost
+        "10.0 ms of communication in a 55.0 ms traced step (18%; mean of 4 steps; 1 far longer step left out)"
+        in cost
     )
     tables = {table.title: table for table in to_tables(analysis)}
     (collectives,) = (table for title, table in tables.items() if title.startswith("Collectives"))
@@ -47,8 +52,9 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
 def test_a_pause_of_one_rank_is_no_late_rank(tmp_path: Path) -> None:
     """Rank 1 pauses once for a second, rank 0 is 20 ms late in the other steps."""
     analysis = paced(tmp_path, [(60.0, 40.0)] * 3 + [(60.0, 1_040.0)] + [(60.0, 40.0)] * 3)
-    assert "step 4 takes 1.05 s, 14 times the median step's 75.0 ms: the others wait 960.0 ms longer for rank 1" in (
-        message(analysis)
+    assert (
+        "step 4 takes 1.05 s, 14 times the median step's 75.0 ms: the others wait 960.0 ms longer for rank 1"
+        in (message(analysis))
     )
     late = known(ReadJob(analysis).verdict.late)
     assert (late.rank, late.last.steps, late.last.of_steps) == (0, 6, 6)
@@ -62,7 +68,14 @@ def test_everything_is_slower_in_a_step(tmp_path: Path) -> None:
 
 def steps(*lengths_us: float, repeat: int = 0, counts: dict[int, int] | None = None) -> Table:
     rows = (
-        {"repeat": repeat, "rank": rank, "device": 0, "step": step, "step_us": length, "partial_window": False}
+        {
+            "repeat": repeat,
+            "rank": rank,
+            "device": 0,
+            "step": step,
+            "step_us": length,
+            "partial_window": False,
+        }
         | {"collective_count": (counts or {}).get(step, 3)}
         for rank in range(2)
         for step, length in enumerate(lengths_us)
@@ -82,7 +95,9 @@ def steps(*lengths_us: float, repeat: int = 0, counts: dict[int, int] | None = N
         ((10, 500, 10, 10), [1]),
     ],
 )
-def test_few_steps_more_than_three_times_as_long_as_the_median(lengths: tuple[float, ...], long: list[int]) -> None:
+def test_few_steps_more_than_three_times_as_long_as_the_median(
+    lengths: tuple[float, ...], long: list[int]
+) -> None:
     table = steps(*lengths)
     assert np.unique(table["step"][far_longer(table)]).tolist() == long
     assert far_longer_count(table) == len(long)

@@ -1,6 +1,8 @@
-"""Text that is damaged, or unusual and sound: nothing is lost in silence, nothing takes for ever, nothing raises.
+"""Text that is damaged, or unusual and sound: nothing is lost in silence, nothing takes for ever,
+nothing raises.
 
-Five steps of 1000 us with one kernel of 100 us each, on one line or an event a line as Kineto has it.
+Five steps of 1000 us with one kernel of 100 us each, on one line or an event a line as Kineto has
+it.
 """
 
 import contextlib
@@ -67,8 +69,12 @@ def test_a_stray_bracket_is_no_end_of_the_events(tmp_path: Path, layout: Any) ->
 
 @pytest.mark.parametrize("frames", [2, 40, 3000])
 @pytest.mark.parametrize("steps", [5, 400])
-def test_arguments_may_hold_objects_wherever_a_chunk_is_cut(tmp_path: Path, frames: int, steps: int) -> None:
-    found = events(steps, frames=[{"file": "a", "line": line} for line in range(frames if steps == 5 else 4)])
+def test_arguments_may_hold_objects_wherever_a_chunk_is_cut(
+    tmp_path: Path, frames: int, steps: int
+) -> None:
+    found = events(
+        steps, frames=[{"file": "a", "line": line} for line in range(frames if steps == 5 else 4)]
+    )
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
     assert compute(analysis) == [100.0] * steps
     assert damage(analysis) == set()
@@ -84,7 +90,8 @@ def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"nodes": [' + ",".join(['{"id": 1, "inputs": [1, 2, 3]}'] * 400_000) + "]}",  # 12 MB of another tool's
+        # 12 MB of another tool's
+        '{"nodes": [' + ",".join(['{"id": 1, "inputs": [1, 2, 3]}'] * 400_000) + "]}",
         '{"traceEvents": [' + '{"a": [{"b": 1}]}' * 30_000 + "]}",
         '{"traceEvents": [{"a": ' + "}]" * 500_000,
     ],
@@ -102,7 +109,9 @@ def test_nothing_takes_for_ever(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("shift", ["integers first", "metadata first", "one absurd"])
 def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) -> None:
-    """1,694,128,201,226,418.25 us and on: a step is 1000 us, whatever stands before the first fraction."""
+    """1,694,128,201,226,418.25 us and on: a step is 1000 us, whatever stands before the first
+    fraction.
+    """
     found = events(400)
     for index, event in enumerate(found):
         whole = shift == "integers first" and index < 600
@@ -127,7 +136,9 @@ def frames(count: int, frame: str) -> str:
 
 BROKEN = {
     # Where a try costs all the text behind it, and each piece is one.
-    "a frame without its end": '{"x": [' + frames(45_000, '{"file": "a", "line": 1}') + ', {"file": ], "y": 1}',
+    "a frame without its end": '{"x": ['
+    + frames(45_000, '{"file": "a", "line": 1}')
+    + ', {"file": ], "y": 1}',
     "a brace too many": '{"x": [' + frames(45_000, '{"file": "a", "line": 1}') + ', {"y": {"z": 1}',
     "frames in frames": frames(45_000, '{"a": [{"b": 1}') + "]}" * 45_000,
     "nothing but beginnings": frames(100_000, '{"a": [{"b": 1}'),
@@ -142,7 +153,9 @@ BROKEN = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", BROKEN)
 def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
-    """1 to 2 MB on one line amid the events: it costs seconds at most, and the events around it are there."""
+    """1 to 2 MB on one line amid the events: it costs seconds at most, and the events around it are
+    there.
+    """
     before, after = json.dumps(events(60))[1:-1], json.dumps(events(120)[180:])[1:-1]
     path = tmp_path / "0_0.pt.trace.json"
     path.write_text('{"traceEvents": [' + ", ".join([before, BROKEN[name], after]) + "]}")
@@ -160,11 +173,14 @@ def test_events_behind_megabytes_of_damage_are_read(tmp_path: Path) -> None:
     behind = behind[:500_000] + behind[500_000:].replace('"gemm"', '"ge\x01mm"', 3)
     text = ", ".join([json.dumps(events(60))[1:-1], frames(200_000, '{"a": [{"b": 1}'), behind])
     path = tmp_path / "0_0.pt.trace.json"
-    path.write_text('{"traceEvents": [' + text + '], "distributedInfo": {"rank": 3, "world_size": 4}}')
+    path.write_text(
+        '{"traceEvents": [' + text + '], "distributedInfo": {"rank": 3, "world_size": 4}}'
+    )
     begun = time.process_time()
     trace = read_trace(path)
     assert time.process_time() - begun < 8
-    assert len(trace.events) > 5000  # of 6000: those in the chunk where the damage ends may be lost with it
+    # of 6000: those in the chunk where the damage ends may be lost with it
+    assert len(trace.events) > 5000
     assert (trace.rank, codes(trace)) == (3, {"events_unreadable", "events_repaired"})
 
 
@@ -180,8 +196,12 @@ def test_events_behind_megabytes_of_damage_are_read(tmp_path: Path) -> None:
         (".25", "", ".75", ""),
     ],
 )
-def test_times_before_the_first_record_are_exact(tmp_path: Path, layout: Any, fractions: tuple[str, ...]) -> None:
-    """The first record stands at 1,694,128,201,226,418 us and a fraction, the others 13,917 us and less before."""
+def test_times_before_the_first_record_are_exact(
+    tmp_path: Path, layout: Any, fractions: tuple[str, ...]
+) -> None:
+    """The first record stands at 1,694,128,201,226,418 us and a fraction, the others 13,917 us and
+    less before.
+    """
     base = 1_694_128_201_226_418
     whole = (base, base - 13_917, base - 13_907, base - 13_000)
     first, *before = [events()[0], *events()[:3]]
@@ -194,7 +214,10 @@ def test_times_before_the_first_record_are_exact(tmp_path: Path, layout: Any, fr
     path = tmp_path / "0_0.pt.trace.json"
     path.write_text(text)
     table = read_trace(path).events
-    exact = [number - whole[1] + Fraction("0" + part) for number, part in zip(whole, fractions, strict=True)]
+    exact = [
+        number - whole[1] + Fraction("0" + part)
+        for number, part in zip(whole, fractions, strict=True)
+    ]
     assert table.start_us.tolist() == pytest.approx([float(one) for one in exact], abs=1e-9)
 
 
@@ -214,7 +237,11 @@ ABSURD = {
 def test_one_absurd_argument_leaves_the_rest_as_it_is(tmp_path: Path, name: str) -> None:
     found = events()
     for event in found[-3:]:
-        event["args"] = event["args"] | {"Collective name": "allreduce", "dtype": "Double", name: ABSURD[name]}
+        event["args"] = event["args"] | {
+            "Collective name": "allreduce",
+            "dtype": "Double",
+            name: ABSURD[name],
+        }
     found[-1]["name"] = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
     assert compute(analysis)[:4] == [100.0] * 4
@@ -238,7 +265,8 @@ def test_a_time_without_end_is_none(tmp_path: Path, field: str, value: object) -
     found = events()
     found[5][field] = value  # the second step's kernel
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
-    assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]  # a step that launched nothing has no window
+    # a step that launched nothing has no window
+    assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]
     lost = "negative_durations" if value == "-Infinity" else "events_without_time"
     assert damage(analysis) == {lost, "steps_empty"}
 
@@ -258,11 +286,16 @@ def test_gzip_members_may_end_anywhere_in_a_block(tmp_path: Path, first: int) ->
 def test_bytes_behind_padding_are_reported(tmp_path: Path) -> None:
     content = gzip.compress(one_line(events()).encode()) + bytes(200_000)
     assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
-    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {"gzip_trailing_bytes"}
+    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {
+        "gzip_trailing_bytes"
+    }
 
 
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
-    for whole in ({"distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": events()}, events()):
+    for whole in (
+        {"distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": events()},
+        events(),
+    ):
         analysis = analyzed(tmp_path / "trace.json", b"\xef\xbb\xbf" + json.dumps(whole).encode())
         assert compute(analysis) == [100.0] * 5
         assert isinstance(whole, list) or analysis.summaries[0].rank == 3
@@ -286,13 +319,17 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
     text = layout(events())
     brace = text.index('{"', int(place * len(text)))  # where arguments begin
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:brace] + "{" + text[brace:])
-    assert "1 event of" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
+    assert "1 event of" in " ".join(
+        one.message for one in analysis.findings if one.code == "events_unreadable"
+    )
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
 
 
 @pytest.mark.parametrize("behind", [100, 30_000, 200_000])
 def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: int) -> None:
-    """Objects within an event's arguments begin with another key, and there are more of them behind the last cut."""
+    """Objects within an event's arguments begin with another key, and there are more of them behind
+    the last cut.
+    """
     first = '{"ph": "X", "name": "a"}'
     inner = '{"x": 0}, ' * (behind // 10)
     text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()

@@ -19,12 +19,20 @@ from tests.helpers.made_traces import launch, on_device, step
 
 @pytest.mark.parametrize(
     ("marking", "options"),
-    [(marking, DdpOptions()) for marking in ("args_rank", "process", "label", "device_label", "plain")]
-    + [(marking, DdpOptions(metadata="none", straggler=1)) for marking in ("args_rank", "label", "plain")],
+    [
+        (marking, DdpOptions())
+        for marking in ("args_rank", "process", "label", "device_label", "plain")
+    ]
+    + [
+        (marking, DdpOptions(metadata="none", straggler=1))
+        for marking in ("args_rank", "label", "plain")
+    ],
 )
 def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: DdpOptions) -> None:
     ranks = [ddp_trace(rank, 4, options) for rank in range(4)]
-    path = write_trace(fused_trace([rank.trace for rank in ranks], marking), tmp_path / "all.json.gz")
+    path = write_trace(
+        fused_trace([rank.trace for rank in ranks], marking), tmp_path / "all.json.gz"
+    )
     analysis = analyze_traces([path])
     check_job(analysis, ranks)
     assert "fused_ranks" in codes(analysis)
@@ -34,7 +42,9 @@ def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: 
     ]
 
 
-def test_ranks_without_devices_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_devices_in_small_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 3000)
     ranks = [gloo_trace(rank, 2) for rank in range(2)]
     fused = fused_trace([rank.trace for rank in ranks], "plain")
@@ -45,7 +55,9 @@ def test_ranks_without_devices_in_small_chunks(tmp_path: Path, monkeypatch: pyte
 
 def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
     ranks = [ddp_trace(rank, 2).trace for rank in range(2)]
-    analysis = analyze_traces([write_trace(fused_trace(ranks, "same_launches"), tmp_path / "all.json")])
+    analysis = analyze_traces(
+        [write_trace(fused_trace(ranks, "same_launches"), tmp_path / "all.json")]
+    )
     assert {"fused_ranks", "fused_events_unowned"} <= codes(analysis)
     assert analysis.steps.empty or analysis.steps["communication_us"].isna().all()
 
@@ -53,7 +65,9 @@ def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
 def test_read_trace_names_the_function_for_it(tmp_path: Path) -> None:
     ranks = [ddp_trace(rank, 2).trace for rank in range(2)]
     path = write_trace(fused_trace(ranks, "args_rank"), tmp_path / "all.json")
-    with pytest.raises(DpscopeError, match=r"holds the traces of 2 ranks; read it with read_traces"):
+    with pytest.raises(
+        DpscopeError, match=r"holds the traces of 2 ranks; read it with read_traces"
+    ):
         read_trace(path)
     assert [trace.rank for trace in read_traces(path)] == [0, 1]
 
@@ -78,16 +92,26 @@ MARKINGS: tuple[Marking, ...] = ("args_rank", "label", "device_label", "plain")
     ("devices", "processes"),
     [((1, 0, 2), (7100, 5100, 6100)), ((2, 0, 1), (3, 1, 2))],
 )
-def test_a_fused_file_is_its_ranks_files(tmp_path: Path, devices: tuple[int, ...], processes: tuple[int, ...]) -> None:
-    """Ranks 0 to 2 of four, whatever their devices' and processes' numbers are, those of other ranks among them."""
+def test_a_fused_file_is_its_ranks_files(
+    tmp_path: Path, devices: tuple[int, ...], processes: tuple[int, ...]
+) -> None:
+    """Ranks 0 to 2 of four, whatever their devices' and processes' numbers are, those of other
+    ranks among them.
+    """
     options, split = DdpOptions(straggler=1), None
     for marking in MARKINGS:
         if marking == "plain" and processes != tuple(sorted(processes)):
             # Ranks without a name are numbered in the order of their processes.
             processes, split = tuple(sorted(processes)), None
-        ranks = [renumbered(ddp_trace(rank, 4, options).trace, processes[rank], devices[rank]) for rank in range(3)]
+        ranks = [
+            renumbered(ddp_trace(rank, 4, options).trace, processes[rank], devices[rank])
+            for rank in range(3)
+        ]
         if split is None:
-            paths = [write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json") for rank, trace in enumerate(ranks)]
+            paths = [
+                write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json")
+                for rank, trace in enumerate(ranks)
+            ]
             split = analyze_traces(paths)
         fused_file = fused_trace(ranks, marking)
         fused_file["distributedInfo"]["world_size"] = 4
@@ -98,7 +122,9 @@ def test_a_fused_file_is_its_ranks_files(tmp_path: Path, devices: tuple[int, ...
         assert codes(fused) == codes(split) | {"fused_ranks"}
 
 
-def rank_events(rank: int, process: int, device: int, kernel_us: float, **changed: Any) -> list[Trace]:
+def rank_events(
+    rank: int, process: int, device: int, kernel_us: float, **changed: Any
+) -> list[Trace]:
     """Two steps of 1000 us, two launches each, and their kernels, 20 us later plus `delay_us`.
 
     `args` are in every event, correlations begin at `first_id`, all times at `start_us`.
@@ -109,22 +135,45 @@ def rank_events(rank: int, process: int, device: int, kernel_us: float, **change
         start = 1000.0 * number + changed.get("start_us", 0.0)
         events.append(step(number, start, 900.0) | host)
         for index in range(2):
-            identity, began = changed.get("first_id", 1) + 10 * number + index, start + 10 + 200 * index
+            identity, began = (
+                changed.get("first_id", 1) + 10 * number + index,
+                start + 10 + 200 * index,
+            )
             events.append(launch(identity, began) | host)
-            kernel = on_device(f"gemm{rank}", began + changed.get("delay_us", 20.0), kernel_us, identity, device=device)
+            kernel = on_device(
+                f"gemm{rank}",
+                began + changed.get("delay_us", 20.0),
+                kernel_us,
+                identity,
+                device=device,
+            )
             events.append(kernel | {"pid": device})
     return [{**event, "args": event["args"] | args} for event in events]
 
 
 def label(process: int, name: str) -> Trace:
     # Keys in alphabetical order, as tools that sort them write them.
-    return {"args": {"name": name}, "name": "process_name", "ph": "M", "pid": process, "tid": 0, "ts": 0}
+    return {
+        "args": {"name": name},
+        "name": "process_name",
+        "ph": "M",
+        "pid": process,
+        "tid": 0,
+        "ts": 0,
+    }
 
 
-def computed(path: Path, *events: list[Trace]) -> tuple[dict[tuple[int | None, int], list[float]], set[str]]:
+def computed(
+    path: Path, *events: list[Trace]
+) -> tuple[dict[tuple[int | None, int], list[float]], set[str]]:
     """The compute time of each (rank, device), step after step, and what was found."""
     path.write_text(
-        json.dumps({"distributedInfo": {"world_size": 2}, "traceEvents": [one for some in events for one in some]})
+        json.dumps(
+            {
+                "distributedInfo": {"world_size": 2},
+                "traceEvents": [one for some in events for one in some],
+            }
+        )
     )
     analysis = analyze_traces([path])
     found: dict[tuple[int | None, int], list[float]] = {}
@@ -135,23 +184,40 @@ def computed(path: Path, *events: list[Trace]) -> tuple[dict[tuple[int | None, i
 
 
 def test_a_device_called_by_its_rank_has_the_number_of_another(tmp_path: Path) -> None:
-    """Rank 0 on device 1, "RANK 0 - GPU", two kernels of 100 us a step; rank 1 on device 3, two of 30 us."""
-    events = [rank_events(0, 50, 1, 100.0, args={"rank": 0}), rank_events(1, 60, 3, 30.0, args={"rank": 1})]
-    for labels in ([label(1, "RANK 0 - GPU")], [label(1, "RANK 0 - GPU"), label(3, "RANK 1 - GPU")]):
+    """Rank 0 on device 1, "RANK 0 - GPU", two kernels of 100 us a step; rank 1 on device 3, two of
+    30 us.
+    """
+    events = [
+        rank_events(0, 50, 1, 100.0, args={"rank": 0}),
+        rank_events(1, 60, 3, 30.0, args={"rank": 1}),
+    ]
+    for labels in (
+        [label(1, "RANK 0 - GPU")],
+        [label(1, "RANK 0 - GPU"), label(3, "RANK 1 - GPU")],
+    ):
         found, reported = computed(tmp_path / "all.json", labels, *events)
         assert found == {(0, 1): [200.0] * 2, (1, 3): [60.0] * 2}
         assert reported == {"fused_ranks"}
 
 
-@pytest.mark.parametrize("name", ["RANK {} - GPU", "rank:{}", "global_rank={}, device 0", "[rank{}]"])
+@pytest.mark.parametrize(
+    "name", ["RANK {} - GPU", "rank:{}", "global_rank={}, device 0", "[rank{}]"]
+)
 @pytest.mark.parametrize("delay_us", [20.0, 1500.0])
 def test_events_without_a_rank_are_of_the_rank_their_process_is_called_by(
     tmp_path: Path, name: str, delay_us: float
 ) -> None:
-    """Correlations are alike, and with 1500 us of delay kernels run more than a step behind their launches."""
+    """Correlations are alike, and with 1500 us of delay kernels run more than a step behind their
+    launches.
+    """
     found, reported = computed(
         tmp_path / "all.json",
-        [label(50, "rank 1"), label(60, "rank 0"), label(0, name.format(1)), label(1, name.format(0))],
+        [
+            label(50, "rank 1"),
+            label(60, "rank 0"),
+            label(0, name.format(1)),
+            label(1, name.format(0)),
+        ],
         rank_events(1, 50, 0, 100.0, delay_us=delay_us),
         rank_events(0, 60, 1, 30.0, delay_us=delay_us),
     )
@@ -160,7 +226,9 @@ def test_events_without_a_rank_are_of_the_rank_their_process_is_called_by(
 
 
 def test_ranks_may_share_a_device_number(tmp_path: Path) -> None:
-    """Two hosts, device 0 on each: a kernel is of the process that has its launch, though kernels lag by a step."""
+    """Two hosts, device 0 on each: a kernel is of the process that has its launch, though kernels
+    lag by a step.
+    """
     found, reported = computed(
         tmp_path / "all.json",
         rank_events(0, 50, 0, 100.0, delay_us=1500.0),
@@ -172,7 +240,9 @@ def test_ranks_may_share_a_device_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("later_us", [0.0, 15.0, 100.0])
 def test_equal_launches_on_both_ranks_are_reported(tmp_path: Path, later_us: float) -> None:
-    """No name, one set of correlations, ranks at most 100 us apart, 190 us of lag: either may have launched any kernel."""
+    """No name, one set of correlations, ranks at most 100 us apart, 190 us of lag: either may have
+    launched any kernel.
+    """
     first = rank_events(0, 50, 0, 100.0, delay_us=190.0)
     second = rank_events(1, 60, 1, 30.0, delay_us=190.0, start_us=later_us)
     found, reported = computed(tmp_path / "all.json", first, second)
@@ -181,18 +251,26 @@ def test_equal_launches_on_both_ranks_are_reported(tmp_path: Path, later_us: flo
 
 
 def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
-    """The same correlations a minute apart: a launch cannot have begun after its kernel, and each kernel has one before."""
+    """The same correlations a minute apart: a launch cannot have begun after its kernel, and each
+    kernel has one before.
+    """
     first = rank_events(0, 50, 0, 100.0)
     second = rank_events(1, 60, 1, 30.0, start_us=60e6)
     found, reported = computed(tmp_path / "all.json", first, second)
     assert found.get((0, 0)) == [200.0] * 2
-    assert "fused_events_unowned" in reported  # the second's kernels have launches of both before them
+    # the second's kernels have launches of both before them
+    assert "fused_events_unowned" in reported
 
 
 def test_a_process_named_by_two_ranks_identifies_neither(tmp_path: Path) -> None:
     found, reported = computed(
         tmp_path / "all.json",
-        [label(0, "RANK 0 - GPU"), label(0, "RANK 1 - GPU"), label(50, "rank 0"), label(60, "rank 1")],
+        [
+            label(0, "RANK 0 - GPU"),
+            label(0, "RANK 1 - GPU"),
+            label(50, "rank 0"),
+            label(60, "rank 1"),
+        ],
         rank_events(0, 50, 0, 100.0),
         rank_events(1, 60, 0, 30.0, first_id=501),
     )
@@ -202,11 +280,16 @@ def test_a_process_named_by_two_ranks_identifies_neither(tmp_path: Path) -> None
 
 def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
     """Each would cost separate tables."""
-    events = [event for rank in range(2001) for event in rank_events(rank, 50, 0, 1.0, args={"rank": rank})[:2]]
+    events = [
+        event
+        for rank in range(2001)
+        for event in rank_events(rank, 50, 0, 1.0, args={"rank": rank})[:2]
+    ]
     path = tmp_path / "all.json"
     path.write_text(json.dumps({"traceEvents": events * 2}))
     with pytest.raises(
-        DpscopeError, match=r"of more than 2,000 processes: it is damaged, or too many traces were joined"
+        DpscopeError,
+        match=r"of more than 2,000 processes: it is damaged, or too many traces were joined",
     ):
         read_traces(path)
 
@@ -214,7 +297,9 @@ def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
 def test_a_process_that_only_calls_the_runtime_is_no_rank(tmp_path: Path) -> None:
     """MTIA's tracer gives a rank's calls of its runtime another process id than its operators."""
     generated = ddp_trace(0, 2)
-    calls = [event for event in generated.trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
+    calls = [
+        event for event in generated.trace["traceEvents"] if event.get("cat") == "cuda_runtime"
+    ]
     assert len(calls) > 4
     for call in calls[: len(calls) // 2]:
         call["pid"] = 4711

@@ -1,4 +1,6 @@
-"""A few cases of benchmarks/fuzz_reading.py, which holds ten thousand, and what its judge can see."""
+"""A few cases of benchmarks/fuzz_reading.py, which holds ten thousand, and what its judge can
+see.
+"""
 
 import time
 from pathlib import Path
@@ -26,7 +28,9 @@ def test_no_mutation_breaks_the_reader(tmp_path: Path, first: int) -> None:
         assert time.process_time() - begun < SECONDS, f"case {number}"
 
 
-@pytest.mark.parametrize("column", ["step_us", "compute_us", "exposed_us", "idle_us", "communication_us"])
+@pytest.mark.parametrize(
+    "column", ["step_us", "compute_us", "exposed_us", "idle_us", "communication_us"]
+)
 def test_a_broken_sum_is_seen(tmp_path: Path, column: str) -> None:
     analysis = analyze_traces([write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")])
     assert len(analysis.steps) == 3

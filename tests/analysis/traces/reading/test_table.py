@@ -1,4 +1,6 @@
-"""Tables on NumPy columns: words as codes, rows taken when they are read, groups as pandas and plain Python find them."""
+"""Tables on NumPy columns: words as codes, rows taken when they are read, groups as pandas and
+plain Python find them.
+"""
 
 import pickle
 
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 
 from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
-from dpscope.analysis.traces.reading.table import COLUMN_KINDS, UNKNOWN, Groups, Table, Words, joined
+from dpscope.analysis.traces.reading.table import (
+    COLUMN_KINDS,
+    UNKNOWN,
+    Groups,
+    Table,
+    Words,
+    joined,
+)
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 
 WORDS = st.lists(st.sampled_from(["b", "all_reduce", "", "zz", None]), max_size=12)
@@ -20,27 +29,44 @@ NUMBERS = st.one_of(
 
 
 @given(first=WORDS, second=WORDS)
-def test_words_are_what_they_were_made_from(first: list[str | None], second: list[str | None]) -> None:
+def test_words_are_what_they_were_made_from(
+    first: list[str | None], second: list[str | None]
+) -> None:
     one, both = Words.of(first), Words.joined([Words.of(first), Words.of(second)])
     assert one.tolist() == first
     assert both.tolist() == first + second
     assert list(both.categories) == sorted({word for word in first + second if word is not None})
-    assert one.counts == {word: first.count(word) for word in sorted({word for word in first if word is not None})}
+    assert one.counts == {
+        word: first.count(word) for word in sorted({word for word in first if word is not None})
+    }
     assert one.isin("b", "").tolist() == [word in ("b", "") for word in first]
     marked = np.arange(len(first)) % 2 == 0
-    assert one.where(marked).tolist() == [word if index % 2 == 0 else None for index, word in enumerate(first)]
+    assert one.where(marked).tolist() == [
+        word if index % 2 == 0 else None for index, word in enumerate(first)
+    ]
     other = Words.of(["other"] * len(first))
     kept = [word if index % 2 == 0 else "other" for index, word in enumerate(first)]
     assert one.where(marked, other).tolist() == kept
 
 
-@given(rows=st.lists(st.tuples(NUMBERS, st.sampled_from(["b", "a", None]), st.sampled_from([0.5, 2.0, None]))))
-def test_groups_are_those_of_plain_python(rows: list[tuple[int | None, str | None, float | None]]) -> None:
-    table = Table.of(step=[row[0] for row in rows], kind=[row[1] for row in rows], wait_us=[row[2] for row in rows])
+@given(
+    rows=st.lists(
+        st.tuples(NUMBERS, st.sampled_from(["b", "a", None]), st.sampled_from([0.5, 2.0, None]))
+    )
+)
+def test_groups_are_those_of_plain_python(
+    rows: list[tuple[int | None, str | None, float | None]],
+) -> None:
+    table = Table.of(
+        step=[row[0] for row in rows],
+        kind=[row[1] for row in rows],
+        wait_us=[row[2] for row in rows],
+    )
     ordered = table.group("step", "kind", "wait_us", in_order=True)
     keys = [
         tuple(
-            (value is None, value or 0) if name != 1 else (value is None, value or "") for name, value in enumerate(row)
+            (value is None, value or 0) if name != 1 else (value is None, value or "")
+            for name, value in enumerate(row)
         )
         for row in rows
     ]
@@ -50,7 +76,10 @@ def test_groups_are_those_of_plain_python(rows: list[tuple[int | None, str | Non
     assert appearing.code.tolist() == [list(dict.fromkeys(keys)).index(key) for key in keys]
     assert appearing.first.tolist() == [keys.index(key) for key in dict.fromkeys(keys)]
     steps = table.group("step")
-    kinds = [{row[1] for row in rows if row[0] == rows[place][0]} - {None} for place in steps.first.tolist()]
+    kinds = [
+        {row[1] for row in rows if row[0] == rows[place][0]} - {None}
+        for place in steps.first.tolist()
+    ]
     assert steps.different(table.words("kind")).tolist() == [len(one) for one in kinds]
 
 
@@ -75,17 +104,31 @@ def test_rows_are_taken_in_any_order() -> None:
 
 
 def test_missing_truths_and_whole_numbers_of_a_frame_stay_missing() -> None:
-    truths, steps = pd.Series([True, None], dtype="boolean"), pd.Series([None, 2**60 + 1], dtype=object)
-    table = Table.from_frame(pd.DataFrame({"overlapped": truths, "step": steps, "rank": [3.0, np.nan]}))
+    truths, steps = (
+        pd.Series([True, None], dtype="boolean"),
+        pd.Series([None, 2**60 + 1], dtype=object),
+    )
+    table = Table.from_frame(
+        pd.DataFrame({"overlapped": truths, "step": steps, "rank": [3.0, np.nan]})
+    )
     assert table.records() == [
         {"overlapped": True, "step": None, "rank": 3}, {"overlapped": None, "step": 2**60 + 1, "rank": None},
     ]  # fmt: skip
 
 
 def test_every_column_has_a_declared_kind() -> None:
-    kept = Table.from_frame(pd.DataFrame({"share": [0.5], "bytes": [7], "overlapped": [True], "my_note_us": ["late"]}))
-    assert kept.records() == [{"share": 0.5, "bytes": 7, "overlapped": True}]  # and not a column of the user's own
-    for columns in (breakdown.COLUMNS, collectives.COLUMNS, kernel_times.COLUMNS, phases.COLUMNS, PAIR_COLUMNS):
+    kept = Table.from_frame(
+        pd.DataFrame({"share": [0.5], "bytes": [7], "overlapped": [True], "my_note_us": ["late"]})
+    )
+    # and not a column of the user's own
+    assert kept.records() == [{"share": 0.5, "bytes": 7, "overlapped": True}]
+    for columns in (
+        breakdown.COLUMNS,
+        collectives.COLUMNS,
+        kernel_times.COLUMNS,
+        phases.COLUMNS,
+        PAIR_COLUMNS,
+    ):
         assert set(columns) <= set(COLUMN_KINDS)
     with pytest.raises(AssertionError, match="new_us is not declared"):
         Table.of(new_us=[1.5])  # nothing is guessed from the name's ending

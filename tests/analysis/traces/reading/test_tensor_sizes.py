@@ -6,7 +6,11 @@ from dataclasses import replace
 import pytest
 
 from dpscope.analysis.traces.reading.event_table import CommunicationArgs
-from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, element_bytes, recorded_buffers
+from dpscope.analysis.traces.reading.tensor_sizes import (
+    buffer_bytes,
+    element_bytes,
+    recorded_buffers,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +28,12 @@ def test_element_bytes(name: str | None, size: int | None) -> None:
 
 
 def bytes_of(
-    name: str, dims: object, types: object, kind: str, group_size: int | None = 4, dtype: str | None = None
+    name: str,
+    dims: object,
+    types: object,
+    kind: str,
+    group_size: int | None = 4,
+    dtype: str | None = None,
 ) -> int | None:
     found = recorded_buffers(name, json.dumps(dims).encode(), json.dumps(types).encode())
     assert found is not None
@@ -35,8 +44,20 @@ def bytes_of(
     ("name", "dims", "types", "kind", "size"),
     [
         # output, then input: 400 x 4 B gathered from 100 a rank
-        ("c10d::_allgather_base_", [[400], [100], [], []], ["float", "float", "", "Scalar"], "all_gather", 1600),
-        ("c10d::_reduce_scatter_base_", [[100], [400], []], ["c10::Half", "c10::Half", ""], "reduce_scatter", 800),
+        (
+            "c10d::_allgather_base_",
+            [[400], [100], [], []],
+            ["float", "float", "", "Scalar"],
+            "all_gather",
+            1600,
+        ),
+        (
+            "c10d::_reduce_scatter_base_",
+            [[100], [400], []],
+            ["c10::Half", "c10::Half", ""],
+            "reduce_scatter",
+            800,
+        ),
         ("c10d::alltoall_base_", [[30, 2], [50, 2], []], ["float", "float", ""], "all_to_all", 400),
         # a range lists every input tensor
         ("nccl:_all_gather_base", [[100]], ["float"], "all_gather", 4 * 100 * 4),
@@ -45,16 +66,47 @@ def bytes_of(
         ("nccl:all_reduce_coalesced", [[100], [7]], ["float", "long int"], "all_reduce", 400 + 56),
         ("gloo:broadcast", [[20]], ["long int"], "broadcast", 160),
         # nested lists with their own types
-        ("c10d::allreduce_", [[[100], [21]], [], []], [["float", "double"], "", ""], "all_reduce", 400 + 168),
-        ("c10d::allgather_", [[[[100], [100]]], [[100]], []], [[["float"] * 2], ["float"], ""], "all_gather", 800),
+        (
+            "c10d::allreduce_",
+            [[[100], [21]], [], []],
+            [["float", "double"], "", ""],
+            "all_reduce",
+            400 + 168,
+        ),
+        (
+            "c10d::allgather_",
+            [[[[100], [100]]], [[100]], []],
+            [[["float"] * 2], ["float"], ""],
+            "all_gather",
+            800,
+        ),
         # a list in the output's place that was not recorded: N times the input
         ("c10d::allgather_", [[], [[100]], []], ["", ["float"], ""], "all_gather", 4 * 400),
-        ("c10d::reduce_scatter_", [[[100]], [], []], [["float"], "", ""], "reduce_scatter", 4 * 400),
-        ("_c10d_functional::all_reduce", [[5, 5], [], []], ["c10::BFloat16", "", ""], "all_reduce", 50),
-        ("_c10d_functional::all_gather_into_tensor", [[100], [], []], ["float", "Scalar", ""], "all_gather", 1600),
+        (
+            "c10d::reduce_scatter_",
+            [[[100]], [], []],
+            [["float"], "", ""],
+            "reduce_scatter",
+            4 * 400,
+        ),
+        (
+            "_c10d_functional::all_reduce",
+            [[5, 5], [], []],
+            ["c10::BFloat16", "", ""],
+            "all_reduce",
+            50,
+        ),
+        (
+            "_c10d_functional::all_gather_into_tensor",
+            [[100], [], []],
+            ["float", "Scalar", ""],
+            "all_gather",
+            1600,
+        ),
         ("record_param_comms", [[[100]], [], []], [["float"], "", ""], "all_gather", 1600),
         ("record_param_comms", [[100], [], []], ["float", "", ""], "reduce_scatter", 400),
-        ("c10d::broadcast_", [[[]], []], [["float"], ""], "broadcast", 4),  # a tensor without dimensions
+        # a tensor without dimensions
+        ("c10d::broadcast_", [[[]], []], [["float"], ""], "broadcast", 4),
     ],
 )
 def test_sizes_by_operator(name: str, dims: object, types: object, kind: str, size: int) -> None:
@@ -68,8 +120,11 @@ def test_lists_without_types_take_the_type_from_elsewhere() -> None:
 
 
 def test_unknown_stays_unknown() -> None:
-    assert bytes_of("nccl:_all_gather_base", [[100]], ["float"], "all_gather", group_size=None) is None
-    assert bytes_of("gloo:gather", [[100]], ["float"], "gather") is None  # the root's is larger; who is it?
+    assert (
+        bytes_of("nccl:_all_gather_base", [[100]], ["float"], "all_gather", group_size=None) is None
+    )
+    # the root's is larger; who is it?
+    assert bytes_of("gloo:gather", [[100]], ["float"], "gather") is None
     assert bytes_of("nccl:all_reduce", [[100]], ["Device"], "all_reduce") is None
     assert recorded_buffers("nccl:all_reduce", b"", b"") == CommunicationArgs()
     assert recorded_buffers("nccl:all_reduce", b"[[1", b"") is None  # damaged

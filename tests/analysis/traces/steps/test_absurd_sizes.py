@@ -1,4 +1,6 @@
-"""Sizes of gloo's collectives that no machine could hold: they are unknown, and the steps' times stay."""
+"""Sizes of gloo's collectives that no machine could hold: they are unknown, and the steps' times
+stay.
+"""
 
 import gzip
 import json
@@ -16,7 +18,14 @@ LARGEST = 2**63 - 1
 @pytest.mark.long
 @pytest.mark.parametrize(
     "dims",
-    [[LARGEST], [2**32, 2**32], [LARGEST, LARGEST, LARGEST], [2**46], [1] * 100_000, [[LARGEST], [LARGEST]]],
+    [
+        [LARGEST],
+        [2**32, 2**32],
+        [LARGEST, LARGEST, LARGEST],
+        [2**46],
+        [1] * 100_000,
+        [[LARGEST], [LARGEST]],
+    ],
     ids=["2^63 - 1", "a product", "a product of bytes", "64 TiB", "dimensions", "a sum"],
 )
 def test_an_absurd_size_is_unknown(tmp_path: Path, dims: list[object]) -> None:

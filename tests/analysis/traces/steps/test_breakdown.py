@@ -1,4 +1,6 @@
-"""Steps of generated and real traces against literals worked out by hand: breakdown, exposed stretches, empty steps, copies."""
+"""Steps of generated and real traces against literals worked out by hand: breakdown, exposed
+stretches, empty steps, copies.
+"""
 
 import random
 from dataclasses import replace
@@ -21,11 +23,22 @@ from tests.generated_traces.generator import (
     gloo_trace,
 )
 from tests.helpers.generated_checks import analyzed, check_job, check_steps
-from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, step, write
+from tests.helpers.made_traces import (
+    Event,
+    analyzed_events,
+    event,
+    launch,
+    on_device,
+    operator,
+    step,
+    write,
+)
 
 OPTIONS: dict[str, DdpOptions] = {
     "plain": DdpOptions(),
-    **{f"{metadata} metadata": DdpOptions(metadata=metadata) for metadata in get_args(Metadata)[1:]},
+    **{
+        f"{metadata} metadata": DdpOptions(metadata=metadata) for metadata in get_args(Metadata)[1:]
+    },
     **{names: DdpOptions(kernel_names=names) for names in get_args(Generation)},
     "lag": DdpOptions(lag=True),
     "unlaunched": DdpOptions(unlaunched=True),
@@ -54,7 +67,9 @@ def test_gloo(tmp_path: Path, world_size: int) -> None:
     check_job(analyzed(tmp_path, *ranks), ranks)
 
 
-def test_operators_that_communicate_without_kernels_never_read_as_no_communication(tmp_path: Path) -> None:
+def test_operators_that_communicate_without_kernels_never_read_as_no_communication(
+    tmp_path: Path,
+) -> None:
     ranks = [ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)]
     analysis = analyzed(tmp_path, *ranks)
     for rank, generated in enumerate(ranks):
@@ -80,7 +95,11 @@ def test_numbers_are_numbers_whether_known_or_not(tmp_path: Path) -> None:
 
 def numeric_columns(table: pd.DataFrame) -> set[str]:
     """Those that plot: of numpy's own types, in which a missing number is NaN."""
-    return {str(name) for name in table if isinstance(table[name].dtype, np.dtype) and table[name].dtype.kind in "fi"}
+    return {
+        str(name)
+        for name in table
+        if isinstance(table[name].dtype, np.dtype) and table[name].dtype.kind in "fi"
+    }
 
 
 STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
@@ -94,12 +113,15 @@ def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> Job:
 def empty(analysis: Job) -> list[tuple[str, str]]:
     found = [one for one in analysis.findings if one.code == "steps_empty"]
     return [
-        (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold") :]) for one in found
+        (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold") :])
+        for one in found
     ]
 
 
 def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
-    analysis = analyzed_steps(tmp_path, *(operator("aten::mm", begin, 50) for begin in (110, 310, 410)))
+    analysis = analyzed_steps(
+        tmp_path, *(operator("aten::mm", begin, 50) for begin in (110, 310, 410))
+    )
     second = analysis.steps[analysis.steps["step"] == 2]
     assert second[TIMES].isna().all(axis=None)
     assert second["partial_window"].tolist() == [True]
@@ -108,7 +130,9 @@ def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
 
 
 def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path) -> None:
-    analysis = analyzed_steps(tmp_path, operator("aten::mm", 110, 250), operator("aten::mm", 410, 50))
+    analysis = analyzed_steps(
+        tmp_path, operator("aten::mm", 110, 250), operator("aten::mm", 410, 50)
+    )
     assert analysis.steps["compute_us"].tolist() == [90.0, 100.0, 60.0, 50.0]
     assert empty(analysis) == []
 
@@ -116,19 +140,28 @@ def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path)
 def test_a_trace_of_empty_steps_is_an_error(tmp_path: Path) -> None:
     analysis = analyzed_steps(tmp_path, event("user_annotation", "before", 10, 20))
     assert analysis.steps[TIMES].isna().all(axis=None)
-    assert empty(analysis) == [("error", "4 hold no event (step 1, 2, 3, 4): their times are not given")]
+    assert empty(analysis) == [
+        ("error", "4 hold no event (step 1, 2, 3, 4): their times are not given")
+    ]
 
 
 @pytest.mark.parametrize("communicates", [False, True])
 def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> None:
     name = "ncclDevKernel_AllReduce" if communicates else "gemm"
-    work = [launch(1, 105), on_device(name, 110, 50, 1), launch(3, 305), on_device(name, 310, 50, 3)]
+    work = [
+        launch(1, 105),
+        on_device(name, 110, 50, 1),
+        launch(3, 305),
+        on_device(name, 310, 50, 3),
+    ]
     analysis = analyzed_steps(tmp_path, *work, world_size=2)
     assert analysis.steps["step"].tolist() == [1, 3]
     # From their first events: where step 2 ended is not known.
     assert analysis.steps["step_us"].tolist() == [50.0, 50.0]
     assert analysis.steps["partial_window"].tolist() == [True, True]
-    assert empty(analysis) == [("warning", "2 hold no work of a device (step 2, 4): their times are not given")]
+    assert empty(analysis) == [
+        ("warning", "2 hold no work of a device (step 2, 4): their times are not given")
+    ]
 
 
 COPIES: dict[Kind, tuple[str | int | None, ...]] = {
@@ -146,7 +179,9 @@ COPIES: dict[Kind, tuple[str | int | None, ...]] = {
 
 @pytest.mark.parametrize("kind", COPIES)
 def test_a_copys_name_or_argument_has_its_direction(tmp_path: Path, kind: Kind) -> None:
-    """Tracers on CUPTI call every copy "Memcpy" and state the kind as an argument, by name or by CUPTI's number (10: PtoP)."""
+    """Tracers on CUPTI call every copy "Memcpy" and state the kind as an argument, by name or by
+    CUPTI's number (10: PtoP).
+    """
     events = []
     for at, one in enumerate(COPIES[kind]):
         name = one if isinstance(one, str) and len(one) > 4 else "Memcpy"
@@ -242,7 +277,11 @@ CASES: dict[str, tuple[list[Event], float, float]] = {
         300,
     ),
     "ranges of c10d that older versions name without an underscore": (
-        [gloo(100, 400), operator("aten::add", 100, 500), operator("c10d_functional::wait_tensor", 150, 350)],
+        [
+            gloo(100, 400),
+            operator("aten::add", 100, 500),
+            operator("c10d_functional::wait_tensor", 150, 350),
+        ],
         150,
         50,
     ),
@@ -279,5 +318,8 @@ def test_the_innermost_range_decides(tmp_path: Path, seed: int) -> None:
             start = stop + 1
 
     nest(10, 990, 0)
-    write(tmp_path, [step(1, 0, 1000), step(2, 1000, 10), *events, gloo(5, 985), operator("aten::mm", 1005, 1)])
+    write(
+        tmp_path,
+        [step(1, 0, 1000), step(2, 1000, 10), *events, gloo(5, 985), operator("aten::mm", 1005, 1)],
+    )
     assert analyze_traces([tmp_path]).steps["compute_us"].iloc[0] == pytest.approx(sum(computes))

@@ -1,4 +1,6 @@
-"""Collectives that do not look like the usual ones: copy engines, graphs, generic kernels, queues; when each was ready."""
+"""Collectives that do not look like the usual ones: copy engines, graphs, generic kernels, queues;
+when each was ready.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,17 @@ import pytest
 from tests.generated_traces.builder import Generation, recorded
 from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace
 from tests.helpers.generated_checks import analyzed, check_job, parallelism
-from tests.helpers.made_traces import ALL_REDUCE, MAIN, Event, analyzed_events, event, launch, on_device, operator, step
+from tests.helpers.made_traces import (
+    ALL_REDUCE,
+    MAIN,
+    Event,
+    analyzed_events,
+    event,
+    launch,
+    on_device,
+    operator,
+    step,
+)
 
 NCCL = 40
 GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
@@ -24,16 +36,22 @@ def in_range(name: str, start: float, *elements: int) -> Event:
 
 
 def copied(kind: str, start: float, duration: float, correlation: int) -> Event:
-    name = f"Memcpy {kind} (Pinned -> Device)" if kind == "HtoD" else f"Memcpy {kind} (Device -> Device)"
+    name = (
+        f"Memcpy {kind} (Pinned -> Device)"
+        if kind == "HtoD"
+        else f"Memcpy {kind} (Device -> Device)"
+    )
     return on_device(name, start, duration, correlation, NCCL, "gpu_memcpy", bytes=4000)
 
 
 def copy_engines(prefix: str = "nccl:") -> list[Event]:
-    """An all-gather by copy engines: three copies to other devices, no kernel; then a reduce-scatter with a kernel.
+    """An all-gather by copy engines: three copies to other devices, no kernel; then a
+    reduce-scatter with a kernel.
 
-    The all-gather of 4 x 1,000 floats runs from 100 to 160 (copies 100-120, 110-140, 130-160: 60 us of communication), a
-    compute kernel from 90 to 110. The reduce-scatter's kernel runs from 200 to 230; the copy in its range (240-250)
-    unpacks, and is none of it. A copy outside of any range (300-310) is a host copy.
+    The all-gather of 4 x 1,000 floats runs from 100 to 160 (copies 100-120, 110-140, 130-160: 60 us
+    of communication), a compute kernel from 90 to 110. The reduce-scatter's kernel runs from 200 to
+    230; the copy in its range (240-250) unpacks, and is none of it. A copy outside of any range
+    (300-310) is a host copy.
     """
     return [
         step(1, 0, 400), launch(1, 2), on_device("ampere_sgemm", 90, 20, 1), in_range(f"{prefix}_all_gather_base", 5, 1000),
@@ -51,7 +69,8 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     assert table["bytes"].tolist() == [16_000, 16_000]
     assert table["duration_us"].tolist() == [60.0, 30.0]
     (step,) = analysis.steps.to_dict("records")
-    # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack), 10 from the host; the kernel 20
+    # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack), 10 from the host; the
+    # kernel 20
     assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
     assert (step["compute_us"], step["host_copy_us"], step["device_copy_us"]) == (20.0, 10.0, 10.0)
     assert step["collective_count"] == 2
@@ -59,13 +78,17 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
 
 
 def test_a_wait_between_the_copies_of_a_collective_is_communication(tmp_path: Path) -> None:
-    """NCCL 2.28: flags of 4 bytes to two ranks (100-102), 500 us until theirs arrive, data (600-660), flags again (662-664).
+    """NCCL 2.28: flags of 4 bytes to two ranks (100-102), 500 us until theirs arrive, data
+    (600-660), flags again (662-664).
 
-    A kernel computes from 90 to 200: of the 564 us of the collective 100 are hidden. A second all-gather follows, 700-704.
+    A kernel computes from 90 to 200: of the 564 us of the collective 100 are hidden. A second
+    all-gather follows, 700-704.
     """
     starts = {2: 100, 3: 101, 4: 600, 5: 602, 6: 662, 7: 663, 9: 700, 10: 702}
     times = {4: 30, 5: 58, 9: 2, 10: 2}
-    copies = [copied("PtoP", start, times.get(number, 1), number) for number, start in starts.items()]
+    copies = [
+        copied("PtoP", start, times.get(number, 1), number) for number, start in starts.items()
+    ]
     events = [
         step(1, 0, 800), launch(1, 2), on_device("ampere_sgemm", 90, 110, 1),
         in_range("nccl:_all_gather_base", 5, 1000), *(launch(number, 4 + number) for number in (2, 3, 4, 5, 6, 7)),
@@ -78,20 +101,32 @@ def test_a_wait_between_the_copies_of_a_collective_is_communication(tmp_path: Pa
     assert table["concurrent"].tolist() == [0, 0]
     (row,) = analysis.steps.to_dict("records")
     assert (row["communication_us"], row["hidden_us"], row["exposed_us"]) == (568.0, 100.0, 468.0)
-    # from the first event, 90, to the last one's end, 704: 110 of the kernel, 468 exposed, 36 between the collectives
-    assert (row["step_us"], row["compute_us"], row["idle_us"], row["collective_count"]) == (614.0, 110.0, 36.0, 2)
+    # from the first event, 90, to the last one's end, 704: 110 of the kernel, 468 exposed, 36
+    # between the collectives
+    assert (row["step_us"], row["compute_us"], row["idle_us"], row["collective_count"]) == (
+        614.0,
+        110.0,
+        36.0,
+        2,
+    )
 
 
 def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
     """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above.
 
-    With no operator around them and no record within, the copies only copy, and the kernel is identified by its name.
+    With no operator around them and no record within, the copies only copy, and the kernel is
+    identified by its name.
     """
-    around = [operator("c10d::_all_gather_base_", 5, 9), operator("c10d::_reduce_scatter_base_", 20, 9)]
+    around = [
+        operator("c10d::_all_gather_base_", 5, 9),
+        operator("c10d::_reduce_scatter_base_", 20, 9),
+    ]
     table = analyzed_events(tmp_path, copy_engines("") + around, world_size=4).collectives
     assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
     assert table["duration_us"].tolist() == [60.0, 30.0]
-    assert analyzed_events(tmp_path, copy_engines(""), world_size=4).collectives["kind"].tolist() == ["reduce_scatter"]
+    assert analyzed_events(tmp_path, copy_engines(""), world_size=4).collectives[
+        "kind"
+    ].tolist() == ["reduce_scatter"]
 
 
 @pytest.mark.parametrize("kernel_names", ["nccl_2_19", "symmetric", "rccl"])
@@ -107,22 +142,33 @@ def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> N
 
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
-    events = [one for one in copy_engines() if "PtoP" not in one["name"] and "ncclDev" not in one["name"]]
+    events = [
+        one for one in copy_engines() if "PtoP" not in one["name"] and "ncclDev" not in one["name"]
+    ]
     analysis = analyzed_events(tmp_path, events, world_size=1)
     (step,) = analysis.steps.to_dict("records")
-    assert (step["communication_us"], step["host_copy_us"], step["device_copy_us"]) == (0.0, 10.0, 40.0)
+    assert (step["communication_us"], step["host_copy_us"], step["device_copy_us"]) == (
+        0.0,
+        10.0,
+        40.0,
+    )
     assert step["collective_count"] == 0
     assert analysis.collectives.empty
     assert not {"trace_incomplete", "parallelism"} & {finding.code for finding in analysis.findings}
 
 
 def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> None:
-    """Two replays of a graph: each launches three kernels, two of them all-reduces, with one correlation, no metadata."""
+    """Two replays of a graph: each launches three kernels, two of them all-reduces, with one
+    correlation, no metadata.
+    """
     events = []
     for index, begin in enumerate((0.0, 1000.0)):
         events += [step(index + 1, begin, 950), launch(index + 1, begin + 5, "cudaGraphLaunch")]
         events.append(on_device("ampere_sgemm", begin + 100, 50, index + 1))
-        events += [on_device(ALL_REDUCE, begin + start, us, index + 1, NCCL) for start, us in ((120, 60), (200, 40))]
+        events += [
+            on_device(ALL_REDUCE, begin + start, us, index + 1, NCCL)
+            for start, us in ((120, 60), (200, 40))
+        ]
     analysis = analyzed_events(tmp_path, events)
     assert analysis.steps["collective_count"].tolist() == [2, 2]
     assert analysis.steps["communication_us"].tolist() == [100.0, 100.0]
@@ -134,10 +180,17 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
 
 
 def generic(enclosing: str) -> list[Event]:
-    """RCCL's generic kernel, which names no collective, on device 2, in a step that only `enclosing` identifies."""
-    around = {"operator": [operator("c10d::allreduce_", 10, 9)], "range": [in_range("nccl:reduce_scatter", 10)]}
+    """RCCL's generic kernel, which names no collective, on device 2, in a step that only
+    `enclosing` identifies.
+    """
+    around = {
+        "operator": [operator("c10d::allreduce_", 10, 9)],
+        "range": [in_range("nccl:reduce_scatter", 10)],
+    }
     stated: dict[str, Any] = (
-        recorded("all_gather", 10, 40, "BFloat16", ranks=range(4)) if enclosing == "metadata" else {}
+        recorded("all_gather", 10, 40, "BFloat16", ranks=range(4))
+        if enclosing == "metadata"
+        else {}
     )
     kernels = [on_device("Cijk_Ailk_Bljk_SB", 50, 100, 1, 0, device=2)]
     kernels.append(on_device(GENERIC, 100, 100, 2, NCCL, device=2, **stated))
@@ -163,7 +216,12 @@ def test_generic_kernels_take_their_kind_from_what_launched_them(
     assert row["device"] == 2
     (step,) = analysis.steps.to_dict("records")
     # stream 0 computes from 50 to 150, the kernel communicates from 100 to 200
-    assert (step["device"], step["compute_us"], step["hidden_us"], step["exposed_us"]) == (2, 100.0, 50.0, 50.0)
+    assert (step["device"], step["compute_us"], step["hidden_us"], step["exposed_us"]) == (
+        2,
+        100.0,
+        50.0,
+        50.0,
+    )
 
 
 def test_devices_are_identified_by_process_id_if_nothing_else_names_them(tmp_path: Path) -> None:
@@ -175,9 +233,16 @@ def test_devices_are_identified_by_process_id_if_nothing_else_names_them(tmp_pat
 
 
 def test_a_range_of_several_kernels_gives_its_size_to_none(tmp_path: Path) -> None:
-    events = [step(1, 0, 400), in_range("nccl:all_reduce_coalesced", 5, 1000, 500), launch(1, 6), launch(2, 8)]
+    events = [
+        step(1, 0, 400),
+        in_range("nccl:all_reduce_coalesced", 5, 1000, 500),
+        launch(1, 6),
+        launch(2, 8),
+    ]
     events += [in_range("nccl:all_reduce", 20, 500), launch(3, 21)]
-    events += [on_device(ALL_REDUCE, 100 + 30 * number, 20, 1 + number, NCCL) for number in range(3)]
+    events += [
+        on_device(ALL_REDUCE, 100 + 30 * number, 20, 1 + number, NCCL) for number in range(3)
+    ]
     table = analyzed_events(tmp_path, events, world_size=4).collectives
     assert table["bytes"].fillna(-1).tolist() == [-1, -1, 2000]
     assert table["kind"].tolist() == ["all_reduce"] * 3
@@ -185,10 +250,12 @@ def test_a_range_of_several_kernels_gives_its_size_to_none(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("begins", ["created", "taken_up", "alone"])
 def test_queueing_of_gloos_works(tmp_path: Path, begins: str) -> None:
-    """Four works created at 110, 120, 130 and 140 us, served by two workers, first come, first served.
+    """Four works created at 110, 120, 130 and 140 us, served by two workers, first come, first
+    served.
 
-    Served from 110 to 200 and 120 to 180, then 180 to 250 and 200 to 300: the third queued 50 us, the fourth 60. Ranges begin
-    when the work is created or taken up; "alone", without the operators that created them, nothing is known.
+    Served from 110 to 200 and 120 to 180, then 180 to 250 and 200 to 300: the third queued 50 us,
+    the fourth 60. Ranges begin when the work is created or taken up; "alone", without the operators
+    that created them, nothing is known.
     """
     events = [step(1, 0, 1000), operator("aten::conv2d", 10, 80)]
     works = ((110, 110, 200, 1), (120, 120, 180, 2), (130, 180, 250, 2), (140, 200, 300, 1))
@@ -197,21 +264,35 @@ def test_queueing_of_gloos_works(tmp_path: Path, begins: str) -> None:
         start = created if begins == "created" else taken_up
         place = {"tid": MAIN + worker, "args": floats(10)}
         events.append(event("user_annotation", "gloo:all_reduce", start, end - start, **place))
-    queue_us = analyzed_events(tmp_path, events, backend="gloo").collectives.sort_values("order")["queue_us"]
-    assert queue_us.isna().all() if begins == "alone" else queue_us.tolist() == [0.0, 0.0, 50.0, 60.0]
+    queue_us = analyzed_events(tmp_path, events, backend="gloo").collectives.sort_values("order")[
+        "queue_us"
+    ]
+    assert (
+        queue_us.isna().all() if begins == "alone" else queue_us.tolist() == [0.0, 0.0, 50.0, 60.0]
+    )
 
 
 def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> None:
-    """Shapes alone: output and input are both recorded, and their types; the larger counts, which the kernels state as well."""
-    table = analyzed(tmp_path, ddp_trace(0, 2, DdpOptions(extra_groups=True, metadata="ops"))).collectives
-    for kind, size in {"all_gather": 200_000, "reduce_scatter": 400_000, "all_to_all": 40_000}.items():
+    """Shapes alone: output and input are both recorded, and their types; the larger counts, which
+    the kernels state as well.
+    """
+    table = analyzed(
+        tmp_path, ddp_trace(0, 2, DdpOptions(extra_groups=True, metadata="ops"))
+    ).collectives
+    for kind, size in {
+        "all_gather": 200_000,
+        "reduce_scatter": 400_000,
+        "all_to_all": 40_000,
+    }.items():
         assert set(table.loc[table["kind"] == kind, "bytes"]) == {size}
 
 
 def test_the_parallelism_is_reported_with_its_evidence(tmp_path: Path) -> None:
     assert parallelism(analyzed(tmp_path, dp_trace(2))).startswith("DataParallel")
     ranks = [ddp_trace(rank, 2) for rank in range(2)]
-    assert parallelism(analyzed(tmp_path, *ranks)).startswith("DDP-like; seen in 2 traces: 18 all_reduce")
+    assert parallelism(analyzed(tmp_path, *ranks)).startswith(
+        "DDP-like; seen in 2 traces: 18 all_reduce"
+    )
 
 
 def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
@@ -231,8 +312,9 @@ def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
     assert "collectives_unmatched" not in {finding.code for finding in analysis.findings}
 
 
-# Kernels before the optimizer take 194 + 100 + 8 (forward, loss) and 100 + 100 + 60 + 20 us (backward): 582 us. Buckets
-# follow the first, the second and the last kernel of the backward pass; buffers go before anything is computed.
+# Kernels before the optimizer take 194 + 100 + 8 (forward, loss) and 100 + 100 + 60 + 20 us
+# (backward): 582 us. Buckets follow the first, the second and the last kernel of the backward pass;
+# buffers go before anything is computed.
 COMPUTED = 582
 DONE = {"broadcast": {0.0}, "all_reduce": {402 / COMPUTED, 502 / COMPUTED, 1.0}}
 
@@ -242,7 +324,8 @@ def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_rang
     ranks = [ddp_trace(rank, options=DdpOptions(named_ranges=named_ranges)) for rank in (0, 1)]
     table = analyzed(tmp_path, *ranks).collectives
     assert len(table) == 2 * 3 * 5
-    for kind, expected in DONE.items():  # torch's own range identifies the optimizer's kernels as dpscope's does
+    # torch's own range identifies the optimizer's kernels as dpscope's does
+    for kind, expected in DONE.items():
         found = set(table.loc[table["kind"] == kind, "compute_done"].astype(float).round(6))
         assert found == {round(one, 6) for one in expected}
     assert not table["compute_stream"].any()

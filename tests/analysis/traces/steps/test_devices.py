@@ -1,4 +1,6 @@
-"""Which devices are read, and that one which is not never reads as a CPU that communicates nothing."""
+"""Which devices are read, and that one which is not never reads as a CPU that communicates
+nothing.
+"""
 
 from pathlib import Path
 
@@ -6,7 +8,16 @@ import pytest
 
 from dpscope.analysis.output.traces import trace_status
 from dpscope.analysis.traces.ranks.job import Job
-from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, record, step
+from tests.helpers.made_traces import (
+    Event,
+    analyzed_events,
+    event,
+    launch,
+    on_device,
+    operator,
+    record,
+    step,
+)
 
 MEASURES = ["step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
 
@@ -15,27 +26,52 @@ def messages_by_code(analysis: Job) -> dict[str, str]:
     return {finding.code: finding.message for finding in analysis.findings}
 
 
-STEPS = [step(1, 0, 100), step(2, 100, 100), operator("aten::mm", 10, 50), operator("aten::view", 150, 0)]
+STEPS = [
+    step(1, 0, 100),
+    step(2, 100, 100),
+    operator("aten::mm", 10, 50),
+    operator("aten::view", 150, 0),
+]
 
 
-RUNTIMES = ("cuda_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "runtime", "mtia_runtime")
+RUNTIMES = (
+    "cuda_runtime",
+    "xpu_runtime",
+    "xpu_driver",
+    "privateuse1_runtime",
+    "runtime",
+    "mtia_runtime",
+)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_kernels_of_each_device_belong_to_the_step_that_launched_them(tmp_path: Path, runtime: str) -> None:
-    """Launched at 20 and 120, kernels 30-80 and 130-170: 50 us from the first event; then 170 - 80 = 90, 40 of compute."""
+def test_kernels_of_each_device_belong_to_the_step_that_launched_them(
+    tmp_path: Path, runtime: str
+) -> None:
+    """Launched at 20 and 120, kernels 30-80 and 130-170: 50 us from the first event; then 170 - 80
+    = 90, 40 of compute.
+    """
     kernel = "mtia_ccp_events" if runtime.startswith("mtia") else "kernel"
     work = [launch(1, 20, "launchKernel", runtime), on_device("gemm", 30, 50, 1, category=kernel)]
-    work += [launch(2, 120, "launchKernel", runtime), on_device("gemm", 130, 40, 2, category=kernel)]
+    work += [
+        launch(2, 120, "launchKernel", runtime),
+        on_device("gemm", 130, 40, 2, category=kernel),
+    ]
     steps = analyzed_events(tmp_path, [*STEPS, *work]).steps
-    assert steps[["step_us", "compute_us", "by_time_us"]].to_numpy().tolist() == [[50, 50, 0], [90, 40, 0]]
+    assert steps[["step_us", "compute_us", "by_time_us"]].to_numpy().tolist() == [
+        [50, 50, 0],
+        [90, 40, 0],
+    ]
 
 
 @pytest.mark.parametrize("category", ["hpu_op", "mtia_insight", "npu_kernel", "glow_runtime"])
 def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> None:
     other = [event(category, "something", 20.0 + index, 1.0, pid=3, tid=4) for index in range(3)]
     analysis = analyzed_events(tmp_path, [*STEPS, *other])
-    assert f"3 {category}; its compute and communication are not given" in messages_by_code(analysis)["device_not_read"]
+    assert (
+        f"3 {category}; its compute and communication are not given"
+        in messages_by_code(analysis)["device_not_read"]
+    )
     assert "no_kernels" not in messages_by_code(analysis)
     assert analysis.steps["step"].tolist() == [1, 2]
     assert analysis.steps[MEASURES].isna().all(axis=None)
@@ -45,7 +81,10 @@ def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> N
 @pytest.mark.parametrize(
     "others",
     [
-        [event(category, "x", 20, 1) for category in ("python_function", "overhead", "Trace", "cpu_instant_event")],
+        [
+            event(category, "x", 20, 1)
+            for category in ("python_function", "overhead", "Trace", "cpu_instant_event")
+        ],
         # The profiler asks CUDA for devices and synchronises them, whatever the work runs on.
         [launch(1, 5, "cudaGetDeviceCount"), launch(2, 190, "cudaDeviceSynchronize")],
     ],
@@ -59,7 +98,9 @@ def test_what_is_no_device_leaves_a_cpu_a_cpu(tmp_path: Path, others: list[Event
 def test_kernels_that_were_launched_or_traced_on_the_cpu_alone(tmp_path: Path) -> None:
     analysis = analyzed_events(tmp_path, [*STEPS, launch(1, 20)])
     assert "calls that launch work" in messages_by_code(analysis)["no_kernels"]
-    analysis = analyzed_events(tmp_path, [*STEPS, event("user_annotation", "nccl:all_reduce", 60, 5)])
+    analysis = analyzed_events(
+        tmp_path, [*STEPS, event("user_annotation", "nccl:all_reduce", 60, 5)]
+    )
     finding = next(one for one in analysis.findings if one.code == "no_kernels")
     assert "records the CPU alone" in finding.message
     assert "ProfilerActivity.CUDA" in finding.next_step
@@ -74,7 +115,9 @@ def test_kernels_that_were_launched_or_traced_on_the_cpu_alone(tmp_path: Path) -
         [event("user_annotation", "mpi:broadcast", 60, 5)],
     ],
 )
-def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, asks: list[Event]) -> None:
+def test_collectives_without_a_range_that_is_read_are_not_zero(
+    tmp_path: Path, asks: list[Event]
+) -> None:
     analysis = analyzed_events(tmp_path, [*STEPS, *asks])
     assert "its communication is not given" in messages_by_code(analysis)["trace_incomplete"]
     assert analysis.steps[["communication_us", "exposed_us"]].isna().all(axis=None)
@@ -83,29 +126,45 @@ def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, a
 
 
 @pytest.mark.parametrize(
-    "asks", [[operator("c10d::barrier", 60, 5)], [event("user_annotation", "gloo:all_reduce", 60, 5)], []]
+    "asks",
+    [[operator("c10d::barrier", 60, 5)], [event("user_annotation", "gloo:all_reduce", 60, 5)], []],
 )
 def test_a_cpu_that_communicates_in_gloo_or_not_at_all(tmp_path: Path, asks: list[Event]) -> None:
     analysis = analyzed_events(tmp_path, [*STEPS, *asks])
     assert "trace_incomplete" not in messages_by_code(analysis)
-    assert analysis.steps["communication_us"].tolist() == [5.0 if asks and "gloo" in asks[0]["name"] else 0.0, 0.0]
+    assert analysis.steps["communication_us"].tolist() == [
+        5.0 if asks and "gloo" in asks[0]["name"] else 0.0,
+        0.0,
+    ]
 
 
 def test_ranges_of_gloo_in_no_step_are_reported(tmp_path: Path) -> None:
     """150 us from 300 on, after the last step."""
-    analysis = analyzed_events(tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)])
-    assert "1 (150.0 µs, 1 of them collectives) are not in any" in messages_by_code(analysis)["events_of_no_step"]
+    analysis = analyzed_events(
+        tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)]
+    )
+    assert (
+        "1 (150.0 µs, 1 of them collectives) are not in any"
+        in messages_by_code(analysis)["events_of_no_step"]
+    )
 
 
 def test_ranges_recorded_as_operators(tmp_path: Path) -> None:
-    """As torch 1.12 and before: steps of 100 us, in the first 30 us of computing and 20 of gloo, 10 of them at the same time."""
+    """As torch 1.12 and before: steps of 100 us, in the first 30 us of computing and 20 of gloo, 10
+    of them at the same time.
+    """
     events = [operator("ProfilerStep#1", 0, 100), operator("ProfilerStep#2", 100, 100)]
-    events += [operator("Optimizer.step#SGD.step", 60, 10), operator("enumerate(DataLoader)#_Next.__next__", 0, 10)]
+    events += [
+        operator("Optimizer.step#SGD.step", 60, 10),
+        operator("enumerate(DataLoader)#_Next.__next__", 0, 10),
+    ]
     events += [operator("aten::mm", 20, 30), operator("gloo:all_reduce", 40, 20, tid=2)]
     events.append(operator("aten::view", 150, 0))
     analysis = analyzed_events(tmp_path, events)
     assert analysis.steps["step"].tolist() == [1, 2]
-    assert analysis.steps[["step_us", "compute_us", "communication_us", "hidden_us"]].to_numpy().tolist() == [
+    assert analysis.steps[
+        ["step_us", "compute_us", "communication_us", "hidden_us"]
+    ].to_numpy().tolist() == [
         [100, 30, 20, 10],
         [100, 0, 0, 0],
     ]

@@ -1,8 +1,14 @@
-"""Kernels by their names: communication of which library, computation, or a name that leaves it open."""
+"""Kernels by their names: communication of which library, computation, or a name that leaves it
+open.
+"""
 
 import pytest
 
-from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, may_communicate
+from dpscope.analysis.traces.steps.event_kind import (
+    collective_kind,
+    is_collective_kernel,
+    may_communicate,
+)
 
 COMMUNICATES = {
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
@@ -36,7 +42,8 @@ COMPUTES = (
     "void splitKreduce_kernel<32, 16, int, float>(cublasSplitKParams<float>)",
     "void cublasLt::splitKreduce_kernel<32>",
     "triton_red_fused_native_layer_norm_0",
-    "triton_poi_fused_add_all_reduce_wait_tensor_3",  # Inductor's names hold the operators that it fused
+    # Inductor's names hold the operators that it fused
+    "triton_poi_fused_add_all_reduce_wait_tensor_3",
     "triton_red_fused__to_copy_all_gather_into_tensor_mean_1",
     "triton_per_fused_one_shot_all_reduce_native_layer_norm_0",
     "void reduce_1Block_kernel<float, 128, 7>(float const*)",

@@ -13,11 +13,19 @@ def reduced(start_us: float, duration_us: float, **args: Any) -> Event:
 
 
 def two_steps(passes: bool, all_reduce_us: float = 700.0) -> list[Event]:
-    """Two steps of 1000 us: backward 300-600, optimizer 650-850; the all-reduce begins at 400 in both."""
+    """Two steps of 1000 us: backward 300-600, optimizer 650-850; the all-reduce begins at 400 in
+    both.
+    """
     events = []
     for number, start in ((1, 1000.0), (2, 2000.0)):
-        events += [step(number, start, 1000), operator("aten::convolution_backward", start + 300, 200, tid=2)]
-        events += [reduced(start + 400, all_reduce_us), operator("aten::_foreach_add_", start + 650, 200)]
+        events += [
+            step(number, start, 1000),
+            operator("aten::convolution_backward", start + 300, 200, tid=2),
+        ]
+        events += [
+            reduced(start + 400, all_reduce_us),
+            operator("aten::_foreach_add_", start + 650, 200),
+        ]
         if passes:
             events.append(event("user_annotation", "dpscope::forward", start + 50, 200))
             events.append(event("user_annotation", "dpscope::backward", start + 300, 300))
@@ -27,13 +35,19 @@ def two_steps(passes: bool, all_reduce_us: float = 700.0) -> list[Event]:
 @pytest.mark.parametrize(
     ("passes", "all_reduce_us", "communication_us", "hidden_us", "clipped_us"),
     [
-        (True, 700.0, 200.0, 100.0, 0.0),  # 400-600, next to the convolution until 500: not into the optimizer
+        # 400-600, next to the convolution until 500: not into the optimizer
+        (True, 700.0, 200.0, 100.0, 0.0),
         (True, 150.0, 150.0, 100.0, 0.0),  # 400-550: closed in time
         (False, 700.0, 600.0, 300.0, 100.0),  # no evidence: 400-1000 of its step, 100 beyond it
     ],
 )
 def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
-    tmp_path: Path, passes: bool, all_reduce_us: float, communication_us: float, hidden_us: float, clipped_us: float
+    tmp_path: Path,
+    passes: bool,
+    all_reduce_us: float,
+    communication_us: float,
+    hidden_us: float,
+    clipped_us: float,
 ) -> None:
     analysis = analyzed_events(tmp_path, two_steps(passes, all_reduce_us), backend="gloo")
     first = analysis.steps.iloc[0]
@@ -44,30 +58,51 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
 
 
 def test_of_somebodys_ddp_an_all_reduce_ends_before_the_optimizer_begins(tmp_path: Path) -> None:
-    """Without dpscope's ranges, by those that torch records itself: 400-650; without them unknown: 400-1000."""
+    """Without dpscope's ranges, by those that torch records itself: 400-650; without them unknown:
+    400-1000.
+    """
     events, starts = two_steps(passes=False), (1000.0, 2000.0)
-    events += [event("user_annotation", "Optimizer.step#AdamW.step", start + 650, 300) for start in starts]
-    assert analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 600.0
-    events += [event("user_annotation", "DistributedDataParallel.forward", start + 50, 200) for start in starts]
-    assert analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 250.0
+    events += [
+        event("user_annotation", "Optimizer.step#AdamW.step", start + 650, 300) for start in starts
+    ]
+    assert (
+        analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 600.0
+    )
+    events += [
+        event("user_annotation", "DistributedDataParallel.forward", start + 50, 200)
+        for start in starts
+    ]
+    assert (
+        analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 250.0
+    )
 
 
 def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path) -> None:
     """The tracer is stopped in it."""
     events = two_steps(passes=True)
-    assert analyzed_events(tmp_path, events, backend="gloo").steps["partial_window"].tolist() == [False, True]
+    assert analyzed_events(tmp_path, events, backend="gloo").steps["partial_window"].tolist() == [
+        False,
+        True,
+    ]
     first = [one for one in events if one["ts"] < 2000]
-    assert analyzed_events(tmp_path, first, backend="gloo").steps["partial_window"].tolist() == [False]
+    assert analyzed_events(tmp_path, first, backend="gloo").steps["partial_window"].tolist() == [
+        False
+    ]
 
 
 @pytest.mark.parametrize("last_is_there", [False, True])
 def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_closed(
     tmp_path: Path, last_is_there: bool
 ) -> None:
-    """Three all-reduces are requested; the last range, or what it reduced, is lost; each began within its operator."""
+    """Three all-reduces are requested; the last range, or what it reduced, is lost; each began
+    within its operator.
+    """
     events = []
     for number, (start, elements) in enumerate(((1000.0, 10), (2000.0, 20), (3000.0, 30))):
-        shapes = {"Input Dims": [[[elements]], [], [], []], "Input type": ["TensorList", "", "", "Scalar"]}
+        shapes = {
+            "Input Dims": [[[elements]], [], [], []],
+            "Input type": ["TensorList", "", "", "Scalar"],
+        }
         events += [step(number, start, 1000), operator("aten::mm", start + 300, 50, tid=2)]
         events.append(operator("c10d::allreduce_", start + 400, 20, tid=2, **shapes))
         if number < 2:
@@ -76,7 +111,8 @@ def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_clo
             events.append(reduced(start + 405, 100))
     table = analyzed_events(tmp_path, events, backend="gloo").collectives
     assert table["bytes"].tolist()[:2] == [40, 80]
-    assert table["ready_us"].tolist()[:2] == [405.0, 1405.0]  # after the trace's start, when they were created
+    # after the trace's start, when they were created
+    assert table["ready_us"].tolist()[:2] == [405.0, 1405.0]
 
 
 def floats(*elements: int) -> dict[str, Any]:
@@ -84,8 +120,12 @@ def floats(*elements: int) -> dict[str, Any]:
     return {"Input Dims": [[count] for count in elements], "Input type": ["float"] * len(elements)}
 
 
-def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(tmp_path: Path) -> None:
-    """Two ranks: 2 MB in, 1 MB out, 100 us. nccl-tests' factor of an all-reduce of two ranks is 1, of a reduce-scatter 1/2."""
+def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(
+    tmp_path: Path,
+) -> None:
+    """Two ranks: 2 MB in, 1 MB out, 100 us. nccl-tests' factor of an all-reduce of two ranks is 1,
+    of a reduce-scatter 1/2.
+    """
     for rank, duration_us in ((0, 150.0), (1, 100.0)):
         events = [
             step(1, 1000.0, 1000),

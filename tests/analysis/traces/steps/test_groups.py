@@ -1,4 +1,6 @@
-"""Groups: of one rank, which move nothing, by the ratio of shapes where none is recorded, and HSDP's two under gloo."""
+"""Groups: of one rank, which move nothing, by the ratio of shapes where none is recorded, and
+HSDP's two under gloo.
+"""
 
 import json
 from pathlib import Path
@@ -11,15 +13,32 @@ from dpscope.analysis.traces.reading.event_table import CommunicationArgs, Proce
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.collectives import NamedCollective, in_mesh
 from tests.helpers.known import codes
-from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, operator, record, step
+from tests.helpers.made_traces import (
+    Event,
+    analyzed_events,
+    event,
+    launch,
+    on_device,
+    operator,
+    record,
+    step,
+)
 
 
 def gathered_by_copy(sizes: dict[str, Any]) -> list[Event]:
-    """An all-gather of 300 us that a copy carries out, launched in its `nccl:` range, after a kernel of 200 us."""
+    """An all-gather of 300 us that a copy carries out, launched in its `nccl:` range, after a
+    kernel of 200 us.
+    """
     events = [step(1, 0, 100), step(2, 100, 100), launch(1, 10), on_device("gemm", 20, 70, 1)]
     events += [launch(2, 110), on_device("gemm", 120, 200, 2)]
-    events += [record("_allgather_base", 130, **sizes), event("user_annotation", "nccl:_all_gather_base", 130, 10)]
-    events += [launch(3, 131, "cudaMemcpyAsync"), on_device("Memcpy DtoD", 320, 300, 3, category="gpu_memcpy")]
+    events += [
+        record("_allgather_base", 130, **sizes),
+        event("user_annotation", "nccl:_all_gather_base", 130, 10),
+    ]
+    events += [
+        launch(3, 131, "cudaMemcpyAsync"),
+        on_device("Memcpy DtoD", 320, 300, 3, category="gpu_memcpy"),
+    ]
     return events
 
 
@@ -29,7 +48,12 @@ def elements(sent: int, received: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("sizes", "communication_us"),
-    [({"Group size": 2}, 300), ({"Group size": 1}, 0), (elements(4096, 8192), 300), (elements(4096, 4096), 0)],
+    [
+        ({"Group size": 2}, 300),
+        ({"Group size": 1}, 0),
+        (elements(4096, 8192), 300),
+        (elements(4096, 4096), 0),
+    ],
 )
 def test_a_copy_within_one_rank_is_no_communication(
     tmp_path: Path, sizes: dict[str, Any], communication_us: float
@@ -37,23 +61,40 @@ def test_a_copy_within_one_rank_is_no_communication(
     """Its window runs from 90 to 620: 530 us, 200 of compute, the copy's 300 on either side."""
     analysis = analyzed_events(tmp_path, gathered_by_copy(sizes), world_size=4)
     row = analysis.steps.iloc[1]
-    assert [row[name] for name in ("step_us", "compute_us", "communication_us")] == [530, 200, communication_us]
+    assert [row[name] for name in ("step_us", "compute_us", "communication_us")] == [
+        530,
+        200,
+        communication_us,
+    ]
     assert row["device_copy_us"] == 300 - communication_us
     assert row["host_copy_us"] == 0
     assert "trace_incomplete" not in codes(analysis)
 
 
 @pytest.mark.parametrize(("size", "incomplete"), [(1, False), (2, True)])
-def test_all_reduces_within_one_rank_need_no_kernel(tmp_path: Path, size: int, incomplete: bool) -> None:
-    events = [step(1, 0, 100), launch(1, 10), on_device("gemm", 20, 70, 1), operator("c10d::allreduce_", 30, 9)]
-    events += [record("allreduce", 31, **{"Group size": size}), record("wait", 35, **{"Group size": 4})]
-    assert ("trace_incomplete" in codes(analyzed_events(tmp_path, events, world_size=4))) is incomplete
+def test_all_reduces_within_one_rank_need_no_kernel(
+    tmp_path: Path, size: int, incomplete: bool
+) -> None:
+    events = [
+        step(1, 0, 100),
+        launch(1, 10),
+        on_device("gemm", 20, 70, 1),
+        operator("c10d::allreduce_", 30, 9),
+    ]
+    events += [
+        record("allreduce", 31, **{"Group size": size}),
+        record("wait", 35, **{"Group size": 4}),
+    ]
+    assert (
+        "trace_incomplete" in codes(analyzed_events(tmp_path, events, world_size=4))
+    ) is incomplete
 
 
 @pytest.mark.parametrize(
     ("name", "args", "size", "bytes_moved"),
     [
-        ("ReduceScatter", elements(65_536, 8_192), 8, 262_144),  # by the ratio, and not 16; 4 B each
+        # by the ratio, and not 16; 4 B each
+        ("ReduceScatter", elements(65_536, 8_192), 8, 262_144),
         ("AllGather", elements(8_192, 32_768), 4, 131_072),
         ("AllGather", elements(8_192, 32_768) | {"Group size": 16}, 16, 131_072),  # recorded
         ("ReduceScatter", elements(8_191, 1_000), 16, 32_764),  # unequal parts: taken for the job
@@ -67,13 +108,23 @@ def test_evidence_of_the_size_of_the_group(
     """One collective of rank 3 of 16, with these arguments on its kernel."""
     events = [step(1, 0, 100), launch(1, 10), on_device(f"ncclDevKernel_{name}", 20, 70, 1, **args)]
     one = analyzed_events(tmp_path, events, rank=3, world_size=16).collectives.iloc[0]
-    assert (one["group_size"], None if pd.isna(one["bytes"]) else one["bytes"]) == (size, bytes_moved)
+    assert (one["group_size"], None if pd.isna(one["bytes"]) else one["bytes"]) == (
+        size,
+        bytes_moved,
+    )
 
 
 def test_beside_smaller_groups_an_untold_one_is_not_taken_for_the_job(tmp_path: Path) -> None:
-    events = [step(1, 0, 100), launch(1, 10), launch(2, 12), on_device("ncclDevKernel_AllReduce", 60, 9, 2)]
+    events = [
+        step(1, 0, 100),
+        launch(1, 10),
+        launch(2, 12),
+        on_device("ncclDevKernel_AllReduce", 60, 9, 2),
+    ]
     events.append(on_device("ncclDevKernel_ReduceScatter", 20, 30, 1, **elements(65_536, 8_192)))
-    assert analyzed_events(tmp_path, events, world_size=16).collectives["group_size"].isna().tolist() == [False, True]
+    assert analyzed_events(tmp_path, events, world_size=16).collectives[
+        "group_size"
+    ].isna().tolist() == [False, True]
 
 
 ALL = ProcessGroup("0", "default_pg", (0, 1, 2, 3))
@@ -81,7 +132,9 @@ ACROSS = ProcessGroup("1", "mesh_replicate", (0, 2))
 WITHIN = ProcessGroup("3", "mesh_shard", (0, 1))
 GROUPS = (ALL, ACROSS, WITHIN)
 GATHER = NamedCollective(CommunicationArgs(input_elements=35, output_elements=70), "all_gather")
-SCATTER = NamedCollective(CommunicationArgs(input_elements=88, output_elements=44), "reduce_scatter")
+SCATTER = NamedCollective(
+    CommunicationArgs(input_elements=88, output_elements=44), "reduce_scatter"
+)
 REDUCE = NamedCollective(CommunicationArgs(input_elements=44), "all_reduce")
 
 
@@ -99,20 +152,26 @@ def test_shards_move_within_a_group_and_their_sums_between_groups() -> None:
 OTHER = ProcessGroup("5", "mine", (0, 3)), ProcessGroup("3", "mesh_tp", (0, 1))
 
 
-@pytest.mark.parametrize("groups", [(), (ALL,), (ALL, WITHIN), (*GROUPS, OTHER[0]), (ALL, ACROSS, OTHER[1])])
+@pytest.mark.parametrize(
+    "groups", [(), (ALL,), (ALL, WITHIN), (*GROUPS, OTHER[0]), (ALL, ACROSS, OTHER[1])]
+)
 def test_other_groups_are_no_evidence(groups: tuple[ProcessGroup, ...]) -> None:
     assert places([GATHER, SCATTER, REDUCE], groups) == [(None, None, None)] * 3
 
 
 def test_what_the_mesh_does_not_explain_is_left_as_it_is() -> None:
     loss = NamedCollective(CommunicationArgs(input_elements=1), "all_reduce")
-    over_all = NamedCollective(CommunicationArgs(input_elements=10, output_elements=40), "all_gather")
+    over_all = NamedCollective(
+        CommunicationArgs(input_elements=10, output_elements=40), "all_gather"
+    )
     assert places([SCATTER, loss, over_all])[1:] == [(None, None, None)] * 2
     named = NamedCollective(CommunicationArgs(input_elements=1, group="7"), "all_reduce")
     assert places([GATHER, named]) == [(None, None, None), ("7", None, None)]
 
 
-def test_groups_are_read_from_the_header_but_for_those_that_are_cut_or_broken(tmp_path: Path) -> None:
+def test_groups_are_read_from_the_header_but_for_those_that_are_cut_or_broken(
+    tmp_path: Path,
+) -> None:
     listed = [
         {"pg_name": "3", "pg_desc": "mesh_shard", "pg_size": 2, "ranks": [0, 1]},
         {"pg_name": "4", "pg_desc": "long", "pg_size": 9000, "ranks": [0, 1]},

@@ -1,4 +1,6 @@
-"""A real trace with bytes changed: never a crash or a hang; sums over untouched events stay, or a finding explains why not."""
+"""A real trace with bytes changed: never a crash or a hang; sums over untouched events stay, or a
+finding explains why not.
+"""
 
 import gzip
 import json
@@ -22,7 +24,15 @@ from tests.helpers.paths import DATA
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 SEPARATOR = b",\n"
 CLOSING = b"\n  }"
-SUMS = ("step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
+SUMS = (
+    "step_us",
+    "compute_us",
+    "communication_us",
+    "hidden_us",
+    "exposed_us",
+    "host_copy_us",
+    "idle_us",
+)
 MATTERS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 LOST = {
     "events_unreadable", "events_repaired", "events_without_time", "negative_durations", "trace_truncated",
@@ -70,12 +80,21 @@ def steps_of(events: list[dict[str, Any]]) -> Iterable[int | None]:
     for event in events:
         correlation = event.get("args", {}).get("correlation")
         when = calls.get(correlation) if correlation is not None else event.get("ts")
-        yield next((step for step, (low, high) in ranges.items() if when is not None and low <= when < high), None)
+        yield next(
+            (
+                step
+                for step, (low, high) in ranges.items()
+                if when is not None and low <= when < high
+            ),
+            None,
+        )
 
 
 def mutated(data: st.DataObject, piece: bytes) -> bytes:
     at, removed = data.draw(st.integers(0, len(piece) - 1)), data.draw(st.integers(0, 3))
-    kinds = st.binary(max_size=3) | st.sampled_from([bytes([one]) for one in b'"}{\n\\-9\xff,\0'] + [b"NaN"])
+    kinds = st.binary(max_size=3) | st.sampled_from(
+        [bytes([one]) for one in b'"}{\n\\-9\xff,\0'] + [b"NaN"]
+    )
     return piece[:at] + data.draw(kinds) + piece[at + removed :]
 
 
@@ -94,18 +113,23 @@ def is_another_sound_event(before: bytes, after: bytes) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.DataObject) -> None:
     base = original()
     pieces = list(base.pieces)
     touched: set[int] = set()
     excused = False
-    for index in data.draw(st.lists(st.integers(1, len(pieces) - 2), min_size=1, max_size=4, unique=True)):
+    for index in data.draw(
+        st.lists(st.integers(1, len(pieces) - 2), min_size=1, max_size=4, unique=True)
+    ):
         before = pieces[index]
         pieces[index] = mutated(data, before)
         touched.add(index)
-        if not pieces[index].endswith(CLOSING):  # the cut behind it is gone: the next event may go with it
+        # the cut behind it is gone: the next event may go with it
+        if not pieces[index].endswith(CLOSING):
             touched.add(index + 1)
         excused = excused or is_another_sound_event(before, pieces[index])
     path = tmp_path / "0_0.pt.trace.json"
@@ -113,15 +137,24 @@ def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.Data
     trace = read_trace(path)  # most of the file is sound
     attribution = attribute(trace)
     steps, count = step_breakdown(attribution).set_index("step"), len(trace.events)
-    moved, findings = float(collectives(attribution)["bytes"].sum()), {finding.code for finding in trace.findings}
+    moved, findings = (
+        float(collectives(attribution)["bytes"].sum()),
+        {finding.code for finding in trace.findings},
+    )
     assert (steps[["step_us", "compute_us"]].dropna() >= 0).all(axis=None)
     if excused:
         return
-    unchanged = [step for step in base.sums.index if not {step, step - 1} & {base.steps[index] for index in touched}]
+    unchanged = [
+        step
+        for step in base.sums.index
+        if not {step, step - 1} & {base.steps[index] for index in touched}
+    ]
     damaged_range = any(b"ProfilerStep#" in base.pieces[index] for index in touched)
     if not damaged_range:
         for name in SUMS:
-            assert steps.loc[unchanged, name].tolist() == pytest.approx(base.sums.loc[unchanged, name].tolist()), name
+            assert steps.loc[unchanged, name].tolist() == pytest.approx(
+                base.sums.loc[unchanged, name].tolist()
+            ), name
     alike = steps[list(SUMS)].shape == base.sums[list(SUMS)].shape and all(
         steps[name].tolist() == pytest.approx(base.sums[name].tolist()) for name in SUMS
     )

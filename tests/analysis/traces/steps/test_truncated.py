@@ -1,4 +1,6 @@
-"""Files that end before their events do: a step that may lack events has no times, the others have those of the whole file."""
+"""Files that end before their events do: a step that may lack events has no times, the others have
+those of the whole file.
+"""
 
 import gzip
 from collections.abc import Callable, Iterator
@@ -32,7 +34,9 @@ TEXTS: dict[str, Callable[[Path], bytes]] = {
     "buffers out of order": lambda _: unzipped("a100x2_ddp_resnet50_rank0.json.gz"),
     "one step": lambda _: unzipped("v100x8_ddp_dlrm/rank3.json.gz"),
     "gloo's threads one by one": lambda _: unzipped("compiled_ddp/0_0.pt.trace.json.gz"),
-    "replicas' threads": lambda _: unzipped("run_tiny/cells/dp-host-d2-b8/repeat0/traces/0_0.pt.trace.json.gz"),
+    "replicas' threads": lambda _: unzipped(
+        "run_tiny/cells/dp-host-d2-b8/repeat0/traces/0_0.pt.trace.json.gz"
+    ),
     "launched": launched_text,
     "DataParallel": lambda _: trace_text(dp_trace(2).trace).encode(),
     "gloo": lambda _: trace_text(gloo_trace(0, 2).trace).encode(),
@@ -55,7 +59,9 @@ def cut_files(folder: Path, text: bytes) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", TEXTS)
-def test_a_step_of_a_cut_file_has_the_times_of_the_whole_file_or_none(tmp_path: Path, case: str) -> None:
+def test_a_step_of_a_cut_file_has_the_times_of_the_whole_file_or_none(
+    tmp_path: Path, case: str
+) -> None:
     text = TEXTS[case](tmp_path)
     (tmp_path / "whole.json").write_bytes(text)
     whole = steps_of(tmp_path / "whole.json")
@@ -82,7 +88,9 @@ def cut_in_step(folder: Path, number: int) -> Job:
 
 
 @pytest.mark.parametrize("number", [3, 5])
-def test_the_means_of_a_job_leave_out_the_step_in_which_a_file_ends(tmp_path: Path, number: int) -> None:
+def test_the_means_of_a_job_leave_out_the_step_in_which_a_file_ends(
+    tmp_path: Path, number: int
+) -> None:
     full = analyze_traces(write_launched_job(tmp_path, Launched(steps=STEPS)))
     cut = cut_in_step(tmp_path, number)
     steps = cut.steps[cut.steps["rank"] == 1]

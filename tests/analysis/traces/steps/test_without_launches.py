@@ -1,4 +1,6 @@
-"""Device work whose launch is not in the trace: counted in the step it ran in, with a finding, and never as idle time."""
+"""Device work whose launch is not in the trace: counted in the step it ran in, with a finding, and
+never as idle time.
+"""
 
 from pathlib import Path
 
@@ -21,17 +23,22 @@ def message(analysis: Job, code: str) -> str:
 
 
 def test_a_trace_without_steps_and_launches_is_one_step(tmp_path: Path) -> None:
-    """Kernels 0-100 and 100-150, an all-reduce 120-200: 200 us, 150 of compute, 80 of communication, 50 exposed."""
+    """Kernels 0-100 and 100-150, an all-reduce 120-200: 200 us, 150 of compute, 80 of
+    communication, 50 exposed.
+    """
     work = [on_device("gemm", 0, 100), on_device("gemm", 100, 50)]
     work.append(on_device("ncclDevKernel_AllReduce", 120, 80, stream=20))
     rows, analysis = times(tmp_path, work)
     assert rows == [[200, 150, 80, 50, 0, 200]]
     assert analysis.collectives["step"].isna().all()  # the one step has no number
-    assert "3 (230.0 µs, 1 of them collectives) are counted in the step" in message(analysis, "events_of_no_step")
+    assert "3 (230.0 µs, 1 of them collectives) are counted in the step" in message(
+        analysis, "events_of_no_step"
+    )
 
 
 def replayed(*, copies: bool) -> list[Event]:
-    """Three steps of 1,000 us; in each a graph replays a kernel of 600 us and an all-reduce of 300, 250 us after it began.
+    """Three steps of 1,000 us; in each a graph replays a kernel of 600 us and an all-reduce of 300,
+    250 us after it began.
 
     With `copies` each step also launches one of 10 us, 200 us after it began.
     """
@@ -42,18 +49,25 @@ def replayed(*, copies: bool) -> list[Event]:
         events.append(on_device("ncclDevKernel_AllReduce", begin + 650, 300, stream=20))
         if copies:
             events.append(launch(index + 1, begin + 150, "cudaMemcpyAsync"))
-            events.append(on_device("Memcpy HtoD", begin + 200, 10, index + 1, stream=7, category="gpu_memcpy"))
+            events.append(
+                on_device(
+                    "Memcpy HtoD", begin + 200, 10, index + 1, stream=7, category="gpu_memcpy"
+                )
+            )
     return events
 
 
 def test_replayed_graphs_next_to_launched_copies(tmp_path: Path) -> None:
-    """Windows end with the copies, at 210, 1,210 and 2,210; in each whole one there is one graph, 250-950 of the step
-    before: 700 us busy, 600 of them compute, 100 of the all-reduce exposed, 300 idle."""
+    """Windows end with the copies, at 210, 1,210 and 2,210; in each whole one there is one graph,
+    250-950 of the step before: 700 us busy, 600 of them compute, 100 of the all-reduce exposed, 300
+    idle."""
     rows, analysis = times(tmp_path, replayed(copies=True))
     assert rows[1:] == [[1_000, 600, 300, 100, 300, 700]] * 2
     assert analysis.steps["collective_count"].tolist()[1:] == [1, 1]
     # The third step's graph ran after the last window.
-    assert "2 (900.0 µs, 1 of them collectives) are not in any step's sums" in message(analysis, "events_of_no_step")
+    assert "2 (900.0 µs, 1 of them collectives) are not in any step's sums" in message(
+        analysis, "events_of_no_step"
+    )
 
 
 def test_steps_that_launch_nothing_take_what_began_in_them(tmp_path: Path) -> None:
@@ -64,26 +78,52 @@ def test_steps_that_launch_nothing_take_what_began_in_them(tmp_path: Path) -> No
 
 
 def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> None:
-    """On its stream it comes before all that was launched in the trace: it is left over, here from 90 to 150."""
-    work = [step(1, 0, 500), step(2, 500, 500), on_device("gemm", 90, 60, stream=20), launch(1, 50), launch(2, 60)]
+    """On its stream it comes before all that was launched in the trace: it is left over, here from
+    90 to 150.
+    """
+    work = [
+        step(1, 0, 500),
+        step(2, 500, 500),
+        on_device("gemm", 90, 60, stream=20),
+        launch(1, 50),
+        launch(2, 60),
+    ]
     work += [on_device("gemm", 80, 100, 1), on_device("gemm", 200, 100, 2, stream=20)]
     work += [launch(3, 600), on_device("gemm", 620, 100, 3)]
     rows, analysis = times(tmp_path, work)
     assert rows == [[220, 200, 0, 0, 20, 0], [420, 100, 0, 0, 320, 0]]
-    assert "1 (60.0 µs, 0 of them collectives) are not in any step's sums" in message(analysis, "events_of_no_step")
+    assert "1 (60.0 µs, 0 of them collectives) are not in any step's sums" in message(
+        analysis, "events_of_no_step"
+    )
 
 
 @pytest.mark.parametrize(("left_over_us", "reported"), [(10, False), (11, True)])
-def test_a_hundredth_of_the_device_time_may_be_of_no_step(tmp_path: Path, left_over_us: float, reported: bool) -> None:
-    """10 us of 1,010 are 0.99% and 11 of 1,011 are 1.09%: less than 1% is a trace's edge and no news."""
-    work = [step(1, 0, 2_000), on_device("gemm", 10, left_over_us), launch(1, 50), on_device("gemm", 100, 1_000, 1)]
+def test_a_hundredth_of_the_device_time_may_be_of_no_step(
+    tmp_path: Path, left_over_us: float, reported: bool
+) -> None:
+    """10 us of 1,010 are 0.99% and 11 of 1,011 are 1.09%: less than 1% is a trace's edge and no
+    news.
+    """
+    work = [
+        step(1, 0, 2_000),
+        on_device("gemm", 10, left_over_us),
+        launch(1, 50),
+        on_device("gemm", 100, 1_000, 1),
+    ]
     _, analysis = times(tmp_path, work)
     assert ("events_of_no_step" in {one.code for one in analysis.findings}) == reported
 
 
-def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", stream: int = 30) -> list[Event]:
-    """Four steps of 100 us, a kernel of 60 us 20 us after each began; the second also launches one more, long piece."""
-    events = [launch(9, 150, "cudaMemcpyAsync"), on_device("Memcpy DtoH", *copy, 9, stream, category)]
+def steps_with(
+    copy: tuple[float, float], *, category: str = "gpu_memcpy", stream: int = 30
+) -> list[Event]:
+    """Four steps of 100 us, a kernel of 60 us 20 us after each began; the second also launches one
+    more, long piece.
+    """
+    events = [
+        launch(9, 150, "cudaMemcpyAsync"),
+        on_device("Memcpy DtoH", *copy, 9, stream, category),
+    ]
     for index in range(4):
         begin = 100.0 * index
         events += [step(index + 1, begin, 100), launch(index + 1, begin + 10)]
@@ -95,7 +135,8 @@ def test_a_long_copy_next_to_the_steps_bounds_none(tmp_path: Path) -> None:
     """It runs from 160 to 390; the kernels end at 80, 180, 280, 380, and so do the windows."""
     analysis = analyzed_events(tmp_path, steps_with((160, 230)))
     assert analysis.steps["step_us"].tolist() == [60, 100, 100, 100]
-    # Idle 40 us a step before the copy; copied in it are 80-100 and 100-120 of the gaps: 180-220, 280-320.
+    # Idle 40 us a step before the copy; copied in it are 80-100 and 100-120 of the gaps: 180-220,
+    # 280-320.
     assert analysis.steps["idle_us"].tolist() == [0, 40, 40, 40]
     assert analysis.steps["host_copy_us"].tolist() == [0, 0, 40, 40]
     assert "1 copies end after a later step does" in message(analysis, "steps_outlasted")
@@ -109,7 +150,9 @@ def test_a_copy_that_ends_in_the_next_step_bounds_its_own(tmp_path: Path) -> Non
 
 
 def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
-    """A kernel from 160 to 390 is the second step's own: it ends there, and two steps lie inside."""
+    """A kernel from 160 to 390 is the second step's own: it ends there, and two steps lie
+    inside.
+    """
     steps = analyzed_events(tmp_path, steps_with((160, 230), category="kernel")).steps
     assert steps["step_us"].fillna(-1).tolist() == [60, 310, -1, -1]
     assert steps.loc[2:, ["compute_us", "idle_us", "exposed_us"]].isna().all(axis=None)
@@ -118,10 +161,14 @@ def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "counted_us"), [(7, 0.0), (90, 30.0), (0, 30.0)])
-def test_correlations_identify_work_launched_before_the_trace(tmp_path: Path, number: int, counted_us: float) -> None:
-    """The trace's calls are numbered from 50 on; on the same stream a replayed kernel without a call runs in both steps.
+def test_correlations_identify_work_launched_before_the_trace(
+    tmp_path: Path, number: int, counted_us: float
+) -> None:
+    """The trace's calls are numbered from 50 on; on the same stream a replayed kernel without a
+    call runs in both steps.
 
-    A kernel of 30 us at 310 belongs to step 1 unless its number is below 50: its launch precedes the trace.
+    A kernel of 30 us at 310 belongs to step 1 unless its number is below 50: its launch precedes
+    the trace.
     """
     events = [
         step(1, 0, 1_000), step(2, 1_000, 1_000),
@@ -135,7 +182,9 @@ def test_correlations_identify_work_launched_before_the_trace(tmp_path: Path, nu
 
 
 def test_correlations_out_of_order_show_nothing(tmp_path: Path) -> None:
-    """Calls numbered downwards: a kernel with a lower number than all of them stays in the step in which it ran."""
+    """Calls numbered downwards: a kernel with a lower number than all of them stays in the step in
+    which it ran.
+    """
     events = [step(1, 0, 1_000), step(2, 1_000, 1_000)]
     for index, begin in enumerate((100.0, 600.0, 1_100.0, 1_600.0)):
         events += [launch(60 - index, begin), on_device("gemm", begin + 50, 100, 60 - index)]
