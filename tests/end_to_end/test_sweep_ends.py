@@ -63,6 +63,11 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1
 
 
+def job_runs(out: Path, sweep: int) -> bool:
+    """Whether a job's process runs next to the sweep and its torchrun."""
+    return set(processes_of(out)) - {sweep, *torchruns_of(out)} != set()
+
+
 def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> None:
     """Before a worker can ask the kernel to end it with its parent, which takes it a part of a
     second.
@@ -78,11 +83,7 @@ def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> N
     for after_s in (0.0, 0.1):
         out = tmp_path / f"run{after_s}"
         running = start_sweep(out, **flags)
-        wait_until(
-            lambda out=out, sweep=running.pid: (
-                set(processes_of(out)) - {sweep, *torchruns_of(out)} != set()
-            )
-        )  # type: ignore[misc]
+        wait_until(lambda out=out, sweep=running.pid: job_runs(out, sweep))  # type: ignore[misc]
         time.sleep(after_s)
         running.kill()
         running.wait()

@@ -115,9 +115,7 @@ class DoubleDdp(DistributedDataParallel):
         super().__init__(module, **kwargs)
         self.register_comm_hook(None, self._reduced)
 
-    def _reduced(
-        self, state: Any, bucket: distributed.GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    def _reduced(self, state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         self.double.note("bucket", None, buffer.numel() * buffer.element_size())
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -2,7 +2,7 @@
 where it is requested.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -149,9 +149,8 @@ class Table:
     @classmethod
     def of(cls, **columns: object) -> "Table":
         """From sequences, arrays or single values; None is a missing value."""
-        lengths = [
-            len(value) for value in columns.values() if not np.isscalar(value) and value is not None
-        ]  # type: ignore[arg-type]
+        sequences = (one for one in columns.values() if one is not None and not np.isscalar(one))
+        lengths = [len(cast(Sized, values)) for values in sequences]
         return cls(
             {
                 name: _stored(value, kind_of(name, value), max(lengths, default=1))

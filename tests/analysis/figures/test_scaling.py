@@ -57,9 +57,8 @@ def test_speedup_efficiency_and_accuracy_stand_side_by_side() -> None:
     assert {"ideal", "Amdahl, 20% serial"} <= {str(line.get_label()) for line in left.lines}
     (amdahl,) = [line for line in left.lines if str(line.get_label()).startswith("Amdahl")]
     assert list(amdahl.get_ydata())[-1] == pytest.approx(2.5)  # type: ignore[arg-type]
-    efficiency = [
-        list(line.get_ydata()) for line in middle.lines if len(list(line.get_ydata())) == 2
-    ]  # type: ignore[arg-type]
+    drawn = [np.asarray(line.get_ydata()).tolist() for line in middle.lines]
+    efficiency = [values for values in drawn if len(values) == 2]
     # 1.6 / 2, 2.5 / 4
     assert [80.0, 62.5] in [[pytest.approx(one) for one in pair] for pair in efficiency]
     assert "target efficiency" in {str(line.get_label()) for line in middle.lines}

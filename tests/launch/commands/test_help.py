@@ -7,6 +7,7 @@ import shlex
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -64,9 +65,8 @@ def test_help_of_a_long_list_shows_usual_options_and_counts_the_others(command: 
     assert shown - {"--help-all"} <= every
     found = re.search(r"^(\d+) more options: \w+ \w+ --help-all$", text, re.MULTILINE)
     assert found is not None
-    assert int(found[1]) == len(COMMANDS[command].params) - len(
-        COMMANDS[command].shown.usual.split()
-    )  # type: ignore[attr-defined]
+    described: Any = COMMANDS[command]
+    assert int(found[1]) == len(described.params) - len(described.shown.usual.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -114,9 +114,9 @@ def test_a_file_may_name_the_run_folder_and_the_flag_wins(
 
 def test_defaults_that_a_command_chooses_are_shown() -> None:
     """The device counts of equal have their option in common with its layouts, which are none."""
-    shown = {
-        name: COMMANDS[name].defaults()["--devices"] for name in ("attach", "calibrate", "equal")
-    }  # type: ignore[attr-defined]
+    described: Any = COMMANDS
+    names = ("attach", "calibrate", "equal")
+    shown = {name: described[name].defaults()["--devices"] for name in names}
     assert shown == {
         "attach": "all GPUs in powers of two; 1,2 on the CPU",
         "calibrate": "2, 4, ... and all GPUs; 2 on the CPU",

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -50,11 +51,11 @@ def planned(
     return plan_calibration(plan, resolved, devices.kind, RESNET, stored)
 
 
-def holding(*pairs: tuple[str, int]) -> Calibration:
+def holding(*pairs: tuple[Any, int]) -> Calibration:
     points = tuple(
         CalibrationPoint(
             collective=kind, devices=count, size_bytes=8, count=2, dtype="float32", times_us=(1.0,)
-        )  # type: ignore[arg-type]
+        )
         for kind, count in pairs
     )
     return msgspec.structs.replace(calibration({}), points=points)

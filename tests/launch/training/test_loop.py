@@ -4,6 +4,7 @@ that raises.
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.training import TrainConfig
 
 
-def rates(epochs: int, steps: int, **settings: object) -> list[float]:
+def rates(epochs: int, steps: int, **settings: Any) -> list[float]:
     """The rate of every step."""
     config = TrainConfig(
         workload=Workload(), optimizer=Optimizer(), matrix=Matrix(), epochs=epochs, **settings
-    )  # type: ignore[arg-type]
+    )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)
     schedule = LearningRateSchedule(optimizer, config, steps)
     found = []
