@@ -149,8 +149,11 @@ class Table:
     @classmethod
     def of(cls, **columns: object) -> "Table":
         """From sequences, arrays or single values; None is a missing value."""
-        sequences = (one for one in columns.values() if one is not None and not np.isscalar(one))
-        lengths = [len(cast(Sized, values)) for values in sequences]
+        lengths = [
+            len(cast(Sized, values))
+            for values in columns.values()
+            if not np.isscalar(values) and values is not None
+        ]
         return cls(
             {
                 name: _stored(value, kind_of(name, value), max(lengths, default=1))
