@@ -25,17 +25,14 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _PAIR = re.compile(r"(\w+)=(\S+)")
-_RANGE = re.compile(r"^(?P<before>[^\[\]]*)\[(?P<inside>[^\[\]]+)\](?P<after>.*)$")
-_PIECE = re.compile(r"(\d+)(?:-(\d+))?")
 _MOST_HOSTS = 1_000_000  # in one range: more is a typing error
-_HEADING = ["host", "switch"]
 _EXAMPLE = "write HOST SWITCH, or SwitchName=s0 Nodes=n[0-15]"
 
 
 def read_topology(path: Path) -> dict[str, str]:
-    """Read the switch of each host. A line holds a host and its switch, separated by a blank, comma
-    or colon, or is a line of Slurm's topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, or for
-    blocks `BlockName=b0 Nodes=...`. `#` begins a comment.
+    """Read the switch of each host. A line holds a host and its switch, separated by a blank, or is
+    a line of Slurm's topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, or for blocks
+    `BlockName=b0 Nodes=...`. `#` begins a comment.
 
     Raises DpscopeError for a file that cannot be read, a line of neither form, and a host on two
     switches.
@@ -51,40 +48,41 @@ def read_topology(path: Path) -> dict[str, str]:
             f"{path} is not a text file; name a file that lists hosts and their switches"
         ) from error
     switches: dict[str, str] = {}
-    begun = ""  # of a line that ends with a backslash, which is joined with the next one
-    for number, one in enumerate(text.splitlines(), 1):
-        line = f"{begun} {one.partition('#')[0].strip()}".strip()
-        begun = line.removesuffix("\\").strip() if line.endswith("\\") else ""
-        if line.endswith("\\") or not line:
-            continue
+    for line in _lines(text):
         try:
             for host, switch in _hosts_of(line):
                 if switches.setdefault(host, switch) != switch:
-                    raise DpscopeError(
-                        f"{path}, line {number}: {host} is on {switches[host]} and on {switch}; remove one of them"
-                    )
+                    raise ValueError(f"{host} is on {switches[host]} and on {switch}")
         except ValueError as error:
-            raise DpscopeError(f"{path}, line {number}: {error}; {_EXAMPLE}") from error
+            raise DpscopeError(f"{path}, {line[:60]!r}: {error}; {_EXAMPLE}") from error
     if not switches:
         raise DpscopeError(f"{path} contains no host; write a host and its switch on each line")
     return switches
 
 
+def _lines(text: str) -> Iterator[str]:
+    """Without comments; a line that ends with a backslash goes on in the next one."""
+    uncommented = re.sub(r"#.*", "", text)
+    for line in re.sub(r"\\\s*\n", " ", uncommented).splitlines():
+        if line := line.strip():
+            yield line
+
+
 def _hosts_of(line: str) -> list[tuple[str, str]]:
-    """Hosts with their switch; empty for a switch of switches, an option of Slurm, a heading.
-    Raises ValueError.
+    """Hosts with their switch; empty for a switch of switches, and an option of Slurm. Raises
+    ValueError.
     """
-    given = {name.lower(): value.strip("\"'") for name, value in _PAIR.findall(line)}
-    switch = given.get("switchname") or given.get("blockname")
-    if "nodes" in given and switch is not None:
-        return [(host, switch) for host in expand_hosts(given["nodes"])]
-    if (switch is not None and "switches" in given) or "blocksizes" in given:
+    options = {name.lower(): value.strip("\"'") for name, value in _PAIR.findall(line)}
+    if options.keys() & {"switches", "blocksizes"}:
         return []
-    words = [word for word in re.split(r"[\s,]+|:\s+", line) if word]
-    if len(words) != 2 or given:
-        raise ValueError(f"{line[:60]!r} is not a host and its switch")
-    named = [] if [word.lower() for word in words] == _HEADING else expand_hosts(words[0])
-    return [(host, words[1]) for host in named]
+    words = line.split()
+    if options:
+        switch = options.get("switchname", options.get("blockname"))
+        words = [word for word in (options.get("nodes"), switch) if word is not None]
+    if len(words) != 2:
+        raise ValueError("it is not a host and its switch")
+    hosts, switch = words
+    return [(host, switch) for host in expand_hosts(hosts)]
 
 
 def expand_hosts(text: str) -> Iterator[str]:
@@ -94,21 +92,29 @@ def expand_hosts(text: str) -> Iterator[str]:
     ['n08', 'n09', 'n10', 'n12', 'login']
     """
     for part in re.split(r",(?![^\[]*\])", text):
-        found = _RANGE.match(part)
-        if found is None:
-            if "[" in part or "]" in part:
-                raise ValueError(f"{part[:60]!r} has an unmatched bracket")
+        before, begun, rest = part.partition("[")
+        if not begun:
             yield part
             continue
-        for piece in found["inside"].split(","):
-            ends = _PIECE.fullmatch(piece)
-            first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends is not None else (1, 0)
-            if ends is None or not first <= last < first + _MOST_HOSTS:
-                raise ValueError(f"[{piece[:60]}] is not a range of hosts, such as [0-15]")
-            for number in range(first, last + 1):
-                yield from expand_hosts(
-                    f"{found['before']}{number:0{len(ends[1])}d}{found['after']}"
-                )
+        inside, closed, after = rest.partition("]")
+        if not closed:
+            raise ValueError(f"{part[:60]!r} has an unmatched bracket")
+        for piece in inside.split(","):
+            for number in _range(piece):
+                yield from expand_hosts(before + number + after)
+
+
+def _range(text: str) -> Iterator[str]:
+    """The numbers of a range such as 08-10, with as many digits as its first."""
+    first, _, last = text.partition("-")
+    ends = [first, last or first]
+    if not all(end.isdecimal() and len(end) < 10 for end in ends):
+        raise ValueError(f"[{text[:60]}] is not a range of hosts, such as [0-15]")
+    low, high = map(int, ends)
+    if not low <= high < low + _MOST_HOSTS:
+        raise ValueError(f"[{text[:60]}] is not a range of hosts, such as [0-15]")
+    for number in range(low, high + 1):
+        yield f"{number:0{len(first)}d}"
 
 
 def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) -> Table:
@@ -137,23 +143,27 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) 
     table = table.take(table.group("rank").first)
     rows = np.flatnonzero(table.known("host"))
     rows = rows[np.argsort(table["rank"][rows], kind="stable")]
+    placed = table.take(rows)
+    of_host = placed.group("host")
+    most = int(of_host.sizes.max(initial=1))
+    blocks = placed.assign(block=placed["rank"] // most)
+    pairs = blocks.group("host", "block")
+    aligned = len(pairs) == len(of_host) == len(blocks.group("block"))
     local_rank = table["local_rank"].copy()
-    if len(rows):
-        placed = table.take(rows)
-        of_host = placed.group("host")
-        most = int(of_host.sizes.max())
-        blocks = placed.assign(block=placed["rank"] // most)
-        pairs = blocks.take(blocks.group("host", "block").first)
-        aligned = len(pairs) == len(of_host) == len(pairs.group("block"))
-        local_rank[rows] = placed["rank"] % most if aligned else of_host.places
+    local_rank[rows] = placed["rank"] % most if aligned else of_host.places
     return table.assign(local_rank=local_rank)
 
 
 QUANTITIES = {
-    "step_us": "step", "compute_us": "compute", "communication_us": "communication", "exposed_us": "exposed",
-    "wait_us": "waits, hidden too", "exposed_wait_us": "exposed waiting", "idle_us": "idle",
+    "step_us": "step",
+    "compute_us": "compute",
+    "communication_us": "communication",
+    "exposed_us": "exposed",
+    "wait_us": "waits, hidden too",
+    "exposed_wait_us": "exposed waiting",
+    "idle_us": "idle",
     "lateness_us": "others wait for it, hidden too",
-}  # fmt: skip
+}
 """Means over a rank's whole steps, and what tables call them.
 
 `lateness_us` is how long another rank waits for it in a step, mean over the others.

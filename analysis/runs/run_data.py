@@ -32,13 +32,11 @@ from dpscope.analysis.runs.traffic_check import (
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
 from dpscope.analysis.traces.ranks.job import (
-    NO_TABLES,
     CounterCheck,
     Job,
-    Tables,
     as_repeats,
-    join_tables,
     planned_job,
+    together,
 )
 from dpscope.analysis.traces.ranks.ledger import step_count
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
@@ -126,48 +124,48 @@ def load_run(
     path = Path(path)
     folder = RunFolder(path)
     manifest = folder.manifest()
-    cells, cores = {}, manifest.environment.cpu_count if manifest.device_type == "cpu" else None
+    cores = manifest.environment.cpu_count if manifest.device_type == "cpu" else None
+    cells = {}
     for planned in manifest.plan:
         progress(planned.cell.name)
         places = manifest.places(planned.cell)
         cells[planned.cell.name] = replace(load_cell(folder, planned, cores), places=places)
     training, untrained = None, ""
     try:
-        training = load_training(path, target_accuracy) if holds_epochs(path) else None
+        if holds_epochs(path):
+            training = load_training(path, target_accuracy)
     except NoEpochError as error:  # what was measured can be shown without it
         untrained = str(error)
     run = RunData(path, manifest, cells, training, untrained=untrained)
     if not run.measured:
-        why = f"nothing to analyze; run `dpscope run --out {path}` to measure it"
-        results = (result for data in cells.values() for result in data.results)
-        if failed := next(
-            (result for result in results if result.status not in ("ok", "skipped")), None
-        ):
-            log = folder.repeat(failed.cell, failed.repeat).log_path
-            why = f"{failed.cell.name} {failed.status}: {failed.message}; read {log}"
-        raise NothingMeasuredError(f"{path} holds no measured cell: {why}")
+        raise NothingMeasuredError(f"{path} holds no measured cell: {_first_failure(run)}")
     return run
+
+
+def _first_failure(run: RunData) -> str:
+    for data in run.cells.values():
+        for result in data.results:
+            if result.status not in ("ok", "skipped"):
+                log = run.folder.repeat(result.cell, result.repeat).log_path
+                return f"{result.cell.name} {result.status}: {result.message}; read {log}"
+    return f"nothing to analyze; run `dpscope run --out {run.path}` to measure it"
 
 
 def load_cell(folder: RunFolder, planned: PlannedCell, cores: int | None = None) -> Job:
     """One cell with all its repeats; `cores` as in its data."""
-    job, tables = (
-        replace(planned_job(planned.cell, planned.skip_reason), cores=cores),
-        list[Tables](),
-    )
-    for repeat, done in folder.repeats(planned.cell):
-        job = _with_repeat(job, repeat, done, tables)
-    job = replace(job, tables=join_tables(tables))
+    job = replace(planned_job(planned.cell, planned.skip_reason), cores=cores)
+    repeats = [_repeat(job, number, done) for number, done in folder.repeats(planned.cell)]
+    job = together([job, *repeats])
     found = (*job.findings, *_findings_over_repeats(job))
     return replace(job, findings=tuple(dict.fromkeys(found)))
 
 
-def _with_repeat(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
-    """The job with what one of its repeats recorded, whose tables are added to `tables`."""
-    job = with_samples(job, repeat, done, tables)
-    ranks = [rank for number, rank in job.ranks if number == repeat]
-    if not ranks:
+def _repeat(planned: Job, number: int, done: RepeatFolder) -> Job:
+    """What one of a cell's repeats recorded."""
+    job = with_samples(planned, number, done)
+    if not job.ranks:
         return job
+    ranks = [rank for _, rank in job.ranks]
     limited = power_cap_findings([state for rank in ranks for state in rank.device_states_after])
     job = job.with_findings(
         *(finding for rank in ranks for finding in rank.findings),
@@ -176,82 +174,69 @@ def _with_repeat(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]
         *(finding for finding in limited if finding.severity != "info"),
     )
     try:
-        job = _with_traces(job, repeat, done, tables)
+        job = _with_traces(job, number, done)
     except DpscopeError as error:
-        lost = no_trace(
-            job.cell,
-            f"{done.path.name}: {error}",
-            ranks[0],
-        )
+        lost = no_trace(job.cell, f"{done.path.name}: {error}", ranks[0])
         return replace(job.with_findings(lost), communication_known=False)
     try:
         checks = _counter_checks(job.cell, done, ranks)
     except DpscopeError as error:
-        return job.with_findings(
-            cell_error(
-                job.cell,
-                RunCode.COUNTERS_NOT_COMPARED,
-                f"{done.path.name}: {error}",
-            )
-        )
-    return replace(job, counter_checks=(*job.counter_checks, *checks))
+        message = f"{done.path.name}: {error}"
+        return job.with_findings(cell_error(job.cell, RunCode.COUNTERS_NOT_COMPARED, message))
+    return replace(job, counter_checks=tuple(checks))
 
 
-def with_samples(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
-    """The job with a repeat's result, and its ranks and samples if it ended well and still has them
-    all.
-    """
+def with_samples(planned: Job, number: int, done: RepeatFolder) -> Job:
+    """A repeat's result, and its ranks and samples if it ended well and still has them all."""
+    job = planned
     try:
         result = done.result()
         if result is None:
             return job
-        job = replace(job, results=(*job.results, result))
+        job = replace(job, results=(result,))
         if result.status != "ok":
             return job
         ranks = done.ranks()
         found = len({rank.rank for rank in ranks})
         if found != job.processes:
             raise DpscopeError(f"it holds results of {found} of {counted(job.processes, 'rank')}")
-        samples = Table.of(**done.samples(ranks)).assign(repeat=repeat)
+        samples = Table.of(**done.samples(ranks)).assign(repeat=number)
     except (OSError, ValueError, DpscopeError) as error:
         missing = " ".join(str(error).split())
-        return job.with_findings(incomplete_repeat(job.cell, repeat, missing))
-    tables.append(replace(NO_TABLES, samples=samples))
+        return job.with_findings(incomplete_repeat(job.cell, number, missing))
     return replace(
         job,
-        ranks=(*job.ranks, *((repeat, rank) for rank in ranks)),
+        ranks=tuple((number, rank) for rank in ranks),
+        tables=replace(job.tables, samples=samples),
     )
 
 
-def _with_traces(job: Job, repeat: int, done: RepeatFolder, tables: list[Tables]) -> Job:
-    """The job with the traces of a repeat. Raises DpscopeError where they were deleted or cannot be
-    read.
-    """
+def _with_traces(job: Job, number: int, done: RepeatFolder) -> Job:
+    """The repeat with its traces. Raises DpscopeError where they were deleted or cannot be read."""
     if not (files := done.traces()):
         raise DpscopeError("there is no trace")
     read = read_kept(files)
-    own, matching = job_tables(read, repeat)
-    first = next(rank for number, rank in job.ranks if number == repeat)
-    counts = [summary.range_counts for summary in read.summaries]
+    tables, matching = job_tables(read, number)
+    rank = job.rank
     traffic = check_traffic(
         job.cell,
-        first.model,
-        own.steps,
-        own.collectives,
-        counts,
-        own.copies,
-        first.attached,
-        first.units,
+        rank.model,
+        tables.steps,
+        tables.collectives,
+        [summary.range_counts for summary in read.summaries],
+        tables.copies,
+        rank.attached,
+        rank.units,
     )
-    tables.append(own)
     known = all(one.communication_shown for one in read.summaries)
     shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
     timelines = read.timelines(range(len(read.ranks)))
     return replace(
         job.with_findings(*read.findings, *matching, *traffic),
-        summaries=(*job.summaries, *read.summaries),
-        timelines=job.timelines or tuple((repeat, one) for one in timelines),
-        communication_known=job.communication_known and known and shown,
+        tables=replace(tables, samples=job.tables.samples),
+        summaries=read.summaries,
+        timelines=tuple((number, one) for one in timelines),
+        communication_known=known and shown,
     )
 
 
@@ -325,20 +310,16 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
                 f"{common} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
                 f"({other.strategy}); name folders of the same job traced several times"
             )
-    # a file of several ranks is listed with the first of them
-    ranks: dict[tuple[int, Path], int | None] = {}
-    for repeat, analysis in enumerate(jobs.values()):
+    files: dict[Path, TraceFile] = {}
+    for analysis in jobs.values():
         for one in analysis.summaries:
-            ranks.setdefault(
-                (repeat, Path(one.source.removesuffix(f" (rank {one.rank})"))),
-                one.rank,
-            )
-    files = tuple(TraceFile(path, rank) for (_, path), rank in ranks.items())
+            path = Path(one.source.removesuffix(f" (rank {one.rank})"))
+            files.setdefault(path, TraceFile(path, one.rank))  # of several ranks the first
     return RunData(
         common,
         None,
         {job.name: as_repeats([*jobs.values()])},
-        traces=files,
+        traces=tuple(files.values()),
     )
 
 
@@ -346,17 +327,17 @@ def traces_text(run: RunData) -> str:
     """What was read and what it is, in a sentence or two."""
     (data,) = run.cells.values()
     windows = data.whole_windows
-    whole = not windows.truths("partial_window", missing=True).all()
     steps = step_count(windows)
-    kind = "whole" if whole else "partial"
-    first = (
-        ""
-        if whole or not steps
-        else " (their start was not recorded: they are timed from their first event)"
-    )
+    kind, first = "whole", ""
+    if windows.truths("partial_window", missing=True).all():
+        kind = "partial"
+        if steps:
+            first = " (their start was not recorded: they are timed from their first event)"
+    files = counted(len(run.traces), "trace file")
+    processes = counted(data.processes, "process")
     return (
-        f"{counted(len(run.traces), 'trace file')} of {counted(data.processes, 'process')}, "
-        f"{counted(steps, f'{kind} step')} of each{first}; not made by dpscope run: model, batch and machine are not recorded."
+        f"{files} of {processes}, {counted(steps, f'{kind} step')} of each{first}; "
+        "not made by dpscope run: model, batch and machine are not recorded."
     )
 
 
@@ -379,11 +360,10 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     """
     cells = []
     for planned in folder.manifest().plan:
-        job, tables = planned_job(planned.cell), list[Tables]()
-        for repeat, done in folder.repeats(planned.cell):
-            job = with_samples(job, repeat, done, tables)
-        if job.ranks:
-            cells.append(replace(job, tables=join_tables(tables)))
+        job = planned_job(planned.cell)
+        repeats = [with_samples(job, number, done) for number, done in folder.repeats(planned.cell)]
+        if any(one.ranks for one in repeats):
+            cells.append(together([job, *repeats]))
     pool = step_spread(cells)
     return {
         data.name: RepeatCost(noise, _repeat_s(data))

@@ -67,7 +67,7 @@ class TraceCode(FindingCode):
         -> move other files out of the folder, or name the traces one by one"""
     TRACE_COPIED = """warning: A file holds the same events of the same rank as another file; the trace is counted once.
         -> remove the copy"""
-    TRACE_OF_ANOTHER_JOB = """warning: A trace differs from the others of its job in world size, process groups or times, and
+    TRACE_OF_ANOTHER_JOB = """warning: A trace differs from the others of its job in world size or times, and
         was left out.
         -> analyse that trace separately"""
     SEVERAL_JOBS = """warning: A folder holds traces of several jobs; each job is analysed separately.

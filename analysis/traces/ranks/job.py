@@ -8,7 +8,7 @@ thing with more or fewer facts. One that is not known raises Missing with the re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -41,6 +41,8 @@ PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 traced step, the tracer.
 """
 JobStrategy = CellStrategy | Literal["other"]
+_GATHERED = ("results", "ranks", "summaries", "counter_checks", "findings")
+"""What a job holds of each of its repeats, next to tables."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +250,15 @@ class Job:
         """Samples of a timed step of each rank of a script, in its first repeat; empty for others,
         whose batches are equal.
         """
-        differ = self.ranks and not self.knows_options and self.knows_samples
-        first = (
-            [rank for repeat, rank in self.ranks if repeat == self.ranks[0][0]] if differ else []
-        )
-        timed = [(rank.rank, block) for rank in first for block in rank.blocks[:1] if block.steps]
-        return {rank: block.samples / block.steps for rank, block in timed}
+        if not self.ranks or self.knows_options or not self.knows_samples:
+            return {}
+        first = self.ranks[0][0]
+        blocks = {
+            rank.rank: rank.blocks[0]
+            for repeat, rank in self.ranks
+            if repeat == first and rank.blocks
+        }
+        return {rank: one.samples / one.steps for rank, one in blocks.items() if one.steps}
 
     @property
     def cycle(self) -> int:
@@ -493,21 +498,28 @@ def planned_job(cell: Cell, skip_reason: str | None = None) -> Job:
     )
 
 
+def together(jobs: Sequence[Job]) -> Job:
+    """Jobs that are alike, each with the repeats it holds, as one: the first with what was read of
+    all.
+    """
+    gathered: dict[str, Any] = {
+        name: tuple(item for job in jobs for item in getattr(job, name)) for name in _GATHERED
+    }
+    return replace(
+        jobs[0],
+        tables=join_tables([job.tables for job in jobs]),
+        timelines=next((job.timelines for job in jobs if job.timelines), ()),
+        communication_known=all(job.communication_known for job in jobs),
+        **gathered,
+    )
+
+
 def as_repeats(jobs: Sequence[Job]) -> Job:
     """Jobs that are alike as the repeats of one, numbered from 0."""
     if len(jobs) == 1:
         return jobs[0]
-    tables = [
-        Tables(**{name: table.assign(repeat=repeat) for name, table in vars(job.tables).items()})
-        for repeat, job in enumerate(jobs)
-    ]
-    return replace(
-        jobs[0],
-        tables=join_tables(tables),
-        summaries=tuple(summary for job in jobs for summary in job.summaries),
-        timelines=tuple(
-            (repeat, one) for repeat, job in enumerate(jobs) for _, one in job.timelines
-        ),
-        findings=tuple(finding for job in jobs for finding in job.findings),
-        communication_known=all(job.communication_known for job in jobs),
-    )
+    numbered = []
+    for repeat, job in enumerate(jobs):
+        tables = {name: table.assign(repeat=repeat) for name, table in vars(job.tables).items()}
+        numbered.append(replace(job, tables=Tables(**tables)))
+    return together(numbered)

@@ -1,22 +1,22 @@
 """Which traces belong to one job: the one place that decides it, from what the traces record and
 where they lie.
 
-Traces are of one job where recorded world size, process groups and times agree. Times are compared
-on one host's clock; hosts' clocks may differ. Traces that agree and claim the same rank are
+Traces are of one job where recorded world size and times agree. Times are compared on one host's
+clock; hosts' clocks may differ. Traces that agree and claim the same rank are
 separated by folder and host. Successive windows of one process are one job. Whatever cannot be
 separated stands alone, since nothing may be averaged over jobs.
 """
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.traces.ranks.rank_tables import Group, TraceSummary
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.files import natural_order
@@ -76,52 +76,55 @@ def find_jobs(
         _indexed(trace, index, os.path.dirname(os.path.abspath(place)))
         for index, (trace, place) in enumerate(zip(traces, places, strict=True))
     ]
-    originals = {_identity(one): one for one in reversed(every)}
-    parts, apart = _parts(_in_order(originals.values()))
-    jobs, strays = _without_strays(parts)
+    originals: dict[object, _Trace] = {}
+    for one in every:
+        originals.setdefault(_identity(one), one)
+    parts = _divided([*originals.values()])
+    apart = [part for part in parts if not _is_one_job(part)]
+    jobs, strays = _without_strays(_each_alone(parts, apart))
     named = _named(jobs)
-    job_of = {one.index: name for name, job in named.items() for one in job}
-    first = next(iter(named))  # has the findings on traces of no job
-    about = [(job[0], _is_of_another_job(stray, job)) for stray, job in strays]
+    about = [
+        (original, _is_copy(copy, original))
+        for copy in every
+        if (original := originals[_identity(copy)]) is not copy
+    ]
+    about += [(job[0], _is_of_another_job(stray, job)) for stray, job in strays]
     about += [(part[0], _are_not_unique(part)) for part in apart]
-    about += [(named[name][0], _is_one_of_several(named[name])) for name in _side_by_side(named)]
-    found = defaultdict(list, {first: [*findings]})
-    for original, finding in [*_copies(every, originals), *about]:
-        found[job_of.get(original.index, first)].append(finding)
-    return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, dict(found))
+    about += [(job[0], _is_one_of_several(job)) for job in _side_by_side(jobs)]
+    first = next(iter(named))  # has the findings on traces of no job
+    job_of = {one.index: name for name, job in named.items() for one in job}
+    by_job = grouped((job_of.get(one.index, first), finding) for one, finding in about)
+    by_job[first] = [*findings, *by_job.get(first, ())]
+    return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, by_job)
 
 
-def _parts(part: _Part) -> tuple[list[_Part], list[_Part]]:
-    """The traces divided into jobs, in order of time, and parts that could only be divided into
-    single traces.
-    """
+def _divided(part: _Part) -> list[_Part]:
+    """By all that separates jobs."""
     parts = [part]
-    for split in (_by_world_size, _by_time, _by_groups):
+    for split in (_by_world_size, _by_time, _by_folder, _by_host):
         parts = [piece for part in parts for piece in split(part)]
-    parts, apart = _with_unique_ranks(parts)
-    return sorted(
-        parts, key=lambda part: (min(one.start_ns or 0 for one in part), part[0].index)
-    ), apart
+    return parts
 
 
-def _copies(
-    every: _Part, originals: dict[tuple[int | None, str], _Trace]
-) -> Iterator[tuple[_Trace, Finding]]:
-    """A finding on each file that holds what another one does, with that one."""
-    for copy in every:
-        original = originals[_identity(copy)]
-        if original is not copy:
-            yield original, _is_copy(copy, original)
+def _each_alone(parts: list[_Part], apart: list[_Part]) -> list[_Part]:
+    """The parts in order of time, those `apart` as single traces."""
+    jobs = [part for part in parts if part not in apart]
+    jobs += [[one] for part in apart for one in part]
+    return sorted(jobs, key=lambda job: (_span_ns(job)[0], job[0].index))
 
 
-def _identity(one: _Trace) -> tuple[int | None, str]:
-    return one.rank, str(one.index) if one.content is None else one.content
+def _identity(one: _Trace) -> object:
+    """The same for files that hold the same trace."""
+    return one.rank, one.index if one.content is None else one.content
 
 
-def _side_by_side(jobs: dict[str, _Part]) -> list[str]:
-    """The names of jobs that share a folder with another one."""
-    jobs_in = Counter(folder for job in jobs.values() for folder in {one.folder for one in job})
-    return [name for name, job in jobs.items() if any(jobs_in[one.folder] > 1 for one in job)]
+def _side_by_side(jobs: list[_Part]) -> list[_Part]:
+    """The jobs that share a folder with another one."""
+    folders = [{one.folder for one in job} for job in jobs]
+    jobs_in = Counter(folder for own in folders for folder in own)
+    return [
+        job for job, own in zip(jobs, folders, strict=True) if max(jobs_in[one] for one in own) > 1
+    ]
 
 
 def _is_one_of_several(job: _Part) -> Finding:
@@ -192,7 +195,7 @@ def _by_world_size(part: _Part) -> list[_Part]:
 
 
 def _by_host(part: _Part) -> list[_Part]:
-    return _grouped(part, lambda one: one.host)
+    return [part] if _is_one_job(part) else _grouped(part, lambda one: one.host)
 
 
 def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
@@ -201,28 +204,6 @@ def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
     """
     found = grouped((key(one), one) for one in part)
     return [part] if len(found.keys() - {None}) <= 1 else list(found.values())
-
-
-def _by_groups(part: _Part) -> list[_Part]:
-    """Traces that list a group of one name and a common rank with different ranks are of different
-    jobs.
-    """
-    pieces: list[tuple[_Part, set[Group], dict[tuple[str, int], tuple[int, ...]]]] = []
-    for one in part:
-        for piece in pieces:
-            new = [group for group in one.groups if group not in piece[1]]
-            if all(
-                piece[2].get((name, rank), ranks) == ranks for name, ranks in new for rank in ranks
-            ):
-                break
-        else:
-            pieces.append(piece := ([], set(), {}))
-            new = list(one.groups)
-        members, known, ranks_of = piece
-        members.append(one)
-        known.update(new)
-        ranks_of.update(((name, rank), ranks) for name, ranks in new for rank in ranks)
-    return [members for members, _, _ in pieces]
 
 
 def _by_time(part: _Part) -> list[_Part]:
@@ -286,20 +267,6 @@ def _are_later_windows(earlier: _Part, later: _Part) -> bool:
     )
 
 
-def _with_unique_ranks(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
-    """Parts whose processes are all different, and those of them that could only be divided into
-    single traces.
-    """
-    for split in (_by_folder, _by_host):
-        parts = [
-            piece for part in parts for piece in ([part] if _is_one_job(part) else split(part))
-        ]
-    apart = [part for part in parts if not _is_one_job(part)]
-    return [part for part in parts if part not in apart] + [
-        [one] for part in apart for one in part
-    ], apart
-
-
 def _is_one_job(part: _Part) -> bool:
     """Whether each rank is there once, or several times as windows of one process with steps of
     different numbers.
@@ -311,16 +278,13 @@ def _is_one_job(part: _Part) -> bool:
     )
 
 
-def _by_folder(part: _Part, depth: int = 0) -> list[_Part]:
+def _by_folder(part: _Part, depth: int = 1) -> list[_Part]:
     """By the folders that hold them, as few levels deep as make ranks differ."""
-    inside = grouped((Path(one.folder).parts[: depth + 1], one) for one in part)
-    if _is_one_job(part) or all(len(folder) == depth for folder in inside):
+    deepest = max(len(Path(one.folder).parts) for one in part)
+    if _is_one_job(part) or depth > deepest:
         return [part]
-    return [
-        piece
-        for folder, own in inside.items()
-        for piece in ([own] if len(folder) == depth else _by_folder(own, depth + 1))
-    ]
+    inside = grouped((Path(one.folder).parts[:depth], one) for one in part)
+    return [piece for own in inside.values() for piece in _by_folder(own, depth + 1)]
 
 
 def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace, _Part]]]:

@@ -186,8 +186,8 @@ def switches_in(tmp_path: Path, text: str) -> dict[str, str]:
     "text",
     [
         "n0 s0\nn1 s0\n",
-        "\ufeffhost,switch\nn0,s0\nn1,s0\n",  # saved by a spreadsheet
-        "n0: s0\nn1:\ts0\n",
+        "\ufeffn0 s0\nn1\ts0\n",
+        "n[0,1] s0\n",
         "n[0-1] s0\n",
         "SwitchName=s0 Nodes=n[0-1]  # left row\n",
         "switchname=s0 linkspeed=100 nodes=n0,n1\n",
@@ -215,19 +215,19 @@ def test_names_of_several_numbers_are_all_their_hosts(tmp_path: Path) -> None:
     [
         (
             "SwitchName=s0 Nodes=n[a-b]\n",
-            r"line 1: \[a-b\] is not a range of hosts, such as \[0-15\]",
+            r"'SwitchName=s0 Nodes=n\[a-b\]': \[a-b\] is not a range of hosts, such as \[0-15\]",
         ),
-        ("\nSwitchName=s0 Nodes=n[5-2]\n", r"line 2: \[5-2\] is not a range"),
+        ("\nSwitchName=s0 Nodes=n[5-2]\n", r"\[5-2\] is not a range"),
         ("SwitchName=s0 Nodes=n[0-999999999]\n", r"\[0-999999999\] is not a range"),  # and at once
         ("SwitchName=s0 Nodes=n[0-3\n", r"'n\[0-3' has an unmatched bracket"),
-        ("n0 s0\nn0 s1\n", "line 2: n0 is on s0 and on s1; remove one"),
+        ("n0 s0\nn0 s1\n", "'n0 s1': n0 is on s0 and on s1; write"),
         (
             "n0 s0 rack7\n",
-            "line 1: 'n0 s0 rack7' is not a host and its switch; write HOST SWITCH, or SwitchName",
+            "'n0 s0 rack7': it is not a host and its switch; write HOST SWITCH, or SwitchName",
         ),
-        ("SwitchName=s0\n", "'SwitchName=s0' is not a host and its switch"),
+        ("SwitchName=s0\n", "'SwitchName=s0': it is not a host and its switch"),
         ("- topology: tree\n", "is not a host and its switch"),
-        ("host switch\n", "contains no host"),
+        ("\n  \n", "contains no host"),
         ("# n0 s0\n", "contains no host"),
     ],
 )

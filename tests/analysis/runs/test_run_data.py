@@ -9,7 +9,7 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.run_data import NothingMeasuredError, load_run, with_samples
-from dpscope.analysis.traces.ranks.job import Job, Tables, planned_job
+from dpscope.analysis.traces.ranks.job import Job, planned_job, together
 from dpscope.profiling.store.files import write_bytes
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
@@ -96,13 +96,12 @@ def test_the_wait_for_the_loader_is_the_slowest_ranks_and_short_steps_are_no_sam
     assert first.tolist() == second.tolist() == [10_000.0] * 9
 
 
-def timed_repeats(run: Path, name: str = "ddp-d2-b8") -> tuple[Job, list[Tables]]:
-    folder, tables = RunFolder(run), list[Tables]()
+def timed_repeats(run: Path, name: str = "ddp-d2-b8") -> Job:
+    folder = RunFolder(run)
     (cell,) = (planned.cell for planned in folder.manifest().plan if planned.cell.name == name)
     job = planned_job(cell)
-    for index, repeat in folder.repeats(cell):
-        job = with_samples(job, index, repeat, tables)
-    return job, tables
+    repeats = [with_samples(job, index, repeat) for index, repeat in folder.repeats(cell)]
+    return together([job, *repeats])
 
 
 def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(run: Path) -> None:
@@ -112,8 +111,8 @@ def test_a_repeat_lacks_a_rank_or_is_not_begun_or_did_not_end_well(run: Path) ->
     write_bytes(cell / "repeat1" / "result.json", failed)
     (cell / "repeat2").mkdir()  # begun, and without a result yet
     (cell / "repeat-of-mine").mkdir()
-    job, tables = timed_repeats(run)
+    job = timed_repeats(run)
     (lost,) = job.findings
     assert lost.message == "ddp-d2-b8: repeat 0 is left out: it holds results of 1 of 2 ranks"
     assert [result.status for result in job.results] == ["ok", "crashed"]
-    assert (job.ranks, tables) == ((), [])
+    assert (job.ranks, len(job.tables.samples)) == ((), 0)

@@ -1,4 +1,4 @@
-"""Which traces are of one job: by world size, times, groups, hosts, folders and content."""
+"""Which traces are of one job: by world size, times, hosts, folders and content."""
 
 from pathlib import Path
 from typing import Any
@@ -126,19 +126,6 @@ def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
     assert list(jobs(trace(0), *job)) == [""]
     elsewhere = trace(0, "other/single.json", world_size=1)
     assert list(jobs(elsewhere, *job)) == [".", "other"]
-
-
-def test_process_groups_that_contradict_each_other_separate_jobs() -> None:
-    pairs = [trace(rank, groups=(("0", (0, 1)),)) for rank in (0, 1)]
-    wide = [trace(rank, groups=(("0", (1, 2, 3)),)) for rank in (2, 3)]
-    assert list(jobs(*pairs, *wide).values()) == [
-        ["rank0.json", "rank1.json"],
-        ["rank2.json", "rank3.json"],
-    ]
-    split = [trace(rank, groups=(("1", (0, 1)),)) for rank in (0, 1)]
-    # groups made by splitting share a name
-    split += [trace(rank, groups=(("1", (2, 3)),)) for rank in (2, 3)]
-    assert list(jobs(*split)) == [""]
 
 
 def test_identical_content_is_one_rank() -> None:
