@@ -5,7 +5,7 @@ Programs get JSON or a summary for GitHub's job pages; verdicts come first.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,28 +20,29 @@ from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.output.analyze import load
 from dpscope.analysis.output.traced_report import read_jobs
 from dpscope.analysis.runs.compare import (
-    JUDGED,
+    DEFAULT_SHARE,
+    TRACED_STEP,
     Change,
-    change_table,
+    Outcome,
     compare_runs,
-    detection_text,
-    lost_findings,
-    mark_unseen,
-    regressions,
-    setting_findings,
-    undecided_findings,
-    verdict_table,
 )
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
 from dpscope.analysis.text.terminal import (
-    Trimmed,
-    folded,
-    print_findings,
-    print_table,
+    print_sentences,
     print_tables,
     progress,
 )
-from dpscope.analysis.text.text_table import OutputFormat, finding_line, in_markdown, render
+from dpscope.analysis.text.text_table import (
+    Field,
+    OutputFormat,
+    TextTable,
+    estimate_fields,
+    finding_line,
+    in_markdown,
+    render,
+    table_of,
+)
+from dpscope.analysis.text.units import Unit, show_share
 from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import (
@@ -49,8 +50,10 @@ from dpscope.analysis.training.seed_statistics import (
     training_setting_findings,
 )
 from dpscope.analysis.training.tables import difference_table
+from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.config import Workload
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, grouped
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.shown_text import complain, write_out
@@ -63,21 +66,19 @@ STATUS_WORDS = {
     REGRESSION: "regression",
     NOT_COMPARABLE: "cannot be judged",
 }
-DEFAULT_SHARE = 0.05  # --fail-over
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of two runs: `worse` are the regressions among the changes, `status` is the
-    command's exit status.
+    """What was found of two runs; `status` is the command's exit status, `answer` the first line.
 
     `after` is the verdict on the later run by itself, `uses` are rates and shares of peaks.
     """
 
     changes: Sequence[Change]
-    worse: Sequence[Change]
     findings: Sequence[Finding]
     status: int
+    answer: str
     after: Verdict | None = None
     uses: Sequence[UseChange] = ()
 
@@ -89,24 +90,9 @@ def _json(found: Judgement) -> str:
     content: dict[str, object] = {
         "status": found.status,
         "verdict": STATUS_WORDS[found.status],
-        "regressions": [change.cell for change in found.worse],
-        "changes": [
-            {
-                **{
-                    name: getattr(one, name)
-                    for name in ("cell", "quantity", "before_us", "after_us")
-                },
-                **{
-                    "ratio": one.ratio.value,
-                    "ratio_low": one.ratio.low,
-                    "ratio_high": one.ratio.high,
-                },
-                "count": one.ratio.count,
-                **{name: getattr(one, name) for name in ("verdict", "chance_slower", "detectable")},
-                "not_judged": one.not_judged or None,
-            }
-            for one in found.changes
-        ],
+        "answer": found.answer,
+        "regressions": [change.cell for change in found.changes if change.is_regression],
+        "changes": [_record(change) for change in found.changes],
         "device_use": [one.record() for one in found.uses],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
@@ -115,22 +101,42 @@ def _json(found: Judgement) -> str:
     return json.dumps(content, indent=2)
 
 
+def _record(change: Change) -> dict[str, object]:
+    return {
+        "cell": change.cell,
+        "quantity": change.quantity,
+        "before_us": change.before_us,
+        "after_us": change.after_us,
+        "ratio": change.ratio.value,
+        "ratio_low": change.ratio.low,
+        "ratio_high": change.ratio.high,
+        "count": change.ratio.count,
+        "verdict": change.verdict,
+        "chance_slower": change.chance_slower,
+        "detectable": change.detectable,
+        "not_judged": change.not_judged or None,
+    }
+
+
 def _github(found: Judgement) -> str:
-    """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; all quantities
-    folded.
-    """
+    """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; the parts folded."""
+    steps, *others = (render(table, "markdown") for table in _tables(found))
     parts = [
         f"### dpscope compare: {STATUS_WORDS[found.status]}\n",
-        render(verdict_table(found.changes), "markdown"),
+        f"{in_markdown(found.answer)}\n",
+        steps,
+        *map(finding_line, found.findings),
     ]
-    parts += map(finding_line, found.findings)
     if found.after is not None:
         parts += ["\n**After**\n", *map(in_markdown, _answers(found.after, "- **", "**: ")), ""]
-    every = render(change_table(found.changes), "markdown")
-    if (use := use_table(found.uses)) is not None:
-        every += f"\n{render(use, 'markdown')}"
-    parts += [f"\n<details><summary>Every quantity</summary>\n\n{every}\n</details>"]
+    folded = "\n".join(others)
+    parts += [f"\n<details><summary>Every quantity</summary>\n\n{folded}\n</details>"]
     return "\n".join(parts)
+
+
+def _tables(found: Judgement) -> list[TextTable]:
+    tables = (*change_tables(found.changes), use_table(found.uses))
+    return [table for table in tables if table is not None and table.rows]
 
 
 _PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github}
@@ -180,23 +186,37 @@ def print_comparison(
         )
     share = DEFAULT_SHARE if share is None else share
     with progress(f"Comparing {before.path} with {after.path}"):
-        changes = mark_unseen(compare_runs(before, after), share)
-    worse = regressions(changes, share)
-    differ = setting_findings(before, after)
-    unjudged = [*lost_findings(before, after), *undecided_findings(changes)]
-    status = REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
-    status = NOT_COMPARABLE if differ and not force else status
-    found = Judgement(changes, worse, [*differ, *unjudged], status, uses=use_changes(before, after))
+        found = _judge(before, after, share, force)
     if (for_programs := _PRINTERS.get(output_format)) is not None:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
         write_out(for_programs(found) + "\n")
-        return status
-    _print_judgement(found, share, output_format, console)
+        return found.status
+    if output_format == "table":
+        console.print()
+        print_sentences(console, [found.answer])
+    print_tables(_tables(found), output_format, console)
     if before.training and after.training:
         _print_learning_changes(before.training, after.training, output_format, console)
-    _tell(found.findings, output_format, console)
-    return status
+    _complain(found.findings)
+    return found.status
+
+
+def _judge(before: RunData, after: RunData, share: float, force: bool) -> Judgement:
+    changes = compare_runs(before, after, share)
+    differ, lost = setting_findings(before, after), list(lost_findings(before, after))
+    undecided = list(undecided_findings(changes))
+    answer = headline(changes)
+    if differ and not force:
+        status = NOT_COMPARABLE
+        answer = f"Not judged: {differ[0].message}. {answer}"
+    elif any(change.is_regression for change in changes):
+        status = REGRESSION
+    else:
+        status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
+        answer = "".join(f"Not judged: {one.message}. " for one in lost) + answer
+    findings = [*differ, *lost, *undecided]
+    return Judgement(changes, findings, status, answer, uses=use_changes(before, after))
 
 
 def _load(path: Path) -> RunData:
@@ -215,39 +235,6 @@ def verdict_of(run: RunData) -> Verdict:
         (data,) = run.cells.values()
         return traces_verdict(data)
     return run_verdict(run, compare(run))
-
-
-def _print_judgement(
-    found: Judgement, share: float, output_format: ChangeFormat, console: Console
-) -> None:
-    # the answer first: what got slower, a row per cell, what would have been seen
-    if output_format == "table":
-        console.print()
-        console.print(Trimmed(folded(_verdict(found, share))))
-        if detection := detection_text(found.changes):
-            console.print(detection, highlight=False, soft_wrap=True)
-        print_table(console, verdict_table(found.changes))
-    tables = (change_table(found.changes), use_table(found.uses))
-    print_tables([table for table in tables if table is not None], output_format, console)
-
-
-def _verdict(found: Judgement, share: float) -> str:
-    """Which cells got slower; where none is seen to, whether that could have been seen at all."""
-    if found.worse:
-        return f"Slower by more than {100 * share:g}%: {', '.join(change.cell for change in found.worse)}."
-    if not found.status:
-        return f"Slower by more than {100 * share:g}%: none."
-    steps = [
-        change
-        for change in found.changes
-        if change.quantity in JUDGED and change.ratio.value is not None
-    ]
-    ratios = ", ".join(
-        f"{change.cell} {100 * ((change.ratio.value or 1) - 1):+.1f}%" for change in steps
-    )
-    return f"Cannot be judged: {found.findings[0].message}." + (
-        f" Measured: {ratios}." if ratios else ""
-    )
 
 
 def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:
@@ -285,15 +272,130 @@ def _print_learning_changes(
         return None
     print_tables([table], output_format, console)
     findings = training_setting_findings(before, after)
-    _tell(findings, output_format, console)
+    _complain(findings)
     return findings
 
 
-def _tell(findings: Sequence[Finding], output_format: ChangeFormat, console: Console) -> None:
-    """Findings on standard error, a line each, and on a terminal's table also where people look for
-    them.
-    """
+def _complain(findings: Sequence[Finding]) -> None:
+    """A line each on standard error, in every format."""
     for finding in findings:
         complain(f"{finding.message}; {finding.next_step}")
-    if output_format == "table":
-        print_findings(console, findings)
+
+
+_MOST_NAMED = 3  # cells in the first line
+
+
+def headline(changes: Sequence[Change]) -> str:
+    """The answer in one line: what got slower or faster and by how much, and how many cells are the
+    same or not judged.
+    """
+    steps = [change for change in changes if change.is_step]
+    steps.sort(key=_size, reverse=True)
+    by_outcome = grouped((change.outcome, change) for change in steps)
+    order: tuple[Outcome, ...] = ("slower", "faster", "not judged", "same")
+    first, *others = (outcome for outcome in order if outcome in by_outcome)
+    cells = by_outcome[first]
+    answer = ", ".join(map(str, cells[:_MOST_NAMED]))
+    if len(cells) > _MOST_NAMED:
+        answer += f" and {len(cells) - _MOST_NAMED} more"
+    if first == "slower" and not any(change.is_regression for change in cells):
+        answer += f", by less than --fail-over {show_share(cells[0].fail_over)}"
+    for outcome in others:
+        answer += f"; {outcome}: {len(by_outcome[outcome])} of {len(steps)}"
+    return f"{first.capitalize()}: {answer}."
+
+
+def _size(change: Change) -> float:
+    """How far a ratio is from 1, either way."""
+    ratio = change.ratio.value or 1.0
+    return abs(ratio - 1)
+
+
+def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
+    """Warnings where a step has no interval, and where the slowdown to be judged would not show."""
+    steps = [change for change in changes if change.is_step]
+    without = [change.cell for change in steps if change.verdict == "too_few_samples"]
+    if without:
+        advice = _MORE_JOBS if steps[0].quantity == TRACED_STEP else _MORE_STEPS
+        yield RunCode.NOT_COMPARED.finding(
+            f"{', '.join(without)} cannot be judged: no interval, as repeats or steps are too few or repeats lie too "
+            "far apart",
+            advice,
+        )
+    hidden = [change for change in steps if change.hides_slowdown]
+    if hidden:
+        cells = ", ".join(f"{one.cell} (only {show_share(one.detectable)} would)" for one in hidden)
+        slowdown = show_share(hidden[0].fail_over)
+        worst = max(hidden, key=lambda one: one.detectable or 0.0)
+        yield RunCode.CHANGE_NOT_VISIBLE.finding(
+            f"not judged, because a slowdown of {slowdown} would not show: {cells}",
+            f"measure {_more_repeats(worst)}, or test for a larger change (--fail-over)",
+        )
+
+
+_MORE_STEPS = "time 5 repeats or more in both runs (--repeats), of 5 steps in all or more (--steps)"
+_MORE_JOBS = (
+    "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
+    "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
+)
+
+
+def _more_repeats(change: Change) -> str:
+    """More repeats than a change has, and what they would show."""
+    repeats, detectable = change.with_more_repeats()
+    name = "jobs" if change.quantity == TRACED_STEP else "repeats"
+    return f"{repeats} {name} per side, which would show {show_share(detectable)} in {change.cell}"
+
+
+def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
+    """A warning about cells that were measured before and are not now: they cannot be judged."""
+    measured = {data.name for data in after.measured}
+    if lost := [data.name for data in before.measured if data.name not in measured]:
+        yield RunCode.CELLS_LOST.finding(
+            f"{', '.join(lost)} cannot be judged: not measured in {after.path}"
+        )
+
+
+def setting_findings(before: RunData, after: RunData) -> list[Finding]:
+    """Settings and machines that differ: a change may come from them."""
+    first, second = before.recorded, after.recorded
+    if first is None or second is None:
+        return []
+    return difference_findings(
+        first, second, setting_differences(first.config, second.config, SETTINGS)
+    )
+
+
+_VALUES = (
+    Field("change", "outcome"),
+    Field("before", "before_us", "time"),
+    Field("after", "after_us", "time"),
+    *estimate_fields("ratio", Unit("", 1.0, 3)),
+)
+_STEP_FIELDS = (
+    Field("cell", "cell"),
+    *_VALUES,
+    Field("likely slower", lambda one: show_share(one.chance_slower)),
+    Field("would show", lambda one: show_share(one.detectable)),
+)
+_PART_FIELDS = (
+    Field("cell", "cell"),
+    Field("part", lambda one: one.quantity.removesuffix(" comm.")),
+    *_VALUES,
+)
+_NOTES = (
+    "ratio: after / before; low, high: its 95% interval, from the spread between repeats",
+    "likely slower: the probability that it got slower at all; would show: the smallest slowdown that "
+    "these repeats would show in 4 of 5 cases",
+)
+
+
+def change_tables(changes: Sequence[Change]) -> list[TextTable]:
+    """The steps, then the parts of the traced ones; each within 80 columns."""
+    steps = [change for change in changes if change.is_step]
+    parts = [change for change in changes if not change.is_step]
+    kind = "mean traced" if steps[0].quantity == TRACED_STEP else "median untraced"
+    return [
+        table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, _NOTES),
+        table_of("Parts of the traced step (means)", _PART_FIELDS, parts),
+    ]

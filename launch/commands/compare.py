@@ -35,7 +35,6 @@ def compare(
     ),
 ) -> None:
     from dpscope.analysis.output.changes import print_comparison
-    from dpscope.analysis.runs.compare import parse_share
 
     if before.resolve() == after.resolve():
         raise DpscopeError(
@@ -43,6 +42,24 @@ def compare(
         )
     share = None if fail_over is None else parse_share(fail_over)
     raise typer.Exit(print_comparison(before, after, share, output_format, open_console(), force))
+
+
+def parse_share(text: str) -> float:
+    """``5%`` or ``0.05`` as 0.05; more than 100% takes the sign, since ``5`` is meant as 5%; raises
+    DpscopeError.
+    """
+    percent = text.endswith("%")
+    try:
+        value = float(text.removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise DpscopeError(f"--fail-over {text}: not a share; write it as 5% or 0.05")
+    if value > 1 and not percent:
+        raise DpscopeError(
+            f"--fail-over {text}: without a unit that is 100% or more; write {text}%, or {value:.0%}"
+        )
+    return value
 
 
 def defaults() -> dict[str, str]:

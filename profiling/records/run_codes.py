@@ -119,10 +119,8 @@ class RunCode(FindingCode):
     SYNTHETIC_EPOCHS = """info: Synthetic epochs consist of whole batches, so they are longer than the data set by up to one
         batch.
         -> if that matters, choose --samples divisible by every global batch"""
-    NOTHING_COMPARED = """warning: No step time of two compared runs has an interval, so none can be called slower or faster.
-        -> time two repeats or more in both runs (--repeats)"""
-    PARTLY_COMPARED = """warning: Some step times of two compared runs have no interval, so they can be called neither slower
-        nor faster.
+    NOT_COMPARED = """warning: Step times of two compared runs have no interval, so they can be called neither slower nor
+        faster.
         -> time two repeats or more in both runs (--repeats)"""
     CHANGE_NOT_VISIBLE = """warning: The slowdown that --fail-over tests for could not be detected in some cells: their repeats
         differ too much.

@@ -75,7 +75,7 @@ def test_no_interval_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[st
         shutil.rmtree(once / "cells" / cell / "repeat1")
     assert print_comparison(once, once, None, "csv", QUIET) == 3
     assert capsys.readouterr().err.startswith(
-        "dpscope: no step has an interval, so none can be called slower or faster; time two"
+        f"dpscope: {SINGLE}, {DDP} cannot be judged: no interval, "
     )
 
 
@@ -120,18 +120,23 @@ def test_the_verdict_comes_first_and_fits_a_narrow_terminal(tmp_path: Path) -> N
     console = Console(file=io.StringIO(), width=80)
     assert print_comparison(before, after, None, "table", console) == 1
     shown = console.file.getvalue().strip().splitlines()  # type: ignore[attr-defined]
-    assert shown[0] == f"Slower by more than 5%: {SINGLE}, {DDP}."
-    start = next(index for index, line in enumerate(shown) if line.startswith("Verdict"))
+    assert shown[0].startswith("Slower: ")
+    assert all(f"{cell} +200% (+" in shown[0] + shown[1] for cell in (SINGLE, DDP))
+    start = shown.index("Each cell's step (median untraced)")
     assert start < 6
     rows = shown[start : start + 5]
-    assert (
-        sum(
-            line.startswith((SINGLE, DDP)) and " slower " in line and " 3.000 " in line
-            for line in rows
-        )
-        == 2
-    )
-    assert max(map(len, rows)) <= 80
+    judged = [line for line in rows if " slower " in line and " 3.000 " in line]
+    assert [line.split()[0] for line in judged] == [SINGLE, DDP]
+    assert max(map(len, shown)) <= 80
+
+
+def test_other_settings_are_the_first_thing_said(tmp_path: Path) -> None:
+    before = run_of(tmp_path / "before", SINGLE)
+    other = run_of(tmp_path / "other", SINGLE, change=lambda config: config.update(amp="bf16"))
+    console = Console(file=io.StringIO(), width=200)
+    assert print_comparison(before, other, VISIBLE, "table", console) == 3
+    shown = console.file.getvalue().strip().splitlines()  # type: ignore[attr-defined]
+    assert shown[0].startswith("Not judged: the runs differ in amp off -> bf16. Same: single-d1-b8")
 
 
 @pytest.mark.long

@@ -13,21 +13,17 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.output.changes import headline, setting_findings, undecided_findings
 from dpscope.analysis.runs.compare import (
     COMPONENTS,
     STEP,
+    Change,
     compare_runs,
-    detection_text,
-    mark_unseen,
-    parse_share,
-    regressions,
-    setting_findings,
-    undecided_findings,
 )
 from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.profiling.records.run import DeviceState
-from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS, loaded
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import samples, traced_table, with_tables
@@ -54,17 +50,17 @@ def test_a_run_does_not_differ_from_itself(before: RunData) -> None:
     assert {change.quantity for change in changes} == {STEP, "compute", "exposed comm.", "idle"}
     assert {change.ratio.value for change in changes} == {1.0}
     assert {change.verdict for change in changes} <= {"no_difference_shown", "too_few_samples"}
-    assert regressions(changes, 0.0) == []
+    assert not any(change.is_regression for change in compare_runs(before, before, 0.0))
     assert setting_findings(before, before) == []
 
 
 def test_what_got_slower_is_named(before: RunData, slower: Path) -> None:
     after = load_run(slower)
-    changes = compare_runs(before, after)
-    (worse,) = regressions(changes, 0.05)
+    (worse,) = [one for one in compare_runs(before, after, 0.05) if one.is_regression]
     assert worse.cell == "ddp-d2-b8"
     assert worse.ratio.value == pytest.approx(3.0)
-    assert regressions(changes, 2.5) == []  # three times as long is 200% more, not over 250%
+    # three times as long is 200% more, not over 250%
+    assert not any(one.is_regression for one in compare_runs(before, after, 2.5))
     (better,) = [
         one
         for one in compare_runs(after, before)
@@ -102,15 +98,15 @@ def test_repeats_that_lie_apart_leave_a_difference_open(before: RunData) -> None
             assert change.ratio.value == pytest.approx(1.1)
             assert change.ratio.high == pytest.approx(1.1 * np.exp(half), rel=1e-3)
             assert change.verdict == "no_difference_shown"
-        assert regressions(steps, 0.05) == []
+            assert not change.is_regression
 
 
 def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
     changes = compare_runs(with_levels(before, 1000), with_levels(before, 3000))
     assert {change.verdict for change in changes if change.quantity == STEP} == {"too_few_samples"}
     (finding,) = undecided_findings(changes)
-    assert (finding.code, finding.severity) == ("nothing_compared", "warning")
-    assert not list(undecided_findings(compare_runs(before, before)))
+    assert (finding.code, finding.severity) == ("not_compared", "warning")
+    assert not list(undecided_findings(compare_runs(before, before, 7.0)))
 
 
 def test_repeats_too_far_apart_for_an_interval_decide_nothing(before: RunData) -> None:
@@ -123,14 +119,13 @@ def test_repeats_too_far_apart_for_an_interval_decide_nothing(before: RunData) -
     (step,) = [change for change in changes if change.quantity == STEP]
     assert (step.ratio.low, step.ratio.high, step.ratio.count) == (None, None, 20)
     assert (step.verdict, step.detectable, step.chance_slower) == ("too_few_samples", None, None)
-    assert mark_unseen([step], 0.05) == [step]
-    assert regressions([step], 0.05) == []
+    assert not step.hides_slowdown
+    assert not step.is_regression
     assert step.not_judged == "no interval: too few steps or repeats"
     (finding,) = undecided_findings([step])
-    assert finding.code == "nothing_compared"
-    assert finding.next_step.startswith(
-        "the repeats lie too far apart for an interval: measure --repeats 5 in both"
-    )
+    assert finding.code == "not_compared"
+    assert finding.message.endswith("or repeats lie too far apart")
+    assert finding.next_step.startswith("time 5 repeats or more in both runs")
 
 
 def test_traced_parts_are_those_of_the_ledger() -> None:
@@ -207,14 +202,6 @@ def test_the_command_guards_a_ci(slower: Path) -> None:
         )
 
 
-def test_shares() -> None:
-    shares = {"5%": 0.05, "0.05": 0.05, "0": 0.0, "1": 1.0, "700%": 7.0}
-    assert {text: parse_share(text) for text in shares} == pytest.approx(shares)
-    for text in ("much", "-5%", "nan", "inf", "5", "1.5"):
-        with pytest.raises(DpscopeError, match="--fail-over"):
-            parse_share(text)
-
-
 def elsewhere(
     run: RunData, threads: int = 1, settings: dict[str, str] | None = None, gpus: Sequence[str] = ()
 ) -> RunData:
@@ -271,11 +258,35 @@ def test_what_could_have_been_seen_is_told(before: RunData) -> None:
     (step,) = [one for one in compare_runs(run, run) if one.quantity == STEP]
     assert step.detectable == pytest.approx(0.0309, rel=0.01)
     assert step.chance_slower == pytest.approx(0.5)
-    text = detection_text([step])
-    assert text is not None
-    assert text.startswith("A change under 3.1% would not show in ")
-    assert text.endswith("; --repeats 6 in both runs would show 1.8%.")
+    # 2% can be neither shown nor ruled out, as the interval reaches 2.776 x 0.010 x sqrt(2/3) = 2.3%
+    (hiding,) = [one for one in compare_runs(run, run, 0.02) if one.quantity == STEP]
+    assert (step.outcome, hiding.outcome) == ("same", "not judged")
+    (finding,) = undecided_findings([hiding])
+    assert "(only 3.1% would)" in finding.message
+    assert finding.next_step.startswith("measure 6 repeats per side, which would show 1.8% ")
     # without an interval nothing is
     changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))
     assert {one.detectable for one in changes if one.quantity == STEP} == {None}
-    assert detection_text([one for one in changes if one.quantity == STEP]) is None
+
+
+def change_of(cell: str, ratio: float, low: float | None, high: float | None) -> Change:
+    """A step that was 1 ms long, by 50 samples, judged by 5%."""
+    return Change(cell, STEP, 1000.0, 1000.0 * ratio, Estimate(ratio, low, high, 50))
+
+
+def test_the_first_line_answers_by_how_much() -> None:
+    slower = change_of("a", 1.30, 1.25, 1.352)
+    barely = change_of("b", 1.03, 1.01, 1.05)
+    faster = change_of("c", 0.8, 0.701, 0.9)
+    same = change_of("d", 1.001, 0.99, 1.012)
+    unknown = change_of("e", 1.1, None, None)
+    assert headline([slower]) == "Slower: a +30% (+25% to +35%)."
+    assert headline([barely]) == "Slower: b +3.0% (+1.0% to +5.0%), by less than --fail-over 5.0%."
+    every = headline([same, faster, barely, unknown, slower])
+    expected = "Slower: a +30% (+25% to +35%), b +3.0% (+1.0% to +5.0%)"
+    assert every == f"{expected}; faster: 1 of 5; not judged: 1 of 5; same: 1 of 5."
+    assert headline([unknown, faster]) == "Faster: c -20% (-30% to -10%); not judged: 1 of 2."
+    assert headline([unknown]) == "Not judged: e +10% (no interval)."
+    assert (
+        headline([same] * 5) == f"Same: {', '.join(['d +0.1% (-1.0% to +1.2%)'] * 3)} and 2 more."
+    )
