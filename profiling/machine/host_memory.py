@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's parameters, glibc's malloc.h
 _NEVER = -1
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc accepts no more on 64 bits
@@ -109,28 +111,16 @@ def _free_heap_bytes() -> int:
     return int(mallinfo2().fordblks)
 
 
-def total_host_bytes() -> int | None:
-    """The memory of this host; None if the system does not report it."""
-    return _page_bytes("SC_PHYS_PAGES")
-
-
-def _page_bytes(name: str) -> int | None:
-    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") if name in os.sysconf_names else None
+def total_host_bytes() -> int:
+    """The memory of this host."""
+    return int(psutil.virtual_memory().total)
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
     """Free memory of this host, or what its control group (a container) still allows if that is
     less.
     """
-    # macOS does not count free pages
-    free = [_page_bytes("SC_AVPHYS_PAGES") or total_host_bytes() or 0]
-    memory_info = root / "proc/meminfo"
-    if memory_info.exists():
-        lines = dict(
-            line.split(":", 1) for line in memory_info.read_text().splitlines() if ":" in line
-        )
-        if "MemAvailable" in lines:
-            free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    free = [int(psutil.virtual_memory().available)]
     for folder, limit_name, used_name in (
         ("sys/fs/cgroup", "memory.max", "memory.current"),
         ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
