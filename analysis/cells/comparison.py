@@ -78,11 +78,9 @@ class StrategyGap:
     def largest_part(self) -> str | None:
         """The largest known part of GAP_PARTS; None if the traces show none."""
         known = {
-            name: abs(value)
-            for name in GAP_PARTS
-            if (value := getattr(self, f"{name}_us")) is not None
+            name: abs(us) for name in GAP_PARTS if (us := getattr(self, f"{name}_us")) is not None
         }
-        return max(known, key=lambda name: known[name]) if known else None
+        return max(known, key=lambda name: known[name], default=None)
 
     @property
     def explained(self) -> bool:
@@ -97,19 +95,19 @@ class StrategyGap:
 
     def record(self) -> dict[str, object]:
         """The gap flattened, as it is written."""
-        ratio, parts = (
-            self.ratio,
-            ("exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us"),
-        )
         return {
-            **{name: getattr(self, name) for name in ("dp", "ddp", "devices", "batch_size")},
-            **{
-                "ratio": ratio.value,
-                "ratio_low": ratio.low,
-                "ratio_high": ratio.high,
-                "count": ratio.count,
-            },
-            **{name: getattr(self, name) for name in ("gap_us", *parts)},
+            "dp": self.dp,
+            "ddp": self.ddp,
+            "devices": self.devices,
+            "batch_size": self.batch_size,
+            **self.ratio.record("ratio"),
+            "count": self.ratio.count,
+            "gap_us": self.gap_us,
+            "exposed_us": self.exposed_us,
+            "host_copies_us": self.host_copies_us,
+            "compute_us": self.compute_us,
+            "idle_us": self.idle_us,
+            "tracer_us": self.tracer_us,
         }
 
 
@@ -182,7 +180,7 @@ class Comparison:
         """Whether any cell has a value in this column."""
         return any(row.value(column) is not None for row in self.rows.values())
 
-    @cached_property
+    @property
     def reasons(self) -> dict[tuple[str, str], str]:
         """(cell, column) -> why the value is missing."""
         return {
@@ -262,17 +260,14 @@ def _scalable(run: RunData) -> list[Job]:
 
 def _batches_seen(run: RunData) -> tuple[str, ...]:
     """Batches per device of a script's cells, as far as they were only detected."""
-    seen = [
-        data
-        for data in run.measured
-        if any(one.code == AttachCode.BATCH_AS_SEEN.code for one in data.findings)
-    ]
-    batches = {
-        (data.cell.batch_size, data.cell.options.accumulate, data.batch_text) for data in seen
-    }
-    return tuple(
-        size + f" in {count} micro-batches" * (count > 1) for _, count, size in sorted(batches)
-    )
+    seen = AttachCode.BATCH_AS_SEEN.code
+    batches = set()
+    for data in run.measured:
+        if any(one.code == seen for one in data.findings):
+            count = data.options.accumulate
+            text = data.batch_text + f" in {count} micro-batches" * (count > 1)
+            batches.add((data.cell.batch_size, count, text))
+    return tuple(text for _, _, text in sorted(batches))
 
 
 def _unmeasured_jobs(recorded: Manifest | None) -> tuple[str, ...]:
@@ -327,61 +322,59 @@ def _costs(
 ) -> tuple[StrategyCost, ...]:
     """Each measured cell with its plainer one: DDP for FSDP and replicate, a single device for DDP
     on one device.
-
-    The plainer one has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which
-    both then reduce.
     """
-    planned = {data.plan: data for data in measured if data.plan is not None}
-    costs = []
-    for cell, data in planned.items():
-        plainer = cell.traits.plainer
-        if plainer is None or (traits_of(plainer).baseline and cell.devices > 1):
-            continue
-        kept = shared_options(cell.options)
-        if cell.traits.sharded:
-            kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
-        other = planned.get(
-            Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes)
-        )
-        if other is None:
-            continue
-        more, less = rows[other.name], rows[cell.name]
-        memory: Literal["peak", "state"] = "peak"
-        saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
-        if saved is None:
-            saved, memory = minus(more.state_bytes, less.state_bytes), "state"
-        costs.append(
-            StrategyCost(
-                cell=cell.name,
-                against=other.name,
-                strategy=cell.strategy,
-                devices=cell.devices,
-                batch_size=cell.batch_size,
-                ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
-                saved_bytes=saved,
-                memory=memory,
-                nodes=data.nodes,
-            )
-        )
-    return tuple(costs)
+    planned = {data.plan: data for data in measured}
+    pairs = [(data, planned.get(_plainer(data.plan))) for data in measured if data.plan is not None]
+    return tuple(_cost(data, other, rows, spread) for data, other in pairs if other is not None)
+
+
+def _plainer(cell: Cell) -> Cell | None:
+    """It has DDP's defaults; that of a sharded cell DDP's hook of the same type, in which both then
+    reduce.
+    """
+    plainer = cell.traits.plainer
+    if plainer is None or (traits_of(plainer).baseline and cell.devices > 1):
+        return None
+    kept = shared_options(cell.options)
+    if cell.traits.sharded:
+        kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
+    return Cell(plainer, cell.devices, cell.batch_size, options=kept, nodes=cell.nodes)
+
+
+def _cost(data: Job, other: Job, rows: Mapping[str, CellRow], spread: Spread) -> StrategyCost:
+    more, less = rows[other.name], rows[data.name]
+    memory: Literal["peak", "state"] = "peak"
+    saved = minus(more.peak_allocated_bytes, less.peak_allocated_bytes)
+    if saved is None:
+        saved, memory = minus(more.state_bytes, less.state_bytes), "state"
+    return StrategyCost(
+        cell=data.name,
+        against=other.name,
+        strategy=data.strategy,
+        devices=data.devices,
+        batch_size=data.cell.batch_size,
+        ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
+        saved_bytes=saved,
+        memory=memory,
+        nodes=data.nodes,
+    )
 
 
 def _over_itself(measured: Sequence[Job], spread: Spread) -> dict[str, Estimate]:
     """Samples per second of each cell over those of one device under the same strategy, at the same
     batch per device.
     """
-    alone = {
-        msgspec.structs.replace(data.cell, devices=1, nodes=1): data
-        for data in measured
-        if data.devices == 1
-    }
+    alone = {_on_one_device(data): data for data in measured if data.devices == 1}
     found = {}
     for data in measured:
-        one = alone.get(msgspec.structs.replace(data.cell, devices=1, nodes=1))
-        if one is not None and data.devices > 1:
+        if data.devices > 1 and (one := alone.get(_on_one_device(data))) is not None:
             ratio = ratio_estimate(one.step_samples(), data.step_samples(), spread)
             found[data.name] = ratio.times(data.devices)
     return found
+
+
+def _on_one_device(data: Job) -> Cell:
+    return msgspec.structs.replace(data.cell, devices=1, nodes=1)
 
 
 def _gap(rows: Mapping[str, CellRow], dp: Job, ddp: Job, spread: Spread) -> StrategyGap:
@@ -454,28 +447,21 @@ def gap_parts(
     """
     dp_us, ddp_us = (comparison.rows[name].exposed_us for name in (gap.dp, gap.ddp))
     # dp-host's own copying is its communication, and is counted by phase here.
-    dp_copies_us = dp_us if run.cells[gap.dp].cell.traits.host_copies else 0.0
-    copies_us = minus(gap.host_copies_us, dp_copies_us)
-    known = (gap.compute_us, gap.idle_us, gap.tracer_us, copies_us, dp_us, ddp_us)
-    if any(value is None for value in known):
-        return None
-    compute, idle, tracer, copies, of_dp, of_ddp = (value or 0.0 for value in known)
+    dp_copies_us = dp_us if run.cells[gap.dp].traits.host_copies else 0.0
     by_phase = exposed_by_phase(run.cells[gap.dp])
-    parts = (
-        ("exposed", "DDP's exposed communication", -of_ddp),
+    parts = [
+        ("exposed", "DDP's exposed communication", minus(0.0, ddp_us)),
         *((*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
-        ("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
-        ("host_copies", "host copies", copies),
-        *(
-            (name, name, value)
-            for name, value in (
-                ("compute", compute),
-                ("idle", idle),
-                ("tracer", tracer),
-            )
-        ),
-    )
-    return tuple(WaterfallPart(*part) for part in parts if abs(part[2]) > 1e-3)
+        ("exposed", "other exposed communication", minus(dp_us, sum(by_phase.values()))),
+        ("host_copies", "host copies", minus(gap.host_copies_us, dp_copies_us)),
+        ("compute", "compute", gap.compute_us),
+        ("idle", "idle", gap.idle_us),
+        ("tracer", "tracer", gap.tracer_us),
+    ]
+    known = [WaterfallPart(key, label, us) for key, label, us in parts if us is not None]
+    if len(known) < len(parts):
+        return None
+    return tuple(part for part in known if abs(part.gap_us) > 1e-3)
 
 
 def exposed_by_phase(data: Job) -> dict[str, float]:
@@ -485,11 +471,6 @@ def exposed_by_phase(data: Job) -> dict[str, float]:
     windows, every = data.critical_windows, data.tables.dp_phases
     own = every.take(~every.known("replica")).within(windows, STEP_KEYS)
     phases = own.group("phase")
-    sums_us = dict(
-        zip(
-            own.words("phase")[phases.first].tolist(),
-            phases.sums(own["exposed_us"]).tolist(),
-            strict=True,
-        )
-    )
+    names = own.words("phase")[phases.first].tolist()
+    sums_us = dict(zip(names, phases.sums(own["exposed_us"]).tolist(), strict=True))
     return {name: sums_us[name] / len(windows) for name in PHASES if sums_us.get(name, 0.0) > 0}

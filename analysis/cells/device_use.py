@@ -16,6 +16,7 @@ from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, 
 from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.analysis.traces.ranks.job import TRACES_ALONE, Job
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_speed
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.run import Precision, StepFlops
 
 _BOUNDS: dict[Precision, int] = {"fp32": FP32, "tf32": TF32, "half": HALF}
@@ -28,14 +29,9 @@ def cpu_peaks(cells: Iterable[Job]) -> CpuPeaks:
     """The largest rate that a process of any cell measured: processes of one cell measure at the
     same time and share caches.
     """
-    peaks: dict[tuple[str, int], float] = {}
-    for data in cells:
-        for _, rank in data.ranks:
-            if (one := rank.matmul_peak) is not None:
-                peaks[one.dtype, one.threads] = max(
-                    one.tflops, peaks.get((one.dtype, one.threads), 0.0)
-                )
-    return peaks
+    timed = [rank.matmul_peak for data in cells for _, rank in data.ranks]
+    rates = grouped(((one.dtype, one.threads), one.tflops) for one in timed if one is not None)
+    return {kind: max(tflops) for kind, tflops in rates.items()}
 
 
 @once
@@ -257,12 +253,9 @@ class UseChange:
             "cell": self.cell,
             "achieved_tflops_before": self.before_tflops,
             "achieved_tflops_after": self.after_tflops,
-            **{
-                "ratio": self.ratio.value,
-                "ratio_low": self.ratio.low,
-                "ratio_high": self.ratio.high,
-            },
-            **{f"{peak}_before": self.before_share, f"{peak}_after": self.after_share},
+            **self.ratio.record("ratio"),
+            f"{peak}_before": self.before_share,
+            f"{peak}_after": self.after_share,
         }
 
 
@@ -304,12 +297,8 @@ def use_table(changes: Sequence[UseChange]) -> TextTable | None:
         choose_unit("flop_rate", [one.before_tflops for one in changes]),
         Unit("", 1.0, 3),
     )
-    peaks = sorted(
-        {
-            "measured CPU matmul peak" if one.on_cpu else "GPU's specified peak (MFU)"
-            for one in changes
-        }
-    )
+    names = {True: "measured CPU matmul peak", False: "GPU's specified peak (MFU)"}
+    peaks = sorted({names[one.on_cpu] for one in changes})
     return table_of(
         f"How much of a device is used: the rate and its share of the {' or '.join(peaks)}",
         (

@@ -274,7 +274,7 @@ def _counter_checks(
     return [
         check_counters(
             done.counters(rank.node, rank.rank),
-            read.table("collectives"),
+            read.tables["collectives"],
             rank.rank,
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",

@@ -138,7 +138,7 @@ def _matched(attributions: Sequence[Attribution], table: Table, trace_of_row: np
         for one in traces
     ]
     windows = windows_of([trace_identity(one) for one in attributions])
-    return match_windows(table, trace_of_row, windows, origins).table
+    return match_windows(table, trace_of_row, windows, origins).rows
 
 
 def _of_rank(

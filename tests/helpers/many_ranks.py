@@ -16,7 +16,6 @@ import numpy.typing as npt
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.partial import write_partial
-from dpscope.analysis.traces.ranks.rank_rows import RankRows
 from dpscope.analysis.traces.ranks.rank_tables import (
     COLUMNS,
     NO_RANKS,
@@ -117,12 +116,8 @@ def _partial(
     }
     return RankTables(
         ranks=[_record(rank, ranks) for rank in own],
-        tables={
-            name: RankRows(
-                rows.get(name, NO_RANKS.tables[name].table), np.full(count, rows_each.get(name, 0))
-            )
-            for name in COLUMNS
-        },
+        tables={name: rows.get(name, NO_RANKS.tables[name]) for name in COLUMNS},
+        lengths={name: np.full(count, rows_each.get(name, 0)) for name in COLUMNS},
     )
 
 
@@ -153,8 +148,10 @@ def _table(name: str, ranks: npt.NDArray[np.int64], columns: Mapping[str, Any]) 
 
 def equal_ranks(ranks: RankTables, other: RankTables) -> bool:
     """Whether two hold the same ranks and rows, in the same order."""
-    pairs = [(ranks.tables[name], other.tables[name]) for name in COLUMNS]
-    tables = all(own.table.frame.equals(others.table.frame) for own, others in pairs)
-    lengths = all(np.array_equal(own.lengths, others.lengths) for own, others in pairs)
+    tables = all(
+        ranks.tables[name].frame.equals(other.tables[name].frame)
+        and np.array_equal(ranks.lengths[name], other.lengths[name])
+        for name in COLUMNS
+    )
     rest = (ranks.ranks, ranks.unread) == (other.ranks, other.unread)
-    return tables and lengths and rest
+    return tables and rest

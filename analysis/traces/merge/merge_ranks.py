@@ -28,7 +28,7 @@ from dpscope.analysis.traces.merge.rewrite import (
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kineto import named_collectives, trace_identity
-from dpscope.analysis.traces.ranks.matching import MatchedCollectives, RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.matching import MatchedRanks, RankOrigin, match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary, rank_order
 from dpscope.analysis.traces.ranks.readers import Paths, find_traces
@@ -128,7 +128,7 @@ def merge_traces(
         for position, rank in enumerate(ranks)
     ]
     matched = _matched(ranks, origins)
-    clocks = rank_clocks(matched.table, origins)
+    clocks = rank_clocks(matched.rows, origins)
     first_us = round(
         min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3
     )
@@ -143,9 +143,7 @@ def merge_traces(
                 moved=rank.moved,
                 title=title,
                 spans=[
-                    *tracks.collective_spans(
-                        matched.table.take(matched.table["rank"] == clock.rank)
-                    ),
+                    *tracks.collective_spans(matched.rows.take(matched.rows["rank"] == clock.rank)),
                     *rank.others,
                 ],
                 part=Path(folder) / str(clock.rank),
@@ -171,7 +169,7 @@ def merge_traces(
     )
 
 
-def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> MatchedCollectives:
+def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> MatchedRanks:
     """All ranks' collectives, by the ranks' positions."""
     table = joined([rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)])
     trace = np.repeat(np.arange(len(ranks)), [len(rank.collectives) for rank in ranks])

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.rank_rows import RankRows
-from dpscope.analysis.traces.reading.event_table import BoolColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, IntColumn
 from dpscope.analysis.traces.reading.table import (
     COLUMN_KINDS,
     UNKNOWN,
@@ -35,27 +34,17 @@ def list_type(columns: Sequence[str]) -> pa.DataType:
     """The type of a table's rows, whose elements are named as Parquet names them: a file needs only
     its own schema.
     """
-    fields = []
-    for name in columns:
-        fields.append((name, _ARROW[COLUMN_KINDS[name]]))
-    row = pa.field("element", pa.struct(fields))
-    return pa.list_(row)
+    fields = [(name, _ARROW[COLUMN_KINDS[name]]) for name in columns]
+    return pa.list_(pa.field("element", pa.struct(fields)))
 
 
-def to_lists(rows: RankRows, columns: Sequence[str]) -> pa.ListArray:
-    """A list for each rank, with these columns of its rows."""
+def to_lists(table: Table, lengths: IntColumn, columns: Sequence[str]) -> pa.ListArray:
+    """A list for each rank, with these columns of its rows; each rank has so many."""
     kind = list_type(columns)
-    cells = []
-    for name in columns:
-        column = rows.table.column(name)
-        cells.append(_to_arrow(column, COLUMN_KINDS[name]))
+    cells = [_to_arrow(table.column(name), COLUMN_KINDS[name]) for name in columns]
     structs = pa.StructArray.from_arrays(cells, fields=list(kind.value_type))
-    ends = np.cumsum([0, *rows.lengths], dtype=np.int32)
-    return pa.ListArray.from_arrays(
-        _array(ends, pa.int32()),
-        structs,
-        type=kind,
-    )
+    ends = _array(np.cumsum([0, *lengths], dtype=np.int32), pa.int32())
+    return pa.ListArray.from_arrays(ends, structs, type=kind)
 
 
 def _to_arrow(column: Column, kind: Kind) -> pa.Array:
@@ -99,14 +88,11 @@ def texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     )
 
 
-def from_lists(lists: pa.ListArray, columns: Sequence[str]) -> RankRows:
-    """What `to_lists` was given."""
-    structs = lists.flatten()
-    cells: dict[str, Column] = {}
-    for name, values in zip(columns, structs.flatten(), strict=True):
-        cells[name] = _from_arrow(values, COLUMN_KINDS[name])
-    lengths = np.from_dlpack(lists.value_lengths())
-    return RankRows(Table(cells), lengths.astype(np.int64))
+def from_lists(lists: pa.ListArray, columns: Sequence[str]) -> tuple[Table, IntColumn]:
+    """What `to_lists` was given: the rows, and how many each rank has."""
+    cells = zip(columns, lists.flatten().flatten(), strict=True)
+    table = Table({name: _from_arrow(values, COLUMN_KINDS[name]) for name, values in cells})
+    return table, np.from_dlpack(lists.value_lengths()).astype(np.int64)
 
 
 def _from_arrow(values: pa.Array, kind: Kind) -> Column:

@@ -57,14 +57,6 @@ class Contention:
         return self.share * hidden_us
 
     @property
-    def is_significant(self) -> bool:
-        """Whether the interval of the ratio excludes 1."""
-        return (
-            self.ratio_interval is not None
-            and not self.ratio_interval.low <= 1.0 <= self.ratio_interval.high
-        )
-
-    @property
     def is_impossible(self) -> bool:
         """Whether the kernels were significantly faster next to communication, which shows that
         they are not comparable.

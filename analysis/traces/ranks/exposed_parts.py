@@ -59,12 +59,13 @@ def why_not_split(
             "read the traces of all ranks to separate waiting from transfer",
         )
     if missing:
-        which = f"{'rank' if len(missing) == 1 else 'ranks'} {as_ranges(missing)}"
-        have = "has" if len(missing) == 1 else "have"
-        left_out = (
-            one.message for one in findings if one.code == TraceCode.TRACE_OF_ANOTHER_JOB.code
-        )
-        why = next((f"of this job: {message}" for message in left_out), "here")
+        which, have = f"ranks {as_ranges(missing)}", "have"
+        if len(missing) == 1:
+            which, have = f"rank {missing[0]}", "has"
+        why = "here"
+        for one in findings:
+            if one.code == TraceCode.TRACE_OF_ANOTHER_JOB.code:
+                why = f"of this job: {one.message}"
         reason = f"{which} of {world_size} {have} no trace {why}"
         return NotSplit(reason, f"read the traces of all ranks, {which} among them")
     if not len(collectives):
@@ -76,13 +77,12 @@ def why_not_split(
         return NotSplit(
             "broadcasts and reduces do not make all ranks wait for each other", "no action needed"
         )
-    unknown = NotSplit(
+    for one in findings:
+        if one.code in _REASONS:
+            return NotSplit(_REASONS[one.code], one.next_step)
+    return NotSplit(
         "its collectives could not be matched across ranks", "see the findings on the collectives"
     )
-    found = (
-        NotSplit(_REASONS[one.code], one.next_step) for one in findings if one.code in _REASONS
-    )
-    return next(found, unknown)
 
 
 _KEYS = ("rank", "device", "step")
@@ -90,22 +90,24 @@ PARTS = ("transfer", "wait", "other")
 EXPOSED = tuple(f"exposed_{part}_us" for part in PARTS)
 
 
-def waits_by_step(table: Table, exposed: Table | None = None) -> Table:
-    """From `match_tables`' table, per (rank, device, step): `transfer_us`, `wait_us` and the
-    columns EXPOSED, microseconds.
+def waits_by_step(table: Table) -> Table:
+    """From `match_tables`' table, per (rank, device, step) with matched collectives: `transfer_us`
+    and `wait_us`, microseconds.
 
     `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting
     parts (a collective's first wait_j microseconds): gloo's collectives queue side by side, and a
-    wait shared by several of them is lost once. Both are NA without matched collectives, EXPOSED,
-    the sums of `exposed_parts`, without `exposed`, the exposed stretches of all ranks.
+    wait shared by several of them is lost once.
     """
-    waits = _waits(table)
-    if exposed is None:
-        return waits.assign(**dict.fromkeys(EXPOSED))
-    parts = _sums_of_parts(exposed_parts(table, exposed))
-    every = joined([waits.select(_KEYS), parts.select(_KEYS)])
-    steps = every.take(every.group(*_KEYS, in_order=True).first)
-    return _with_columns(_with_columns(steps, waits, ("transfer_us", "wait_us")), parts, EXPOSED)
+    known = table.take(table.known("wait_us"))
+    steps = known.group(*_KEYS, in_order=True)
+    return (
+        known.take(steps.first)
+        .select(_KEYS)
+        .assign(
+            transfer_us=steps.sums(known["transfer_us"]),
+            wait_us=steps.sums(lost_once(known, _KEYS)),
+        )
+    )
 
 
 def _sums_of_parts(parts: Table) -> Table:
@@ -121,20 +123,20 @@ def _sums_of_parts(parts: Table) -> Table:
 
 
 def with_waits(steps: Table, table: Table, parts: Table) -> Table:
-    """`steps` with the columns of `waits_by_step`; a step's parts add up to its exposed_us, and are
-    NA where that is unknown.
+    """`steps` with the columns of `waits_by_step`, NA where nothing was matched, and EXPOSED: a
+    step's parts, which add up to its exposed_us, NA where that is unknown.
 
     If no collective of the job was matched, wait and transfer are NA and all exposed communication
     is `other`: not split.
     """
-    found = _with_columns(steps, _waits(table), ("transfer_us", "wait_us"))
+    found = _with_columns(steps, waits_by_step(table), ("transfer_us", "wait_us"))
     found = _with_columns(found, _sums_of_parts(parts), EXPOSED)
     known = found.known("exposed_us")
-    split = bool(table.known("wait_us").any()) or not (found["exposed_us"] > 0).any()
-    values = {name: np.where(known, np.nan_to_num(found[name]), np.nan) for name in EXPOSED}
-    return found.assign(
-        **(values if split else {**dict.fromkeys(EXPOSED), EXPOSED[-1]: values[EXPOSED[-1]]})
-    )
+    parts_us = {name: np.where(known, np.nan_to_num(found[name]), np.nan) for name in EXPOSED}
+    if not table.known("wait_us").any() and (found["exposed_us"] > 0).any():
+        other = EXPOSED[-1]
+        return found.assign(**dict.fromkeys(EXPOSED)).assign(**{other: parts_us[other]})
+    return found.assign(**parts_us)
 
 
 def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
@@ -167,16 +169,6 @@ def _with_columns(steps: Table, others: Table, columns: tuple[str, ...]) -> Tabl
     return steps.assign(**{name: np.append(others[name], np.nan)[place] for name in columns})
 
 
-def _waits(table: Table) -> Table:
-    known = table.take(table.known("wait_us"))
-    steps = known.group(*_KEYS, in_order=True)
-    sums = {
-        "transfer_us": steps.sums(known["transfer_us"]),
-        "wait_us": steps.sums(lost_once(known, _KEYS)),
-    }
-    return known.take(steps.first).select(_KEYS).assign(**sums)
-
-
 COLUMNS = ("rank", "device", "step", "part", "kind", "bytes", "late_rank", "time_us")
 # the kind of exposed communication that is no collective: peer copies, dp-host's copies
 COPIES = "copy"
@@ -207,15 +199,16 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
         late_rank=late_ranks(collectives) if "match" in collectives else None
     )
     ranks = np.unique(exposed["rank"])
-    shares = max(1, min(-(-(len(collectives) + len(exposed)) // _MOST_ROWS), len(ranks)))
-    pieces = joined(
-        [
-            _cut(*(rows.take(np.isin(rows["rank"], own)) for rows in (collectives, exposed)))
-            for own in np.array_split(ranks, shares)
-        ]
-        if shares > 1
-        else [_cut(collectives, exposed)]
-    )
+    shares = min(-(-(len(collectives) + len(exposed)) // _MOST_ROWS), len(ranks))
+    if shares > 1:
+        pieces = joined(
+            [
+                _cut(*(rows.take(np.isin(rows["rank"], own)) for rows in (collectives, exposed)))
+                for own in np.array_split(ranks, shares)
+            ]
+        )
+    else:
+        pieces = _cut(collectives, exposed)
     keys = pieces.group(*COLUMNS[:-1], in_order=True)
     return pieces.take(keys.first).assign(time_us=keys.sums(pieces["time_us"]))
 

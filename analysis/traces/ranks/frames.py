@@ -1,8 +1,6 @@
 """The tables of traces as DataFrames, for the Python API; dpscope itself computes with `Table`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -10,26 +8,11 @@ from dpscope.analysis.traces.data_parallel.phases import dp_phase_table
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.exposed_parts import waits_by_step
 from dpscope.analysis.traces.ranks.lateness import waits_by_pair
-from dpscope.analysis.traces.ranks.matching import RankOrigin, match_tables
+from dpscope.analysis.traces.ranks.matching import MatchedRanks, RankOrigin, match_tables
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.short_repr import short_repr
-
-
-@dataclass(frozen=True)
-class MatchedRanks:
-    """`table`: the ranks' rows with their transfers and waits; `unmatched`: rows whose partners
-    were not found.
-    """
-
-    __repr__ = short_repr
-
-    table: pd.DataFrame
-    unmatched: int
-    findings: tuple[Finding, ...]
 
 
 def step_breakdown(attribution: Attribution) -> pd.DataFrame:
@@ -37,11 +20,9 @@ def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     return step_table(attribution).frame
 
 
-def collectives(
-    attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})
-) -> pd.DataFrame:
+def collectives(attribution: Attribution) -> pd.DataFrame:
     """`collective_table` as a DataFrame: a row per collective of one rank."""
-    return collective_table(attribution, kind_of_row).frame
+    return collective_table(attribution).frame
 
 
 def dp_phases(attribution: Attribution) -> pd.DataFrame:
@@ -53,8 +34,7 @@ def match_ranks(
     rank_tables: Sequence[pd.DataFrame], origins: Sequence[RankOrigin] = ()
 ) -> MatchedRanks:
     """`match_tables` of the `collectives` of the ranks of one job."""
-    matched = match_tables([Table.from_frame(one) for one in rank_tables], origins)
-    return MatchedRanks(matched.table.frame, matched.unmatched, matched.findings)
+    return match_tables([Table.from_frame(one) for one in rank_tables], origins)
 
 
 def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
@@ -62,12 +42,11 @@ def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tu
     return rank_clocks(Table.from_frame(collectives), origins)
 
 
-def step_waits(table: pd.DataFrame, exposed: pd.DataFrame | None = None) -> pd.DataFrame:
+def step_waits(table: pd.DataFrame) -> pd.DataFrame:
     """`waits_by_step` of `match_ranks`' table: transfers and waits per (rank, device, step),
     microseconds.
     """
-    stretches = Table.from_frame(exposed) if exposed is not None else None
-    return waits_by_step(Table.from_frame(table), stretches).frame
+    return waits_by_step(Table.from_frame(table)).frame
 
 
 def waits_caused(table: pd.DataFrame) -> pd.DataFrame:

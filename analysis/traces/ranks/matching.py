@@ -10,6 +10,7 @@ collective that synchronises ends on all its ranks at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,11 @@ from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn,
 from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, joined
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.trace_codes import TraceCode
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FloatTable = npt.NDArray[np.float64]
 
@@ -48,19 +53,23 @@ class RankOrigin:
 
 
 @dataclass(frozen=True)
-class MatchedCollectives:
-    """`table`: the ranks' rows with MATCHED_COLUMNS; `unmatched`: rows whose partners were not
-    found.
+class MatchedRanks:
+    """`rows`: the ranks' rows with MATCHED_COLUMNS, as a DataFrame `table`; `unmatched`: how many
+    have partners that were not found.
     """
 
-    table: Table
+    __repr__ = short_repr
+
+    rows: Table
     unmatched: int
     findings: tuple[Finding, ...]
 
+    @property
+    def table(self) -> "pd.DataFrame":
+        return self.rows.frame
 
-def match_tables(
-    rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()
-) -> MatchedCollectives:
+
+def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()) -> MatchedRanks:
     """Match the `collective_table`s of the ranks of one job; adds MATCHED_COLUMNS. `origins` are
     the ranks' clocks.
 
@@ -115,7 +124,7 @@ def match_tables(
             "part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
         )
         findings.append(TraceCode.GROUPS_UNKNOWN.finding(message))
-    return MatchedCollectives(table, unmatched + of_unknown_groups, tuple(findings))
+    return MatchedRanks(table, unmatched + of_unknown_groups, tuple(findings))
 
 
 def match_windows(
@@ -123,7 +132,7 @@ def match_windows(
     trace: IntColumn,
     windows: Sequence[Sequence[int]],
     origins: Sequence[RankOrigin],
-) -> MatchedCollectives:
+) -> MatchedRanks:
     """As `match_tables`, window by window where processes were traced several times; rows stay in
     order.
 
@@ -136,14 +145,14 @@ def match_windows(
     for window in windows:
         rows = np.flatnonzero(np.isin(trace, window))
         part = match_tables([collectives.take(rows)], [origins[index] for index in window])
-        match = part.table["match"]
-        moved = part.table.assign(match=np.where(match == UNKNOWN, UNKNOWN, match + first_match))
-        parts.append(replace(part, table=moved))
+        match = part.rows["match"]
+        moved = part.rows.assign(match=np.where(match == UNKNOWN, UNKNOWN, match + first_match))
+        parts.append(replace(part, rows=moved))
         places.append(rows)
         first_match += len(rows)
-    table = joined([part.table for part in parts]).take(np.argsort(np.concatenate(places)))
+    table = joined([part.rows for part in parts]).take(np.argsort(np.concatenate(places)))
     findings = dict.fromkeys(finding for part in parts for finding in part.findings)
-    return MatchedCollectives(table, sum(part.unmatched for part in parts), tuple(findings))
+    return MatchedRanks(table, sum(part.unmatched for part in parts), tuple(findings))
 
 
 def _group(table: Table) -> Words:

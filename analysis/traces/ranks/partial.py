@@ -44,7 +44,10 @@ def write_partial(ranks: RankTables, place: Path) -> None:
     records = [msgspec.msgpack.encode(one) for one in ranks.ranks]
     arrays = [
         texts(records, pa.binary()),
-        *(to_lists(ranks.tables[table], columns) for table, columns in COLUMNS.items()),
+        *(
+            to_lists(ranks.tables[name], ranks.lengths[name], columns)
+            for name, columns in COLUMNS.items()
+        ),
     ]
     rows = pa.Table.from_arrays(arrays, schema=_SCHEMA)
     # Statistics and Arrow's own schema would be half of the file.
@@ -76,16 +79,18 @@ def read_partial(path: Path) -> RankTables:
     decode = msgspec.msgpack.Decoder(RankRecord).decode
     with _damage_in_a_line(path):
         head, rows = _content(path)
+        tables = {
+            name: from_lists(rows[name].combine_chunks(), columns)
+            for name, columns in COLUMNS.items()
+        }
         ranks = RankTables(
             ranks=list(map(decode, rows[_RECORD].to_pylist())),
-            tables={
-                name: from_lists(rows[name].combine_chunks(), columns)
-                for name, columns in COLUMNS.items()
-            },
+            tables={name: table for name, (table, _) in tables.items()},
+            lengths={name: lengths for name, (_, lengths) in tables.items()},
             unread=tuple(head.unread),
         )
     for name in COLUMNS:
-        if reason := _unsound(ranks.table(name)):
+        if reason := _unsound(ranks.tables[name]):
             raise DpscopeError(
                 f"{path}: {name}.{reason}, which no trace gives; reduce its traces again, or omit it"
             )

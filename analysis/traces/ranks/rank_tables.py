@@ -10,9 +10,9 @@ import numpy as np
 from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
-from dpscope.analysis.traces.ranks.rank_rows import RankRows
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_of
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.event_table import IntColumn
+from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import Count, Stamp
@@ -87,7 +87,8 @@ class RankTables:
     """
 
     ranks: Sequence[RankRecord]
-    tables: Mapping[str, RankRows]  # COLUMNS
+    tables: Mapping[str, Table]  # COLUMNS, one rank's rows after the other's
+    lengths: Mapping[str, IntColumn]  # of each table the rows of each rank
     unread: tuple[Unread, ...] = ()
 
     @property
@@ -98,9 +99,9 @@ class RankTables:
     def findings(self) -> tuple[Finding, ...]:
         return tuple(finding for one in self.ranks for finding in one.findings)
 
-    def table(self, name: str) -> Table:
-        """The rows of all ranks."""
-        return self.tables[name].table
+    def places(self, name: str) -> IntColumn:
+        """The place of the rank of each row of a table."""
+        return np.repeat(np.arange(len(self.ranks)), self.lengths[name])
 
     def timelines(self, places: Iterable[int]) -> list[StepTimeline]:
         """The drawn steps of those of these ranks that have one."""
@@ -112,7 +113,11 @@ class RankTables:
         chosen = np.array(places, dtype=np.int64)
         return RankTables(
             ranks=[self.ranks[place] for place in places],
-            tables={name: rows.take(chosen) for name, rows in self.tables.items()},
+            tables={
+                name: table.take(_rows_of(self.lengths[name], chosen))
+                for name, table in self.tables.items()
+            },
+            lengths={name: lengths[chosen] for name, lengths in self.lengths.items()},
             unread=self.unread,
         )
 
@@ -165,15 +170,26 @@ def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]
     )
 
 
+def _rows_of(lengths: IntColumn, ranks: IntColumn) -> IntColumn:
+    """The rows of these ranks, one after the other, in tables with so many rows of each."""
+    starts, taken = np.cumsum(lengths) - lengths, lengths[ranks]
+    shift = np.repeat(starts[ranks] - (np.cumsum(taken) - taken), taken)
+    return shift + np.arange(taken.sum())
+
+
+_NO_ROWS = {name: Table.of(**dict.fromkeys(columns, ())) for name, columns in COLUMNS.items()}
+
+
 def of_rank(record: RankRecord, **tables: Table) -> RankTables:
-    """One rank and its tables."""
-    rows = {name: RankRows.of_ranks([tables[name]], columns) for name, columns in COLUMNS.items()}
-    return RankTables([record], rows)
+    """One rank and its tables; one without rows needs no columns."""
+    return RankTables(
+        ranks=[record],
+        tables={name: joined([_NO_ROWS[name], tables[name]]) for name in COLUMNS},
+        lengths={name: np.array([len(tables[name])]) for name in COLUMNS},
+    )
 
 
-NO_RANKS = RankTables(
-    (), {name: RankRows.of_ranks([], columns) for name, columns in COLUMNS.items()}
-)
+NO_RANKS = RankTables((), _NO_ROWS, {name: np.zeros(0, dtype=np.int64) for name in COLUMNS})
 
 
 def join_ranks(parts: Sequence[RankTables], unread: Sequence[Unread] = ()) -> RankTables:
@@ -186,6 +202,7 @@ def join_ranks(parts: Sequence[RankTables], unread: Sequence[Unread] = ()) -> Ra
     missing = {one for part in parts for one in part.unread if one.file not in read}
     return RankTables(
         ranks=ranks,
-        tables={name: RankRows.joined([part.tables[name] for part in parts]) for name in COLUMNS},
+        tables={name: joined([part.tables[name] for part in parts]) for name in COLUMNS},
+        lengths={name: np.concatenate([part.lengths[name] for part in parts]) for name in COLUMNS},
         unread=tuple(sorted(missing.union(unread))),
     )

@@ -16,7 +16,6 @@ from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, 
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import (
-    COLUMNS,
     RankTables,
     TraceSummary,
     Unread,
@@ -228,21 +227,19 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         )
         for one in job.summaries
     ]
-    matched = match_windows(
-        job.table("collectives"), job.tables["collectives"].owners, windows, origins
-    )
-    collectives, apart = matched.table, step_times_apart(whole_steps(job.table("steps")))
+    matched = match_windows(job.tables["collectives"], job.places("collectives"), windows, origins)
+    collectives, apart = matched.rows, step_times_apart(whole_steps(job.tables["steps"]))
     if apart:
         compared = [
             name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")
         ]
         collectives = collectives.assign(**dict.fromkeys(compared))
-    parts = exposed_parts(collectives, job.table("exposed"))
-    tables = {name: job.table(name) for name in COLUMNS}
-    tables |= {
+    parts = exposed_parts(collectives, job.tables["exposed"])
+    tables = {
+        **job.tables,
         "collectives": collectives,
         "exposed_parts": parts,
-        "steps": with_waits(tables["steps"], collectives, parts),
+        "steps": with_waits(job.tables["steps"], collectives, parts),
     }
     whole = replace(
         NO_TABLES,

@@ -34,7 +34,6 @@ from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.partial import FORMAT_VERSION, read_partial, write_partial
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
-from dpscope.analysis.traces.ranks.rank_rows import RankRows
 from dpscope.analysis.traces.ranks.rank_tables import (
     COLUMNS,
     NO_RANKS,
@@ -194,8 +193,7 @@ def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_wri
     }
     tables = {}
     for name, columns in COLUMNS.items():
-        table = Table.of(**{column: values[COLUMN_KINDS[column]] for column in columns})
-        tables[name] = RankRows(table, lengths=np.array([0, 3]))
+        tables[name] = Table.of(**{column: values[COLUMN_KINDS[column]] for column in columns})
     evidence = ParallelismEvidence(
         1, 2, False, False, True, True, frozenset(), Requests(), Requests()
     )
@@ -207,17 +205,18 @@ def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_wri
         for rank in (None, 7)
     ]
     ranks = [RankRecord(summary, origin=trace) for summary in summaries]
-    write_partial(RankTables(ranks, tables), tmp_path / "a.dpscope")
+    lengths = dict.fromkeys(COLUMNS, np.array([0, 3]))
+    write_partial(RankTables(ranks, tables, lengths), tmp_path / "a.dpscope")
     found = read_partial(tmp_path / "a.dpscope")
     assert found.ranks == ranks
     for name, columns in COLUMNS.items():
-        assert found.tables[name].lengths.tolist() == [0, 3]
+        assert found.lengths[name].tolist() == [0, 3]
         for column in columns:
             expected = [{column: value} for value in values[COLUMN_KINDS[column]]]
-            assert found.tables[name].table.records((column,)) == expected, (name, column)
+            assert found.tables[name].records((column,)) == expected, (name, column)
     first, second = found.take([0]), found.take([1])
-    assert [len(first.tables[name].table) for name in COLUMNS] == [0] * len(COLUMNS)
-    assert second.tables["steps"].table.records() == found.tables["steps"].table.records()
+    assert [len(first.tables[name]) for name in COLUMNS] == [0] * len(COLUMNS)
+    assert second.tables["steps"].records() == found.tables["steps"].records()
 
 
 @pytest.mark.process
@@ -334,9 +333,7 @@ def read_letters(file: Path, limits: ReadLimits) -> RankTables:
             range_counts={},
             parallelism=evidence,
         )
-        parts.append(
-            of_rank(RankRecord(summary), **{name: NO_RANKS.table(name) for name in COLUMNS})
-        )
+        parts.append(of_rank(RankRecord(summary), **NO_RANKS.tables))
     return join_ranks(parts)
 
 
@@ -376,15 +373,9 @@ def changed(partial: RankTables, name: str, value: Any) -> RankTables:
         found = msgspec.structs.replace(found, **{column: value})
         return replace(partial, ranks=[msgspec.structs.replace(first, findings=(found,)), *others])
     rows = partial.tables[table]
-    values = rows.table[column].copy()
+    values = rows[column].copy()
     values[0] = value
-    return replace(
-        partial,
-        tables={
-            **partial.tables,
-            table: replace(rows, table=rows.table.assign(**{column: values})),
-        },
-    )
+    return replace(partial, tables={**partial.tables, table: rows.assign(**{column: values})})
 
 
 @pytest.mark.parametrize(

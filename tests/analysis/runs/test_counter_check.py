@@ -56,7 +56,7 @@ def checked(
     sizes: tuple[int, ...] = (),
     collectives: Table | None = None,
 ) -> CounterCheck:
-    own = tables.table("collectives") if collectives is None else collectives
+    own = tables.tables["collectives"] if collectives is None else collectives
     buckets = own.take(own["step"] == 4).having("kind", "all_reduce")["bytes"].tolist()
     made = counters(spans_us, sizes or tuple(buckets))
     return check_counters(made, own, 0, reduction_ends_us=tables.summaries[0].reduction_ends_us)
@@ -79,7 +79,7 @@ def test_the_span_ends_with_the_last_gradient_copied_out(tables: RankTables) -> 
     # 99.3 ms against 83.8 ms, by a counter or a trace cut at the last all-reduce: copies out are
     # 15% of the span.
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
-    table, copied = tables.table("collectives"), counters(SPANS_US["copied_out"])
+    table, copied = tables.tables["collectives"], counters(SPANS_US["copied_out"])
     ends_us = table["start_us"] + table["duration_us"]
     last: dict[int | None, list[float]] = {
         step: [ends_us[table["step"] == step].max()] for step in STEPS

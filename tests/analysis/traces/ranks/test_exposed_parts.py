@@ -148,20 +148,23 @@ def test_waiting_is_the_union_of_first_parts_and_exposed_where_nothing_computes_
     exposed = stretch_rows(
         (0, 0, 1, 110.0, 125.0), (0, 0, 1, 140.0, 400.0), (1, 1, 1, 900.0, 1100.0)
     )
-    found = step_waits(table, exposed)
-    assert found.astype(object).where(found.notna(), None).to_dict("list") == {
+    found = step_waits(table)
+    assert found.to_dict("list") == {
         "rank": [0, 0, 1],
         "device": [0, 0, 1],
         "step": [1, 2, 1],
         "transfer_us": [250.0, 10.0, 200.0],
         "wait_us": [50.0, 40.0, 0.0],
-        "exposed_transfer_us": [190.0, None, 200.0],
-        "exposed_wait_us": [15.0, None, 0.0],
-        "exposed_other_us": [70.0, None, 0.0],
     }
-    without = step_waits(matched_rows((0, None, 1, 0.0, 5.0, 3.0)))
-    assert without["wait_us"].tolist() == [3.0]
-    assert without[["device", "exposed_wait_us"]].isna().all(axis=None)
+    assert lengths(exposed_parts(table, exposed), "rank", "step", "part") == {
+        (0, 1, "transfer"): 190.0,
+        (0, 1, "wait"): 15.0,
+        (0, 1, "other"): 70.0,
+        (1, 1, "transfer"): 200.0,
+    }
+    of_cpu = step_waits(matched_rows((0, None, 1, 0.0, 5.0, 3.0)))
+    assert of_cpu["wait_us"].tolist() == [3.0]
+    assert of_cpu["device"].isna().all()
 
 
 def test_many_steps_at_once_are_what_each_is_alone() -> None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.traces.ranks.frames import MatchedRanks, match_ranks, step_waits, waits_caused
+from dpscope.analysis.traces.ranks.frames import match_ranks, step_waits, waits_caused
 from dpscope.analysis.traces.ranks.lateness import last_rank
+from dpscope.analysis.traces.ranks.matching import MatchedRanks
 from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import rank_table
 from tests.helpers.known import known
