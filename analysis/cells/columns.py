@@ -1,5 +1,7 @@
 """All columns of the comparison, in the order of tables and files."""
 
+from collections.abc import Iterator
+
 from dpscope.analysis.cells.bandwidth import BANDWIDTH
 from dpscope.analysis.cells.checks import CHECKS
 from dpscope.analysis.cells.device_use import DEVICE
@@ -9,8 +11,14 @@ from dpscope.analysis.cells.learning import LEARNING
 from dpscope.analysis.cells.predicted import PREDICTIONS
 from dpscope.analysis.cells.times import TIME
 from dpscope.analysis.cells.traced import TRACED
+from dpscope.analysis.cells.view import Column, Group
 
-GROUPS = (CELL, TIME, TRACED, ESTIMATES, PREDICTIONS, BANDWIDTH, DEVICE, LEARNING, CHECKS)
-COLUMNS = tuple(column for group in GROUPS for column in group.columns)
-BY_NAME = {column.name: column for column in COLUMNS}
-NAMES = tuple(BY_NAME)
+OWN = Group("own", "Your own columns")
+"""Columns that a user declares, by `dpscope.analysis.column`."""
+
+GROUPS = (CELL, TIME, TRACED, ESTIMATES, PREDICTIONS, BANDWIDTH, DEVICE, LEARNING, CHECKS, OWN)
+
+
+def columns() -> Iterator[Column]:
+    """Every column there is now, in the order of tables and files."""
+    return (column for group in GROUPS for column in group.columns)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dpscope.analysis.cells.columns import BY_NAME, NAMES
+from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.device_use import cpu_peaks
 from dpscope.analysis.cells.predicted import (
     CollectivePrediction,
@@ -23,7 +23,7 @@ from dpscope.analysis.cells.scaling import (
     scaling_choices,
     scaling_series,
 )
-from dpscope.analysis.cells.view import CellView, if_known
+from dpscope.analysis.cells.view import REGISTERED, CellView, Value, if_known
 from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.costs.costs import Costs, machine_costs
 from dpscope.analysis.runs.run_data import RunData
@@ -180,6 +180,10 @@ class Comparison:
         """Whether any cell has a value in this column."""
         return any(row.value(column) is not None for row in self.rows.values())
 
+    def values(self, column: str) -> list[Value]:
+        """A column's value of each cell."""
+        return [row.value(column) for row in self.rows.values()]
+
     @property
     def reasons(self) -> dict[tuple[str, str], str]:
         """(cell, column) -> why the value is missing."""
@@ -191,19 +195,19 @@ class Comparison:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """A row per cell with the columns NAMES, of the Python API: a missing number is NaN in a
-        column of floats.
+        """A row per cell with every column, of the Python API: a missing number is NaN in a column
+        of floats.
         """
         import pandas as pd
 
-        values = {name: [row.value(name) for row in self.rows.values()] for name in NAMES}
-        return pd.DataFrame({name: _column(name, column) for name, column in values.items()})
+        names = [column.name for column in columns()]
+        return pd.DataFrame({name: _column(name, self.values(name)) for name in names})
 
 
 def _column(name: str, values: Any) -> "pd.Series[Any]":
     import pandas as pd
 
-    if BY_NAME[name].quantity in ("text", "flag"):
+    if REGISTERED[name].quantity in ("text", "flag"):
         return pd.Series(values, dtype=object).convert_dtypes()
     lost = any(value is None for value in values)
     return pd.Series(values, dtype=float) if lost else pd.Series(values)

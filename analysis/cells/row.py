@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpscope.analysis.cells.cell_ledger import contentions_shown, ledger
-from dpscope.analysis.cells.columns import BY_NAME, COLUMNS
+from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.estimated import ring_rates
 from dpscope.analysis.cells.identity import (
     batch_size,
@@ -17,7 +17,7 @@ from dpscope.analysis.cells.identity import (
     status,
     strategy,
 )
-from dpscope.analysis.cells.view import INTERVAL, CellView, Value, if_known
+from dpscope.analysis.cells.view import INTERVAL, REGISTERED, CellView, Value, if_known
 from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.stats.samples import Interval
@@ -52,13 +52,13 @@ class CellRow:
     ring_rates: tuple[RingRate, ...] = ()
 
     def __getattr__(self, name: str) -> float | None:
-        if name not in BY_NAME or BY_NAME[name].quantity in _WORDS:
+        if name not in REGISTERED or REGISTERED[name].quantity in _WORDS:
             raise AttributeError(f"a row has no number {name}")
         return self.number(name)
 
     def value(self, column: str) -> Value:
         """The value of any column, None where it is missing."""
-        assert column in BY_NAME, column
+        assert column in REGISTERED, column
         value: Value = vars(self).get(column, self.values.get(column))
         return value
 
@@ -74,7 +74,7 @@ class CellRow:
 
     def interval(self, column: str) -> Interval | None:
         """The 95% interval of a column's value, None where it is not known."""
-        low, high = (self.number(end) if end in BY_NAME else None for end in INTERVAL.of(column))
+        low, high = (self.number(end) if end in REGISTERED else None for end in INTERVAL.of(column))
         return None if low is None or high is None else Interval(low, high)
 
 
@@ -82,7 +82,7 @@ def row_of(view: CellView) -> CellRow:
     """All columns of a cell."""
     values: dict[str, Value] = {}
     reasons: dict[str, str] = {}
-    for column in COLUMNS:
+    for column in columns():
         try:
             values[column.name] = column.compute(view)
         except Missing as missing:

@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap, WaterfallPart, gap_parts
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.view import INTERVAL
+from dpscope.analysis.cells.view import INTERVAL, REGISTERED
 from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
 from dpscope.analysis.runs.run_data import RunData
@@ -179,7 +178,8 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
         axes, first.tolist(), {f"measured: {name}": one for name, one in parts.items()}, _BAR * 0.9
     )
     for index, (column, (label, colour)) in enumerate(shortcuts.items(), start=1):
-        ends = [name if name in BY_NAME else None for name in INTERVAL.of(column)]
+        # a column without an interval is drawn without whiskers
+        ends = [name if name in REGISTERED else None for name in INTERVAL.of(column)]
         values, low, high = (
             [row.number(name) if name else None for row in rows] for name in (column, *ends)
         )

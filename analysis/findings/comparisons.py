@@ -3,9 +3,8 @@ with weak scaling.
 """
 
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 
-from dpscope.analysis.cells.comparison import GAP_PARTS, Comparison, StrategyCost, StrategyGap
+from dpscope.analysis.cells.comparison import Comparison, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
 from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.stats.samples import (
@@ -16,22 +15,20 @@ from dpscope.analysis.stats.samples import (
     missing_evidence,
     verdict,
 )
-from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
-from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
-from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_change, show_time
+from dpscope.analysis.text.units import NA, show_bytes, show_change, show_time
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimizer state"}
-_PARTS = dict(
-    zip(
-        (*GAP_PARTS, "tracer"),
-        ("exposed communication", "host copies", "compute", "idle", "tracer"),
-        strict=True,
-    )
-)
+_PARTS = {  # of a gap: those of GAP_PARTS, and what they leave
+    "exposed": "exposed communication",
+    "host_copies": "host copies",
+    "compute": "compute",
+    "idle": "idle",
+    "tracer": "tracer",
+}
 
 
 def strategy_cost_finding(cost: StrategyCost, knows_options: bool = True) -> Finding:
@@ -49,10 +46,14 @@ def strategy_cost_finding(cost: StrategyCost, knows_options: bool = True) -> Fin
 def cost_sentence(cost: StrategyCost) -> str:
     """Such as "FSDP takes 7% more time per step than DDP (95% interval 5% to 9%, 60 steps); it
     saves 2.1 GB of peak memory per device"."""
-    name, other = traits_of(cost.strategy).label, "the unwrapped model" if cost.alone else "DDP"
-    ratio, low, high = cost.ratio.value, cost.ratio.low, cost.ratio.high
+    name = traits_of(cost.strategy).label
+    other = "the unwrapped model" if cost.alone else "DDP"
+    ratio = cost.ratio.value
+    low = cost.ratio.low
+    high = cost.ratio.high
     assert ratio is not None
-    shown, steps = verdict(cost.ratio), counted(cost.ratio.count, "step")
+    shown = verdict(cost.ratio)
+    steps = counted(cost.ratio.count, "step")
     before = ", before anything is communicated" if cost.alone else ""
     if low is None or high is None:
         looks = f"{_percent(ratio)} {'slower' if ratio >= 1 else 'faster'}"
@@ -73,33 +74,15 @@ def cost_sentence(cost: StrategyCost) -> str:
 
 
 def _percent(ratio: float) -> str:
+    """How far a ratio is from 1."""
     return f"{abs(ratio - 1):.1%}"
-
-
-def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
-    """Strategies compared with a simpler one at equal devices and batch; None if no pair was
-    measured.
-    """
-    of_what = "Whether that is of the allocator's peak or of the state between steps"
-    fields = (
-        CELL,
-        Field("baseline", "against", meaning="The simpler strategy that it is compared with"),
-        *estimate_fields("ratio", _FRACTION, "Its median untraced step over the baseline's"),
-        Field("saved per device", "saved_bytes", "bytes", "Memory of the baseline minus its own"),
-        Field("of", "memory", meaning=of_what),
-    )
-    notes = (
-        "ratio: the cell's median untraced step divided by the other's, with its 95% interval",
-        "of peak: the allocator's peak during the timed steps; of state: parameters, buffers and optimizer state between steps",
-    )
-    title = "Strategies compared with a simpler one: same devices, same batch per device"
-    return table_of(title, fields, costs, notes) if costs else None
 
 
 def _where(devices: str, cell: str, batch_size: int) -> str:
     """Such as ``2 devices, batch 32 per device, hook-fp16`` of ddp-d2-b32-hook-fp16."""
+    where = f"{devices}, batch {batch_size} per device"
     variant = cell.partition(f"-b{batch_size}-")[2]
-    return f"{devices}, batch {batch_size} per device{variant and f', {variant}'}"
+    return f"{where}, {variant}" if variant else where
 
 
 def gap_finding(gap: StrategyGap) -> Finding:
@@ -115,10 +98,8 @@ def gap_finding(gap: StrategyGap) -> Finding:
         return RunCode.STRATEGIES_NOT_COMPARED.finding(
             f"{where}: {looks}, but {missing_evidence(ratio)}"
         )
-    text, known = (
-        f"the difference between {gap.dp_label} and DDP is not significant",
-        f"ratio {ratio.value:.2f}, ",
-    )
+    text = f"the difference between {gap.dp_label} and DDP is not significant"
+    known = f"ratio {ratio.value:.2f}, "
     if (faster := _faster(gap)) is not None:
         text, ratio, known = *faster, ""
     interval = f"{known}{bounds(ratio)}, {counted(ratio.count, 'step')}"
@@ -136,16 +117,21 @@ def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
 
 
 def _advice(gap: StrategyGap) -> str:
+    """What the parts of the gap are, and which of them to look at first."""
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
     # The slower strategy takes longer: its signs are positive.
-    faster, slower, sign = (gap.dp_label, "DDP", -1) if gap.gap_us < 0 else ("DDP", gap.dp_label, 1)
+    faster, slower = "DDP", gap.dp_label
+    sign = 1
+    if gap.gap_us < 0:
+        faster, slower = slower, faster
+        sign = -1
     by = f"{faster} is {show_time(abs(gap.gap_us))} faster per step by the medians"
     if not gap.explained:
         return f"{by}. Tracing changed the timing too much to explain it"
-    values = ((name, getattr(gap, f"{part}_us")) for part, name in _PARTS.items())
+    values = {name: getattr(gap, f"{part}_us") for part, name in _PARTS.items()}
     listed = ", ".join(
-        f"{name} {show_change(sign * value)}" for name, value in values if value is not None
+        f"{name} {show_change(sign * value)}" for name, value in values.items() if value is not None
     )
     text = f"{by}. {slower} adds to a step: {listed}"
     return f"{text}. Look at {_PARTS[gap.largest_part]} first" if _faster(gap) else text
@@ -153,7 +139,8 @@ def _advice(gap: StrategyGap) -> str:
 
 def gap_sentence(gap: StrategyGap) -> str:
     """A sentence stating which of DP and DDP is faster; empty if unknown."""
-    ratio, dp = gap.ratio, gap.dp_label
+    ratio = gap.ratio
+    dp = gap.dp_label
     if ratio.value is None:
         return ""
     if (faster := _faster(gap)) is not None:
@@ -177,89 +164,8 @@ def bounds(estimate: Estimate) -> str:
     return f"{CONFIDENCE:.0%} interval {estimate.low:.2f} to {estimate.high:.2f}"
 
 
-_RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
 # times the number of devices, from which on a speedup without an interval is reported
 _SUPERLINEAR = 1.1
-_LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
-_PLAIN_RATIO = Unit("", 1.0, 2)
-_KINDS = "Strategy, weak (same batch b per device) or strong (same global batch G)"
-_POINTS = (
-    Field("series", "series", meaning=_KINDS),
-    Field("devices", "point.devices", meaning="Devices the step runs on"),
-    *estimate_fields(
-        "point.speedup", _RATIO, "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)", _PLAIN_RATIO
-    ),
-    Field("eff.", "point.efficiency.value", _SHARE, "Speedup over the number of devices"),
-    Field(
-        "Karp-Flatt",
-        "point.serial_fraction",
-        _FRACTION,
-        "The serial fraction that would explain this speedup",
-    ),
-)
-_LAW = "Two device counts: Amdahl or Gustafson; three or more: the universal scalability law"
-_PARAMETERS = (
-    Field("series", "series", meaning="The measured series that the law is fitted to"),
-    Field("law", "law", meaning=_LAW),
-    Field("parameter", "name", meaning="A parameter of the law, or its prediction"),
-    Field("value", "value", meaning="Fitted to the measured speedups"),
-    Field("low", "low", meaning="Lower end of the 95% interval"),
-    Field("high", "high", meaning="Upper end of the 95% interval"),
-)
-
-
-def scaling_table(comparison: Comparison) -> TextTable | None:
-    """A row for each cell compared with one device; None without a single-device cell."""
-    points = [(series.label, point) for series in comparison.scaling for point in series.points]
-    notes = [
-        "low, high: 95% interval; Karp-Flatt: the serial fraction that would explain this speedup. If it grows with the "
-        "number of devices, the loss is overhead such as communication, not serial code."
-    ]
-    few = "fewer than 5 timed steps or too few repeats, in this or the single-device cell"
-    slower = "slower than one device, which no serial fraction explains"
-    for columns, cells, reason in (
-        ("low, high", [point.cell for _, point in points if point.speedup.low is None], few),
-        (
-            "Karp-Flatt",
-            [point.cell for _, point in points if point.serial_fraction is None],
-            slower,
-        ),
-    ):
-        notes += [f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"] if cells else []
-    rows = [SimpleNamespace(series=label, point=point) for label, point in points]
-    return table_of("Scaling: speedup over one device", _POINTS, rows, notes) if rows else None
-
-
-def law_table(comparison: Comparison) -> TextTable | None:
-    """Scaling laws fitted to series with at least two device counts, a row per parameter; None
-    without such a series.
-    """
-    rows: list[dict[str, str]] = []
-    notes = [
-        "one measured count gives only the Karp-Flatt fraction, two give Amdahl's or Gustafson's law, three or more the USL"
-    ]
-    for series in comparison.scaling:
-        fit = series.fit
-        if fit is None or fit.law == "karp_flatt":
-            continue
-        farthest = FARTHEST_FACTOR * fit.largest_devices
-        prediction = predicted_speedup(fit, farthest)
-        entries = [
-            (name.replace("_", " "), value, _FRACTION) for name, value in fit.parameters.items()
-        ]
-        entries.append((f"speedup on {farthest}", prediction.speedup, _RATIO))
-        for name, value, unit in entries:
-            row = {"series": series.label, "law": _LAWS[fit.law], "name": name}
-            rows.append(
-                row | {end: show(getattr(value, end), unit) for end in ("value", "low", "high")}
-            )
-        why = "; ".join(dict.fromkeys(note for note in (fit.note, prediction.note) if note))
-        error = show(fit.worst_relative_error, _SHARE)
-        notes.append(
-            f"{series.label}: at most {error}% from a measured speedup{why and f'; {why}'}"
-        )
-    title = "Scaling laws fitted to these points, and their predictions at twice the largest count"
-    return table_of(title, _PARAMETERS, rows, notes) if rows else None
 
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
@@ -298,19 +204,24 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
     """
     variant = choice.weak.partition(f"-b{choice.batch_size}-")[2]  # both cells have it
     label = f"{traits_of(choice.strategy).label} {variant}".strip()
-    name = f"{label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
+    devices = counted(choice.devices, "device")
+    name = f"{label} on {devices}, batch {choice.batch_size}"
     keeping = {
         "weak": f"keeping {counted(choice.batch_size, 'sample')} per device",
         "strong": f"splitting {choice.batch_size} over all devices",
     }
-    ratio, shown = choice.ratio, verdict(choice.ratio)
+    ratio = choice.ratio
+    shown = verdict(ratio)
     text = "too few steps or repeats to determine whether strong or weak scaling is better"
     if shown == "no_difference_shown":
         interval = f"ratio {ratio.value:.2f}, {bounds(ratio)}"
         text = f"the difference between strong and weak scaling is not significant ({interval})"
     elif shown != "too_few_samples":
-        better, worse = ("weak", "strong") if shown == "above" else ("strong", "weak")
-        times = ratio if shown == "above" else ratio.inverse()
+        better, worse = "weak", "strong"
+        times = ratio
+        if shown != "above":
+            better, worse = worse, better
+            times = ratio.inverse()
         cells = f"{choice.weak} compared with {choice.strong}"
         text = f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} ({bounds(times)}; {cells})"
     return RunCode.STRONG_OR_WEAK.finding(f"{name}: {text}")
@@ -329,9 +240,11 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
         "too_few_samples": "unknown (too few steps or repeats) on",
     }
     for series in scaling:
-        results, missed = [], False
+        results = []
+        missed = False
         for point in series.points:
-            shown, reached = verdict(point.efficiency, target), point.efficiency
+            reached = point.efficiency
+            shown = verdict(reached, target)
             missed |= shown == "below"
             value = f"{reached.value:.0%}" if reached.value is not None else NA
             ends = (

@@ -6,52 +6,26 @@ batch + compute + idle + tracer. Overlap, waiting, the loader and imbalance expl
 the difference from all communication.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, choose_unit, show, show_bytes, show_time
-from dpscope.profiling.records.calibration import Choice
-from dpscope.profiling.records.finding import Finding, grouped
+from dpscope.analysis.text.units import show_bytes, show_time
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 NOTABLE = 0.05  # of communication or of the step
 IMBALANCE = 0.1
-_TERMS = {  # column names without _us, and what they are
-    "compute": ("slowdown", "Compute on N devices minus compute on one"),
-    "idle": ("added_idle", "Idle on N devices minus idle on one"),
-    "tracer": (
-        "added_tracer",
-        "The part of the untraced difference that the traced steps do not explain",
-    ),
+# term -> its column: what N devices add to a step besides exposed communication
+_TERMS = {
+    "compute": "slowdown_us",
+    "idle": "added_idle_us",
+    "tracer": "added_tracer_us",
 }
-_SUBTRACTED = (
-    "Median step on N devices minus the median step on one device, at the same batch per device"
-)
-_IDENTITY = {
-    "t_N(b)-t_1(b)": ("same_local_batch", _SUBTRACTED),
-    "exposed": ("exposed", "Exposed communication, which one device does not have"),
-    **_TERMS,
-}
-_ERRORS = (
-    CELL,
-    Field("estimate", "estimate", meaning="The formula of the subtraction"),
-    Field("error", "error", "time", "The estimate minus measured exposed communication"),
-    Field(
-        "local batch",
-        "local batch",
-        "time",
-        "Because the step that is subtracted has another batch per device",
-    ),
-    *(Field(name, name, "time", meaning) for name, (_, meaning) in _TERMS.items()),
-)
 
 
 class Reason(NamedTuple):
@@ -70,7 +44,9 @@ def reasons(row: CellRow) -> list[Reason]:
 
 
 def _reasons(row: CellRow) -> Iterator[Reason]:
-    total, hidden, wait = row.communication_us, row.hidden_us, row.wait_us
+    total = row.communication_us
+    hidden = row.hidden_us
+    wait = row.wait_us
     if total and hidden is not None and hidden > NOTABLE * total:
         text = f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran during compute, which a subtraction cannot see"
         yield Reason("overlap", hidden, text)
@@ -83,8 +59,9 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         ("idle", "the device idles {} per step than on one device ({})"),
         ("tracer", "the traced steps do not explain {} of the untraced difference ({})"),
     ):
-        column = f"{_TERMS[term][0]}_us"
-        value, bounds = row.number(column), row.interval(column)
+        column = _TERMS[term]
+        value = row.number(column)
+        bounds = row.interval(column)
         if value is not None and bounds is not None and not bounds.low <= 0 <= bounds.high:
             amount = _apart(
                 value, "" if term == "tracer" else " longer", "" if term == "tracer" else " less"
@@ -96,11 +73,14 @@ def _reasons(row: CellRow) -> Iterator[Reason]:
         if local is not None:
             text = f"{method} uses {baseline} instead of t_1(b), which is {_apart(local)}"
             yield Reason(f"{method}_local_batch", local, text)
-    waited, step = row.added_data_wait_us, row.step_us
+    waited = row.added_data_wait_us
+    step = row.step_us
     if waited is not None and step and abs(waited) >= 0.01 * step:
         text = f"waiting for the loader takes {_apart(waited)} per step than on one device (mean)"
         yield Reason("loader", waited, text)
-    spread, excess, compute = row.compute_spread, row.first_device_excess_us, row.compute_us
+    spread = row.compute_spread
+    excess = row.first_device_excess_us
+    compute = row.compute_us
     if excess is not None and compute and excess > NOTABLE * compute:
         yield Reason(
             "imbalance",
@@ -119,168 +99,12 @@ def _apart(microseconds: float, more: str = " longer", less: str = " shorter") -
     return f"{show_time(abs(microseconds))}{more if microseconds > 0 else less}"
 
 
-def error_table(comparison: Comparison) -> TextTable | None:
-    """Each estimate's error relative to exposed communication, by term; None if no error is
-    known.
-    """
-    rows: list[dict[str, str | float | None]] = []
-    for row in comparison.rows.values():
-        for method, formula in FORMULAS.items():
-            if (error := row.number(f"{method}_error_exposed_us")) is None:
-                continue
-            local = 0.0 if method == "same_local_batch" else row.number(f"{method}_local_batch_us")
-            terms = {name: row.number(f"{column}_us") for name, (column, _) in _TERMS.items()}
-            rows.append(
-                {
-                    "cell": row.cell,
-                    "estimate": formula,
-                    "error": error,
-                    "local batch": local,
-                    **terms,
-                }
-            )
-    if not rows:
-        return None
-    notes = [
-        "local batch: the estimate does not subtract t_1(b), the step with the same work per device"
-    ]
-    if any(None in row.values() for row in rows):
-        notes.append(f"{NA}: no traced single-device cell at this batch per device")
-    title = "Why the estimates differ from exposed communication: error = local batch + compute + idle + tracer"
-    return table_of(title, _ERRORS, rows, notes)
-
-
-def identity_table(comparison: Comparison) -> TextTable | None:
-    """The four terms of t_N(b) - t_1(b) with half the width of their 95% intervals; None if none is
-    known.
-    """
-    known = [row for row in comparison.rows.values() if row.added_tracer_us is not None]
-    if not known:
-        return None
-    unit = choose_unit(
-        "time", [row.number(f"{name}_us") for row in known for name, _ in _IDENTITY.values()]
-    )
-
-    def with_half_width(column: str, row: CellRow) -> str:
-        value, bounds = row.number(column), row.interval(column)
-        half = None if value is None or bounds is None else bounds.half_width(value)
-        return f"{show(value, unit)} ±{show(half, unit)}"
-
-    notes = [
-        "±: half the 95% interval, on the wider side; compute and idle: change compared with one device; tracer: the part of the "
-        "untraced difference that the traced steps do not explain"
-    ]
-    if any(
-        row.interval(column) is None
-        for row in known
-        for column in ("same_local_batch_us", "exposed_us")
-    ):
-        notes.append(f"±{NA}: fewer than 5 steps, or too few repeats")
-    fields = (
-        Field(f"{heading} [{unit.label}]", partial(with_half_width, f"{name}_us"), meaning=meaning)
-        for heading, (name, meaning) in _IDENTITY.items()
-    )
-    title = "Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer"
-    return table_of(title, (CELL, *fields), known, notes)
-
-
 PREDICTION_TOLERANCE = 0.25
 SMALL_BYTES = 256 << 10  # below it, an all-reduce's time is mostly latency
 OVERLAP = 0.2
-_MOST_ROWS = 6  # per cell
+MOST_ROWS = 6  # per cell
 _WHAT = {"transfer": "transfers", "exposed": "exposed communication"}
 _UNEXPLAINED = "nothing in this run explains it"
-
-
-_CHOSEN = "Algorithm and protocol in NCCL's log, at this size or at both neighbouring ones"
-_SLOWEST = "Mean over the collectives of the longest duration over the ranks, waiting included"
-_CALIBRATED = (
-    "The slowest rank in the calibration, in which all ranks start together and none waits"
-)
-_COLLECTIVE = (
-    CELL,
-    Field("collective", "kind", meaning="Kind of the collective"),
-    Field(
-        "size",
-        lambda one: show_bytes(one.size_bytes),
-        meaning="The larger of a rank's input and output buffer",
-    ),
-    Field("per step", lambda one: f"{one.per_step:.3g}", meaning="Number per rank and step"),
-    Field("measured", "measured_us", "time", "Mean transfer: the shortest duration over the ranks"),
-    Field("predicted", "expected_us", "time", "The model's result for this size"),
-    Field("error", "relative_error", "share", "Predicted over measured, minus 1"),
-    Field("slowest", "measured_slowest_us", "time", _SLOWEST),
-    Field("calib.", "predicted_slowest_us", "time", _CALIBRATED),
-)
-
-
-def collective_table(
-    comparison: Comparison,
-    choice: Callable[[CollectivePrediction], Choice | None] = lambda one: None,
-) -> TextTable | None:
-    """Measured and predicted times of each multi-device cell's collectives by kind and size; None
-    without predictions.
-
-    `choice` returns NCCL's choice for a collective, if known.
-    """
-    by_cell = grouped((one.cell, one) for one in comparison.predictions)
-    named = set()
-    for *_, off in _cells_off(comparison):
-        named |= {
-            *off[:_MOST_ROWS],
-            *sorted(off, key=lambda one: abs(one.relative_error or 0.0))[-1:],
-        }
-    shown = [
-        one for rows in by_cell.values() for one in rows if one in rows[:_MOST_ROWS] or one in named
-    ]
-    if not any(one.predicted_us is not None for one in shown):
-        return None
-    slowest = any(one.measured_slowest_us is not None for one in shown)
-    calibrated = slowest and any(one.predicted_slowest_us is not None for one in shown)
-
-    chosen = Field("NCCL chose", lambda one: getattr(choice(one), "words", None), meaning=_CHOSEN)
-    fields = (
-        *_COLLECTIVE[:3],
-        *([chosen] if any(choice(one) is not None for one in shown) else ()),
-        *_COLLECTIVE[3 : 9 if calibrated else 8 if slowest else 7],
-    )
-    notes = [*_table_notes(shown, slowest, calibrated)]
-    if left_out := len(comparison.predictions) - len(shown):
-        notes.append(f"{left_out} other sizes are not shown")
-    times = [time for one in shown for time in (one.measured_us, one.expected_us)]
-    return table_of(
-        "Predicted and measured, per collective (mean transfer)", fields, shown, notes, times=times
-    )
-
-
-def _table_notes(
-    shown: list[CollectivePrediction], slowest: bool, calibrated: bool
-) -> Iterator[str]:
-    if any(one.measured_us is None for one in shown):
-        yield "measured NA: broadcasts and reduces do not make all ranks wait for each other, so they have no transfer time"
-    yield from (
-        f"predicted NA: {reason}"
-        for reason in dict.fromkeys(one.reason for one in shown if one.reason)
-    )
-    beyond = dict.fromkeys(one.extrapolated for one in shown if one.extrapolated)
-    yield from (f"predicted beyond the calibration: {sizes}" for sizes in beyond)
-    if any(one.in_step_us is not None for one in shown):
-        yield "predictions for overlapping all-reduces include the slowdown that the calibration measured next to other work"
-    together = (
-        "; calib.: the slowest rank of a calibration, in which all ranks start together"
-        if calibrated
-        else ""
-    )
-    if slowest:
-        fastest = "measured and predicted: the fastest rank, as transfers are defined"
-        if calibrated and all(
-            one.predicted_us == one.predicted_slowest_us
-            for one in shown
-            if one.predicted_slowest_us
-        ):
-            alone = "the slowest rank, as the calibration holds no other's times"
-            fastest = f"measured: the fastest rank, as transfers are defined; predicted: {alone}"
-        yield f"{fastest}; slowest: the slowest rank, waiting included{together}"
 
 
 def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> Iterator[Finding]:
@@ -291,7 +115,7 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     that ran on another NCCL engine. `shared_cores`: communication and compute share a CPU.
     """
     yield from wrong_results(comparison.collective_costs.calibration)
-    for row, off, single in _cells_off(comparison):
+    for row, off, single in cells_off(comparison):
         if row.cell not in comparison.no_scaling:
             yield _off_finding(row, off, single, shared_cores, comparison.knows_options)
     calibrated = [
@@ -301,17 +125,17 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     ]
     lacking = [one for one in comparison.predictions if one.predicted_us is None]
     if lacking and calibrated:
-        kinds = ",".join(sorted({one.kind for one in comparison.predictions}))
-        counts = ",".join(map(str, sorted({one.ranks for one in comparison.predictions})))
+        used = {one.kind for one in comparison.predictions}
+        ranks = {one.ranks for one in comparison.predictions}
+        kinds = ",".join(sorted(used))
+        counts = ",".join(map(str, sorted(ranks)))
         place = (
             "<this run's folder>"
             if comparison.timed
             else "calibration.json, and pass it with --calibration"
         )
-        cells, why = (
-            dict.fromkeys(one.cell for one in lacking),
-            dict.fromkeys(one.reason for one in lacking),
-        )
+        cells = dict.fromkeys(one.cell for one in lacking)
+        why = dict.fromkeys(one.reason for one in lacking)
         yield RunCode.CALIBRATION_INCOMPLETE.finding(
             f"{'; '.join(why)}, which {', '.join(cells)} {'use' if len(cells) > 1 else 'uses'}: exposed communication is not "
             "predicted there",
@@ -319,7 +143,8 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
             f"--collectives {kinds} --devices {counts} --out {place}",
         )
     for engine in sorted(set(comparison.other_engines.values())):
-        if ran := [cell for cell in calibrated if comparison.other_engines.get(cell) == engine]:
+        ran = [cell for cell in calibrated if comparison.other_engines.get(cell) == engine]
+        if ran:
             yield RunCode.CALIBRATION_OTHER_ENGINE.finding(
                 f"{', '.join(ran)} ran on {engine}, the calibration on {comparison.calibrated_engine}: collectives may be "
                 "faster or slower there."
@@ -328,16 +153,20 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
 
 def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[str]:
     """Notes for the table of predictions: which cells are off, by how much, and why."""
-    for row, off, single in _cells_off(comparison):
-        worst = max((*_errors(row, off), *(one.relative_error or 0.0 for one in single)), key=abs)
-        why = likely_reasons(row, off, [one.relative_error or 0.0 for one in single], shared_cores)
+    for row, off, single in cells_off(comparison):
+        of_single = [one.relative_error or 0.0 for one in single]
+        worst = max((*_errors(row, off), *of_single), key=abs)
+        why = likely_reasons(row, off, of_single, shared_cores)
         yield f"{row.cell} is up to {worst:+.0%} off: {'; '.join(why) or _UNEXPLAINED}"
 
 
-def _cells_off(
+def cells_off(
     comparison: Comparison,
 ) -> Iterator[tuple[CellRow, list[str], list[CollectivePrediction]]]:
-    """Single collectives count if they are a notable part of a step's transfers: small ones are
+    """The cells whose predictions are off: their row, which quantities of a step, and which
+    collectives.
+
+    Single collectives count if they are a notable part of a step's transfers: small ones are
     mostly latency and noise.
     """
 
@@ -368,11 +197,9 @@ def _off_finding(
     shared_cores: bool,
     knows_options: bool,
 ) -> Finding:
-    calibrated, traits, errors = (
-        row.text("prediction_source") == "calibration",
-        traits_of(row.strategy),
-        [],
-    )
+    calibrated = row.text("prediction_source") == "calibration"
+    traits = traits_of(row.strategy)
+    errors = []
     for name, error in zip(off, _errors(row, off), strict=True):
         # No collective of a strategy with peer copies is matched, so its transfers are all of its
         # communication.
@@ -383,10 +210,12 @@ def _off_finding(
     if single:
         each = (
             f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}"
-            for one in single[:_MOST_ROWS]
+            for one in single[:MOST_ROWS]
         )
-        errors.append(f"single collectives: {', '.join(each)}")
-    why = likely_reasons(row, off, [one.relative_error or 0.0 for one in single], shared_cores)
+        listed = ", ".join(each)
+        errors.append(f"single collectives: {listed}")
+    of_single = [one.relative_error or 0.0 for one in single]
+    why = likely_reasons(row, off, of_single, shared_cores)
     why += dict.fromkeys(
         f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated
     )

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport
 from dpscope.analysis.text.terminal import (
-    Terminal,
     Trimmed,
     folded,
     open_in_browser,
@@ -25,7 +24,7 @@ from dpscope.analysis.text.terminal import (
     progress,
     table_lines,
 )
-from dpscope.analysis.text.text_table import OutputFormat, csv_with_notes
+from dpscope.analysis.text.text_table import OutputFormat, csv_with_notes, reasons
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import Finding, counted
@@ -196,20 +195,13 @@ def print_run(
         from dpscope.analysis.report.comparison_tables import comparison_csv
 
         write_out(comparison_csv(report.comparison))
+    elif classic and output_format == "csv":
+        write_out("\n".join(map(csv_with_notes, report.study.values())))
     elif classic:
-        from dpscope.analysis.report.classic_tables import classic_tables
-
-        study = classic_tables(report.run, report.comparison, by_devices=output_format == "latex")
-        if output_format == "csv":
-            write_out("\n".join(map(csv_with_notes, study.tables)))
-        else:
-            print_tables(study.tables, output_format, console)
-        apart = console if output_format == "table" else Terminal(stderr=True)  # data stays data
-        apart.print()
-        for line in study.left_out:
-            apart.print(
-                f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False
-            )
+        print_tables([*report.study.values()], output_format, console)
+        if output_format == "table":
+            unknown = [one for table in report.study.values() for one in table.unknown]
+            print_missing(console, reasons(unknown))
     else:
         print_tables([*report.first.values(), *report.tables.values()], output_format, console)
     return report.printed.sound

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.output.traces import (
     COLLECTIVE_FIELDS,
@@ -90,12 +90,10 @@ def run_json(report: Report) -> str:
 
 def cell_records(comparison: Comparison) -> list[dict[str, object]]:
     """Each cell's columns and `missing`: by column, why its value is missing."""
-    columns = {
-        name: whole_numbers([row.value(name) for row in comparison.rows.values()]) for name in NAMES
-    }
+    named = {one.name: whole_numbers(comparison.values(one.name)) for one in columns()}
     return [
         {
-            **{name: decimals(values[index]) for name, values in columns.items()},
+            **{name: decimals(values[index]) for name, values in named.items()},
             "missing": row.reasons,
         }
         for index, row in enumerate(comparison.rows.values())
@@ -167,9 +165,9 @@ def cell_summaries(report: Report) -> list[CellSummary]:
                 "data": workload.data,
             },
             values={
-                name: float(number)
-                for name in NAMES
-                if (number := report.comparison.rows[data.name].number(name)) is not None
+                one.name: float(number)
+                for one in columns()
+                if (number := report.comparison.rows[data.name].number(one.name)) is not None
             },
         )
         for data in report.run.measured

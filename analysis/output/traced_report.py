@@ -28,6 +28,7 @@ from dpscope.analysis.output.traces import (
     trace_content,
     trace_status,
 )
+from dpscope.analysis.report.page import SECTIONS
 from dpscope.analysis.report.rank_tables import without_cell
 from dpscope.analysis.text.terminal import (
     Terminal,
@@ -52,12 +53,6 @@ from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
     from dpscope.analysis.report.build import Report
-
-
-_OF_MODELS = (
-    "device_use", "device_points", "formulas", "predictions", "collectives", "nccl_choices", "nccl_job",
-    "bandwidth", "utilisation",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -204,10 +199,14 @@ def model_tables(report: "Report | None") -> list[TextTable]:
     """
     if report is None:
         return []
-    tables = {**report.tables, "formulas": report.formulas}
-    shown = [tables[name] for name in _OF_MODELS if name in tables and tables[name].rows]
+    shown = [
+        table
+        for section in SECTIONS
+        if section.modelled
+        for table in report.section(section.name).values()
+    ]
     (row,) = report.comparison.rows.values()
-    if not report.formulas.rows:
+    if "formulas" not in report.tables:
         why = dict.fromkeys(
             row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us")
         )

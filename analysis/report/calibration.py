@@ -77,7 +77,7 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     )
     tables = [
         *(_samples_table(points, backend, chapter) for points in groups.values()),
-        *chapter.tables().values(),
+        *chapter.tables,
         table_of(
             "Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted
         ),

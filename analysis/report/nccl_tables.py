@@ -24,15 +24,11 @@ class NcclChapter:
     jobs: tuple[JobChoices, ...] = ()
     findings: tuple[Finding, ...] = ()
 
-    def tables(self) -> dict[str, TextTable]:
-        """The tables with rows by name; none without a log."""
-        if not self.jobs:
-            return {}
-        tables = {
-            "nccl_job": table_of("NCCL: version and transports", _JOB, self.jobs, [_CONNECTIONS]),
-            "nccl_choices": choices_table(self.jobs),
-        }
-        return {name: table for name, table in tables.items() if table.rows}
+    @property
+    def tables(self) -> list[TextTable]:
+        """The tables with rows; none without a log."""
+        tables = (choices_table(self.jobs), job_table(self.jobs))
+        return [table for table in tables if table.rows]
 
     def choice(self, ranks: int, nodes: int, kind: str, size_bytes: float) -> Choice | None:
         """`JobChoices.at` of the job with this number of ranks and hosts."""
@@ -144,7 +140,12 @@ _JOB = (
         meaning="Whether the network reads and writes GPU memory directly",
     ),
 )
-_CONNECTIONS = "connections: pairs of ranks in NCCL's log, each direction counted once"
+
+
+def job_table(jobs: Sequence[JobChoices]) -> TextTable:
+    """A row per job: NCCL's version and the transports of its connections."""
+    note = "connections: pairs of ranks in NCCL's log, each direction counted once"
+    return table_of("NCCL: version and transports", _JOB, jobs, [note])
 
 
 def nccl_findings(job: JobChoices) -> Iterator[Finding]:

@@ -21,7 +21,6 @@ from dpscope.analysis.findings.answers import QUESTIONS, Verdict
 from dpscope.analysis.report.timeline import TimelineView, as_plain
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
-from dpscope.analysis.training.tables import TRAINING_TABLES
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.strategies import STRATEGIES
 from dpscope.profiling.store.shown_text import cleaned
@@ -32,22 +31,21 @@ FIRST_FIGURES = ("communication", "step_split")
 
 @dataclass(frozen=True)
 class Section:
-    """`figures` and `tables` are names in `figures.draw_all` and `report_tables`; those that a run
-    lacks are omitted.
+    """`figures` are names in `figures.draw_all`; `views.VIEWS` name the section that their tables
+    stand in. What a run lacks is omitted.
 
-    Their order is that of the report's tables everywhere; the page shows open sections first.
-
-    `terms` are the words of the glossary that it needs. A section that is not `open` is folded,
-    with its title and question as the summary. Empty sections are omitted.
+    The page shows open sections first. `terms` are the words of the glossary that it needs. A
+    section that is not `open` is folded, with its title and question as the summary. Empty sections
+    are omitted. What is `modelled` is printed of traces where models are asked for.
     """
 
     name: str
     title: str
     question: str
     figures: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()
     open: bool = False
+    modelled: bool = False
 
 
 SECTIONS = (
@@ -63,7 +61,6 @@ SECTIONS = (
         "Steps, ranks and waits as tables",
         "Step times with their spread, pairs of ranks that wait for each other, speedups and fitted laws.",
         ("batch",),
-        ("time", "waits", "scaling", "laws"),
         ("cell", "step", "repeat", "weak", "strong", "efficiency"),
     ),
     Section(
@@ -71,7 +68,6 @@ SECTIONS = (
         "Strategies compared",
         "Which part of the step differs, what does one option save, and how much memory does each take?",
         ("waterfall",),
-        ("gap", "dp_phases", "costs", "memory"),
         ("exposed", "idle", "strategy"),
     ),
     Section(
@@ -79,7 +75,6 @@ SECTIONS = (
         "Phases and traffic of a step",
         "How much time does each phase take, and what was moved?",
         ("phases",),
-        ("breakdown", "contention", "phases", "traffic"),
         ("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
@@ -87,15 +82,14 @@ SECTIONS = (
         "How much of a device is used",
         "How far is a step from what the device could compute, and where does the rest go?",
         ("device_use",),
-        ("device_use", "device_points"),
         ("step", "exposed", "wait", "transfer", "idle"),
+        modelled=True,
     ),
     Section(
         "waiting",
         "Who waits for whom",
         "Which rank makes the others wait, and how long?",
         ("waits", "wait_strip"),
-        ("ranks",),
         ("wait", "straggler"),
         open=True,
     ),
@@ -104,39 +98,35 @@ SECTIONS = (
         "Scaling",
         "What do more devices gain, and what do the fitted laws predict for twice as many?",
         ("scaling",),
-        terms=("weak", "strong", "efficiency"),
+        ("weak", "strong", "efficiency"),
         open=True,
     ),
     Section(
         "estimates",
         "Every estimate and its error",
-        "What does each subtraction give per step and per epoch, how far off is it, and why?",
-        (),
-        ("estimates", "identity", "reasons", "epoch"),
-        ("exposed", "ring model"),
-    ),
-    Section(
-        "bandwidth",
-        "Bandwidth",
-        "How fast do messages move, compared with a calibration, the ring's bound and other links?",
-        ("busbw",),
-        ("bandwidth", "utilisation", "projection"),
-        ("transfer", "bus bandwidth", "calibration"),
+        "What does each subtraction give per step, how far off is it, and why?",
+        terms=("exposed", "ring model"),
     ),
     Section(
         "models",
         "Models with this run's numbers",
         "What should communication cost, and how far off is each model?",
-        (),
-        ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job"),
-        ("ring model", "calibration", "transfer"),
+        terms=("ring model", "calibration", "transfer"),
+        modelled=True,
+    ),
+    Section(
+        "bandwidth",
+        "Bandwidth",
+        "How fast do messages move, compared with a calibration, the ring's bound and the link?",
+        ("busbw",),
+        ("transfer", "bus bandwidth", "calibration"),
+        modelled=True,
     ),
     Section(
         "what_if",
         "What if",
         "The step on more devices, and the prediction's error on measured cells.",
         ("what_if",),
-        ("what_if", "what_if_ledger", "what_if_own_error"),
         ("step", "exposed", "efficiency"),
     ),
     Section(
@@ -144,18 +134,10 @@ SECTIONS = (
         "Accuracy and speed",
         "Did the faster strategies learn as well, and how long did each take to get there?",
         ("study", "training_accuracy", "training_loss"),
-        ("learning", *TRAINING_TABLES),
         open=True,
     ),
-    Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),
+    Section("checks", "Checks", "Can these numbers be trusted?"),
 )
-PAGE_ALONE = frozenset(
-    {
-        "laws", "contention", "phases", "dp_phases", "ranks", "waits", "reasons", "epoch", "bandwidth", "utilisation",
-        "projection", "what_if", "what_if_ledger", "what_if_own_error",
-    }
-)  # fmt: skip
-"""Tables that a terminal does not show."""
 
 
 _LONG = 16  # letters: longer than any number
@@ -164,8 +146,7 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])
 
 @dataclass(frozen=True)
 class Page:
-    """All that the template needs: `tables` and the SVG of `figures` by name, each placed by its
-    section or with the answers.
+    """All that the template needs: `tables` by section and name, and the SVG of `figures` by name.
 
     Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the
     verdict, `first_tables` and FIRST_FIGURES.
@@ -175,7 +156,7 @@ class Page:
     setting: str
     environment: Sequence[tuple[str, str]]
     findings: Sequence[Finding]
-    tables: Mapping[str, TextTable]
+    tables: Mapping[str, Mapping[str, TextTable]]
     figures: Mapping[str, str]
     measures: Mapping[str, str]
     headline: str = ""
@@ -186,18 +167,15 @@ class Page:
     data_file: str = "comparison.csv"  # with every number, in the page's folder
 
     @property
-    def sections(self) -> list[tuple[Section, list[str], list[str]]]:
-        """The sections that have content, with the names of their figures and tables; open ones
-        first.
+    def sections(self) -> list[tuple[Section, list[str], dict[str, TextTable]]]:
+        """The sections that have content, with the names of their figures, and their tables; open
+        ones first.
         """
         placed = []
         for section in sorted(SECTIONS, key=lambda one: not one.open):
             figures = [name for name in section.figures if name in self.figures]
-            tables = [
-                name
-                for name in section.tables
-                if name in self.tables and has_values(self.tables[name])
-            ]
+            own = self.tables.get(section.name, {})
+            tables = {name: table for name, table in own.items() if has_values(table)}
             if figures or tables or (section.name == "timeline" and self.timelines):
                 placed.append((section, figures, tables))
         return placed

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
 from dpscope.analysis.traces.data_parallel.phases import phase_means
@@ -75,6 +77,13 @@ def phase_table(by_cell: Mapping[str, Table]) -> TextTable:
         [CELL, Field(place, placed, meaning=meaning), *times],
         rows,
         [_OF_REPLICAS if on_host else _OF_DEVICES],
+    )
+
+
+def cells_phases(run: RunData) -> TextTable:
+    """DataParallel's phases of a run's cells."""
+    return phase_table(
+        {data.name: data.tables.dp_phases for data in run.measured if data.communication_known}
     )
 
 
@@ -163,6 +172,12 @@ def wait_table(waits: Mapping[str, Table], means: str = "") -> TextTable:
     return table_of(f"Which ranks wait for which{means}", _WAITS, rows, notes, times=[longest_us])
 
 
+def cells_waits(run: RunData) -> TextTable:
+    """Who waits for whom in a run's cells."""
+    known = [data for data in run.measured if data.communication_known]
+    return wait_table({data.name: data.mean_waits for data in known}, " (means over repeats)")
+
+
 def _first_records(tables: Mapping[str, Table], most: int) -> tuple[list[dict[str, Any]], int]:
     """The first records of each cell's table with the cell's name, and how many more there are."""
     rows = [
@@ -177,6 +192,8 @@ def rank_table(cells: Sequence[Job]) -> TextTable:
     """
     means = {}
     for data in cells:
+        if not data.communication_known:
+            continue
         windows = data.whole_windows
         if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
             columns = {
@@ -215,6 +232,17 @@ _CONTENTION = (
     Field("net gain", "gain_us", "time", "Hidden communication minus its cost"),
     Field("compared", "compared", meaning=_COMPARED),
 )
+
+
+def cells_contention(comparison: Comparison) -> TextTable:
+    """What hidden communication costs in the cells of a comparison."""
+    return contention_table(
+        [
+            (row.cell, row.contentions, row.ledger.hidden_us)
+            for row in comparison.rows.values()
+            if row.contentions is not None and row.ledger is not None
+        ]
+    )
 
 
 def contention_table(cells: Iterable[tuple[str, Contentions, float | None]]) -> TextTable:

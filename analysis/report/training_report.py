@@ -16,7 +16,7 @@ from dpscope.analysis.text.terminal import (
     print_missing,
     print_table,
 )
-from dpscope.analysis.text.text_table import in_markdown, render, render_findings
+from dpscope.analysis.text.text_table import in_markdown, reasons, render, render_findings
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
@@ -43,7 +43,8 @@ def show_training(
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
-    print_missing(console, [reason for table in shown for reason in table.missing])
+    unknown = [one for table in shown for one in table.unknown]
+    print_missing(console, reasons(unknown))
     print_findings(console, findings := training_findings(data))
     path = write_training(data, figure_formats)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
@@ -82,10 +83,13 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_F
     page = _page_of(data)
 
     def texts(svg: Mapping[str, str]) -> dict[str, str]:
-        made = {"training.csv": training_csv(data), "training.md": training_markdown(data)}
-        return (
-            made if page.name in made else made | {page.name: render_page(training_page(data, svg))}
-        )
+        files = {
+            "training.csv": training_csv(data),
+            "training.md": training_markdown(data),
+        }
+        if page.name not in files:
+            files[page.name] = render_page(training_page(data, svg))
+        return files
 
     write_with_figures(
         page.parent,
@@ -119,7 +123,7 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
         setting=_setting(data),
         environment=list(_facts(data.manifest)),
         findings=training_findings(data),
-        tables=training_tables(data),
+        tables={"learning": training_tables(data)},
         figures=svg,
         measures=LEARNING_MEASURES,
         data_file="training.csv",

@@ -1,35 +1,96 @@
-"""Tables of text: declared by their columns, and rendered as CSV, Markdown or LaTeX."""
+"""Tables: declared by their columns, with their values and as text, rendered as CSV, Markdown or
+LaTeX.
+"""
 
 import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dpscope.analysis.text.latex import latex_table
-from dpscope.analysis.text.units import Quantity, Unit, choose_unit, plain, sentence, show
-from dpscope.profiling.records.finding import Finding
+from dpscope.analysis.text.units import NA, Quantity, Unit, choose_unit, plain, sentence, show
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.store.shown_text import one_line
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
+
+
+class Unknown(NamedTuple):
+    """Why a value is missing: in the column of this heading (empty: in most), in the row of this
+    name.
+    """
+
+    reason: str
+    heading: str
+    row: str
+
+
+def reasons(unknown: Iterable[Unknown], most: int | None = None) -> list[str]:
+    """Each reason once, with at most `most` headings of its columns, and its rows."""
+    lines = []
+    for reason, alike in grouped((one.reason, one) for one in unknown).items():
+        columns = list(dict.fromkeys(one.heading for one in alike))
+        rows = dict.fromkeys(one.row for one in alike)
+        named = ", ".join(columns[:most])
+        # Of many columns the first say enough.
+        if most is not None and len(columns) > most:
+            named += f" and {len(columns) - most} more"
+        where = "; ".join(filter(None, (named, ", ".join(rows))))
+        lines.append(f"{NA} ({where}): {reason}")
+    return lines
 
 
 @dataclass(frozen=True)
 class TextTable:
     """A table of formatted text: headings include units, and each row has an entry per heading.
 
-    `missing` states why values are NA; `meanings` has a sentence for each heading, empty where its
-    columns are not declared.
+    `unknown` states why values are NA; `meanings` has a sentence for each heading, empty where its
+    columns are not declared. `values` are the columns before they were formatted, by names that end
+    in their unit.
     """
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
     meanings: tuple[str, ...] = ()
+    values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Why values are NA: each reason once, with its columns and rows."""
+        return tuple(reasons(self.unknown))
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """What stands below it in every format: its notes, and why values are NA."""
+        return (*self.notes, *self.missing)
+
+    def frame(self) -> "pd.DataFrame":
+        """Its values: a missing number is NaN in a column of floats, a missing word NA."""
+        import pandas as pd
+
+        return pd.DataFrame({name: _series(column) for name, column in self.values.items()})
+
+
+def _series(column: Sequence[object]) -> "pd.Series[Any]":
+    import pandas as pd
+
+    known = [value for value in column if value is not None]
+    values: list[Any] = list(column)
+    if any(isinstance(value, str | bool) for value in known):
+        return pd.Series(values, dtype=object).convert_dtypes()
+    # Whole numbers stay whole where none is missing.
+    if len(known) == len(values) > 0:
+        return pd.Series(values)
+    return pd.Series(values, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -46,6 +107,30 @@ class Field:
     get: str | Callable[[Any], object]
     unit: Quantity | Unit = "text"
     meaning: str = ""
+    column: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its column of values: `column`, else the attribute, else the heading with the stored
+        unit.
+        """
+        if self.column:
+            return self.column
+        if isinstance(self.get, str):
+            # of an estimate, ``speedup.low`` is speedup_low and ``speedup.value`` speedup
+            *parents, last = self.get.split(".")
+            if last == "value":
+                return parents[-1]
+            return f"{parents[-1]}_{last}" if parents and last in ("low", "high") else last
+        # the heading without its unit
+        title = self.heading.partition("[")[0].lower()
+        words = re.findall(r"[a-z0-9]+", title)
+        return "_".join(words) + _SUFFIXES.get(str(self.unit), "")
+
+    @property
+    def timed(self) -> bool:
+        """Whether its unit is that of the table's times."""
+        return self.unit == "time"
 
     def value(self, row: object) -> object:
         """A row's value as plain Python, None where missing."""
@@ -54,6 +139,7 @@ class Field:
         return plain(row[self.get] if isinstance(row, Mapping) else attrgetter(self.get)(row))
 
 
+_SUFFIXES = {"time": "_us", "bytes": "_bytes", "bandwidth": "_gb_per_s"}
 CELL = Field("cell", "cell", meaning="Strategy, devices and batch per device, and the variant")
 
 
@@ -75,42 +161,65 @@ def table_of(
     fields: Iterable[Field],
     rows: Iterable[object],
     notes: Iterable[str] = (),
-    missing: Iterable[str] = (),
+    unknown: Iterable[Unknown] = (),
     times: Iterable[float | None] = (),
 ) -> TextTable:
     """The table of these columns, with a row of text for each of `rows`; `times` choose the unit of
     times (default: all).
     """
-    fields, rows = list(fields), list(rows)
-    columns = [[field.value(row) for row in rows] for field in fields]
-    numbers = [[one for one in column if isinstance(one, int | float)] for column in columns]
-    timed = [known for field, known in zip(fields, numbers, strict=True) if field.unit == "time"]
-    time = choose_unit("time", list(times) or [one for known in timed for one in known])
-    units = [
-        one.unit
-        if isinstance(one.unit, Unit)
-        else time
-        if one.unit == "time"
-        else choose_unit(one.unit, known)
-        for one, known in zip(fields, numbers, strict=True)
-    ]
-    named = [
-        one.heading
-        if not unit.label or "[" in one.heading or (one.unit == "time" and "{unit}" in title)
-        else f"{one.heading} [{unit.label}]"
-        for one, unit in zip(fields, units, strict=True)
-    ]
+    fields = list(fields)
+    rows = list(rows)
+    columns = [tuple(one.value(row) for row in rows) for one in fields]
+    units = _units(fields, columns, list(times))
+    label = next((unit.label for one, unit in zip(fields, units, strict=True) if one.timed), "")
     shown = [
         [show(value, unit) for value in column] for column, unit in zip(columns, units, strict=True)
     ]
     return TextTable(
-        title=title.replace("{unit}", time.label),
-        headings=tuple(named),
+        title=title.replace("{unit}", label),
+        headings=tuple(
+            _heading(one, unit, "{unit}" in title) for one, unit in zip(fields, units, strict=True)
+        ),
         rows=tuple(zip(*shown, strict=True)),
         notes=tuple(notes),
-        missing=tuple(missing),
-        meanings=tuple(field.meaning for field in fields),
+        unknown=tuple(unknown),
+        meanings=tuple(one.meaning for one in fields),
+        values={one.name: column for one, column in zip(fields, columns, strict=True)},
     )
+
+
+def _units(
+    fields: Sequence[Field],
+    columns: Sequence[Sequence[object]],
+    times: Sequence[float | None],
+) -> list[Unit]:
+    """A unit for each column: of all columns of times the same."""
+    known = [_numbers(column) for column in columns]
+    measured = [
+        value for one, column in zip(fields, known, strict=True) if one.timed for value in column
+    ]
+    time = choose_unit("time", times or measured)
+    units = []
+    for one, column in zip(fields, known, strict=True):
+        if isinstance(one.unit, Unit):
+            units.append(one.unit)
+        elif one.timed:
+            units.append(time)
+        else:
+            units.append(choose_unit(one.unit, column))
+    return units
+
+
+def _numbers(column: Sequence[object]) -> list[float]:
+    """The known numbers of a column."""
+    return [value for value in column if isinstance(value, int | float)]
+
+
+def _heading(one: Field, unit: Unit, in_title: bool) -> str:
+    """With the unit's label, unless the heading or the title has it."""
+    if not unit.label or "[" in one.heading or (one.timed and in_title):
+        return one.heading
+    return f"{one.heading} [{unit.label}]"
 
 
 def render(table: TextTable, table_format: str) -> str:
@@ -137,8 +246,9 @@ def csv_with_notes(table: TextTable) -> str:
     """A table as CSV text, with its title and its notes as comments (#) around it: one of several
     in a file.
     """
-    comments = [f"# {one_line(note)}\n" for note in (*table.notes, *table.missing)]
-    return f"# {one_line(table.title)}\n{render_csv(table)}{''.join(comments)}"
+    title = f"# {one_line(table.title)}\n"
+    comments = [f"# {one_line(note)}\n" for note in table.all_notes]
+    return title + render_csv(table) + "".join(comments)
 
 
 _BEGINS_TAG = re.compile(r"<(?=[A-Za-z/!?])")
@@ -155,18 +265,20 @@ def in_markdown(text: str) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(in_markdown(cell).replace("|", "\\|") for cell in cells) + " |"
+    escaped = (in_markdown(cell).replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def _markdown(table: TextTable) -> str:
-    numeric = ["---" if index == 0 else "---:" for index in range(len(table.headings))]
-    lines = [
-        f"**{in_markdown(table.title)}**",
-        "",
-        *map(_line, (table.headings, numeric, *table.rows)),
-    ]
-    if table.notes or table.missing:
-        lines += ["", *(f"- {in_markdown(note)}" for note in (*table.notes, *table.missing))]
+    # The first column names a row, the others are numbers.
+    aligned = ["---", *["---:"] * (len(table.headings) - 1)]
+    lines = [f"**{in_markdown(table.title)}**", ""]
+    lines.append(_line(table.headings))
+    lines.append(_line(aligned))
+    lines += map(_line, table.rows)
+    if notes := table.all_notes:
+        lines.append("")
+        lines += [f"- {in_markdown(note)}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
@@ -188,4 +300,4 @@ def finding_line(finding: Finding) -> str:
 
 
 def _latex(table: TextTable) -> str:
-    return latex_table(table.title, table.headings, table.rows, (*table.notes, *table.missing))
+    return latex_table(table.title, table.headings, table.rows, table.all_notes)

@@ -1,14 +1,21 @@
 """Trainings as tables, and as JSON and CSV in stored units."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
-from dpscope.analysis.text.text_table import CELL, Field, TextTable, estimate_fields, table_of
+from dpscope.analysis.text.text_table import (
+    CELL,
+    Field,
+    TextTable,
+    Unknown,
+    estimate_fields,
+    table_of,
+)
 from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
 from dpscope.analysis.training.data import TrainingData
@@ -19,15 +26,6 @@ from dpscope.analysis.training.seed_statistics import (
     against_single,
 )
 from dpscope.profiling.records.finding import counted
-
-TRAINING_TABLES = (
-    "test_accuracy",
-    "training_speedup",
-    "training_time",
-    "time_to_accuracy",
-    "variant_accuracy",
-)
-"""Names of the tables, in the order people read them."""
 
 _PERCENT = Unit("%", 1.0, 2)
 _POINTS = Unit("points", 1.0, 2)
@@ -40,56 +38,6 @@ _VERDICTS = {
     "below": "lower",
     "too_few_samples": "unknown",
 }
-
-
-def training_tables(data: TrainingData) -> dict[str, TextTable]:
-    """All tables with rows by name, in the order people read them.
-
-    Without a requested target accuracy, the target is the highest whole percent that all trainings
-    reached.
-    """
-    cells, names = _cells(data), {cell.name for cell in data.trained}
-    trained = [cell for cell in cells if cell["cell"] in names]
-    unit, whole = (
-        _seconds([cell[name] for cell in cells]) for name in ("train_epoch_s", "training_s")
-    )
-    epoch = "Median training time of an epoch over all seeds; evaluation is not in it"
-    timed = (
-        CELL,
-        *_with_range("epoch", "train_epoch_s", unit, epoch, ("Shortest epoch", "Longest epoch")),
-        Field("epochs", "timed_epochs", meaning="Epochs behind the median, all seeds together"),
-        Field("evaluation", "evaluation_epoch_s", unit, "Median time of an evaluation"),
-        Field(
-            "training",
-            "training_s",
-            whole,
-            "Training time of all epochs of a seed, median over seeds",
-        ),
-    )
-    best = (
-        "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
-    )
-    tables = {
-        "test_accuracy": table_of(
-            "Test accuracy after training (median and range over seeds)",
-            _ACCURACY,
-            cells,
-            [best],
-            _missing_trainings(data),
-        ),
-        "training_speedup": difference_table(
-            "Accuracy and training speedup versus one device", against_single(data)
-        ),
-        "training_time": table_of(
-            "Training time (median and range over the epochs of all seeds; without evaluation)",
-            timed,
-            trained,
-            ["training: all epochs of a seed, median over seeds"],
-        ),
-        "time_to_accuracy": _target_table(data),
-        "variant_accuracy": difference_table("Variants versus the default", against_default(data)),
-    }
-    return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
 _OF_SEEDS = ("Lowest of the seeds", "Highest of the seeds")
@@ -130,15 +78,57 @@ _ACCURACY = (
 )
 
 
-def _missing_trainings(data: TrainingData) -> Iterator[str]:
-    """The reasons for missing accuracies: never trained, or not all epochs."""
-    yield from (f"{NA} ({cell.name}): {cell.missing}" for cell in data.cells if not cell.trainings)
+def accuracy_table(data: TrainingData) -> TextTable:
+    """A row per cell: its accuracy over seeds."""
+    best = (
+        "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
+    )
+    unknown = [Unknown(cell.missing, "", cell.name) for cell in data.cells if not cell.trainings]
+    return table_of(
+        "Test accuracy after training (median and range over seeds)",
+        _ACCURACY,
+        _cells(data),
+        [best, *_incomplete(data)],
+        unknown,
+    )
+
+
+def _incomplete(data: TrainingData) -> Iterator[str]:
+    """The trainings that do not count because they lack epochs."""
     for cell in data.trained:
         short = [
             f"seed {one.seed} with {len(one.epochs)}" for one in cell.trainings if not one.complete
         ]
         if short:
             yield f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {', '.join(short)}"
+
+
+def time_table(data: TrainingData) -> TextTable:
+    """A row per trained cell: its times over the epochs of all seeds."""
+    names = {cell.name for cell in data.trained}
+    trained = [cell for cell in _cells(data) if cell["cell"] in names]
+    unit, whole = (
+        _seconds([cell[name] for cell in trained]) for name in ("train_epoch_s", "training_s")
+    )
+    epoch = "Median training time of an epoch over all seeds; evaluation is not in it"
+    fields = (
+        CELL,
+        *_with_range("epoch", "train_epoch_s", unit, epoch, ("Shortest epoch", "Longest epoch")),
+        Field("epochs", "timed_epochs", meaning="Epochs behind the median, all seeds together"),
+        Field("evaluation", "evaluation_epoch_s", unit, "Median time of an evaluation"),
+        Field(
+            "training",
+            "training_s",
+            whole,
+            "Training time of all epochs of a seed, median over seeds",
+        ),
+    )
+    return table_of(
+        "Training time (median and range over the epochs of all seeds; without evaluation)",
+        fields,
+        trained,
+        ["training: all epochs of a seed, median over seeds"],
+    )
 
 
 def _seconds(values: Sequence[float | None]) -> Unit:
@@ -151,7 +141,7 @@ _OF_ALL = "Of all seeds that have trained an epoch"
 _UNTIL = "Training time up to and including that epoch without evaluation, median over seeds"
 
 
-def _target_table(data: TrainingData) -> TextTable | None:
+def target_table(data: TrainingData) -> TextTable | None:
     """When each cell first reached the target accuracy; None without a target."""
     target = statistics.chosen_target(data)
     if target is None:
@@ -185,7 +175,7 @@ def _target_table(data: TrainingData) -> TextTable | None:
         [
             "up to and including the first epoch that reached it, without evaluation; median and range over seeds"
         ],
-        (f"{NA} (epoch, time; {one.cell}): {one.reason}" for one in found if one.reason),
+        (Unknown(one.reason, "epoch, time", one.cell) for one in found if one.reason),
     )
 
 
@@ -227,17 +217,41 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
     )
 
 
-def _unknown(one: CellDifference) -> Iterator[str]:
+def _unknown(one: CellDifference) -> Iterator[Unknown]:
     """The reasons for missing values of a difference."""
     if one.points is None:
-        yield f"{NA} (difference; {one.cell}): no training of it, or of {one.against}, has all its epochs"
+        why = f"no training of it, or of {one.against}, has all its epochs"
+        yield Unknown(why, "difference", one.cell)
     elif one.spread_points is None:
-        yield f"{NA} (seed spread; {one.cell}): {counted(one.seeds, 'seed')}; a spread needs {statistics.FEWEST_SEEDS}"
+        why = f"{counted(one.seeds, 'seed')}; a spread needs {statistics.FEWEST_SEEDS}"
+        yield Unknown(why, "seed spread", one.cell)
     if one.speedup.low is None:
-        yield (
-            f"{NA} (low, high; {one.cell}): {counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two "
-            "seeds of one cell"
-        )
+        why = f"{counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two seeds of one cell"
+        yield Unknown(why, "low, high", one.cell)
+
+
+TRAINING_TABLES: Mapping[str, Callable[[TrainingData], TextTable | None]] = {
+    "test_accuracy": accuracy_table,
+    "training_speedup": lambda data: difference_table(
+        "Accuracy and training speedup versus one device", against_single(data)
+    ),
+    "training_time": time_table,
+    "time_to_accuracy": target_table,
+    "variant_accuracy": lambda data: difference_table(
+        "Variants versus the default", against_default(data)
+    ),
+}
+"""Each table by name, in the order in which people read them.
+
+Without a requested target accuracy, the target is the highest whole percent that all trainings
+reached.
+"""
+
+
+def training_tables(data: TrainingData) -> dict[str, TextTable]:
+    """All tables with rows."""
+    tables = {name: table(data) for name, table in TRAINING_TABLES.items()}
+    return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
 def training_json(data: TrainingData) -> str:

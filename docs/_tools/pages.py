@@ -61,7 +61,7 @@ _UNITS = {
 
 def columns_page() -> str:
     page = _COLUMNS
-    for group in GROUPS:
+    for group in (one for one in GROUPS if one.columns):
         rows = list(_column_rows(group.columns))
         table = "\n".join(markdown_table(("column", "heading", "unit", "meaning"), rows))
         page += f"\n## {group.title}\n\n{table}\n"

@@ -24,7 +24,7 @@ from dpscope.analysis import (
     predict,
     read_trace,
 )
-from dpscope.analysis.cells.columns import BY_NAME
+from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.findings.answers import traces_verdict
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -44,7 +44,7 @@ def check_plots(frame: pd.DataFrame, numeric: list[str]) -> None:
 def test_every_numeric_column_plots_and_a_missing_number_is_nan() -> None:
     table = compare(load_run(EXAMPLE_RUN)).table
     check_plots(
-        table, [name for name, column in BY_NAME.items() if column.quantity not in ("text", "flag")]
+        table, [column.name for column in columns() if column.quantity not in ("text", "flag")]
     )
     assert table.loc[table["cell"] == "single-d1-b8", "transfer_us"].isna().to_list() == [True]
     analysis = analyze_traces(RANK_0)  # of one rank of two: no transfer is known

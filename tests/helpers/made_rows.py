@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from dpscope.analysis.cells.columns import BY_NAME
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.cells.view import REGISTERED
 
 _FIELDS = {one.name for one in fields(CellRow)}
 
@@ -18,5 +18,5 @@ def with_values(row: CellRow, **values: Any) -> CellRow:
     """The row with other values of these fields and columns."""
     own = {name: value for name, value in values.items() if name in _FIELDS}
     columns = {name: value for name, value in values.items() if name not in _FIELDS}
-    assert set(columns) <= set(BY_NAME), set(columns) - set(BY_NAME)
+    assert set(columns) <= set(REGISTERED), set(columns) - set(REGISTERED)
     return replace(row, **({"values": {**row.values, **columns}} | own))

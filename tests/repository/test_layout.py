@@ -56,7 +56,7 @@ analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/trace
 analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
-analysis/report: analysis/{cells,costs,figures,findings,runs,text,training}
+analysis/report: analysis/{cells,costs,figures,findings,runs,stats,text,training}
   analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if profiling/{machine,records,store}
 analysis/equality: profiling/{records,store}
 analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,report,runs,text,training}

@@ -18,7 +18,7 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.findings.answers import shortcuts_text
 from dpscope.analysis.report.calibration import calibration_tables
-from dpscope.analysis.report.comparison_tables import views_by_name
+from dpscope.analysis.report.comparison_tables import ESTIMATES
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
@@ -485,7 +485,7 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     )
     # the cell's all-reduces have 8 GB/s of bus bandwidth
     assert values["transfer_of_link"] == pytest.approx(8 / 25)
-    (note,) = views_by_name(compare(linked))["estimates"].notes
+    (note,) = known(ESTIMATES(compare(linked))).notes
     assert note.startswith(
         "ring model on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link"
     )
@@ -504,7 +504,7 @@ def test_the_rate_of_a_ring_is_that_of_the_cells_own_nodes() -> None:
     rows = comparison.rows.values()
     assert [row.ring_us for row in rows] == pytest.approx([400, 4000])
     assert [rate.gb_per_s for row in rows for rate in row.ring_rates] == pytest.approx([10, 1])
-    assert [note.partition(",")[0] for note in views_by_name(comparison)["estimates"].notes] == [
+    assert [note.partition(",")[0] for note in known(ESTIMATES(comparison)).notes] == [
         "ring model on 2 devices: 10 GB/s",
         "ring model on 2x1 devices: 1 GB/s",
     ]

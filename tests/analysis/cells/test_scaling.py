@@ -19,12 +19,11 @@ from dpscope.analysis.cells.scaling import (
 from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.comparisons import (
     judge_target,
-    law_table,
-    scaling_table,
     strong_or_weak,
     superlinear_findings,
 )
 from dpscope.analysis.output.run_json import scaling_records
+from dpscope.analysis.report.strategy_tables import scaling_table
 from dpscope.analysis.runs.spreads import step_spread
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
@@ -81,8 +80,8 @@ def test_weak_and_strong_series_with_intervals() -> None:
         "karp_flatt",
     )
     assert record["points"][0]["efficiency"]["value"] == pytest.approx(0.8, rel=0.01)
-    assert law_table(comparison(weak, strong)) is None  # one count each: no law
-    table = known(scaling_table(comparison(weak, strong)))
+    table = scaling_table(comparison(weak, strong))
+    assert len(table.notes) == 1  # one count each: no law
     assert [row[:2] for row in table.rows] == [
         ("DDP weak, b = 8", "2"),
         ("DDP strong, G = 16", "2"),
@@ -93,12 +92,11 @@ def test_three_counts_fit_a_law() -> None:
     cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
     (strong,) = [one for one in series(cells, {16: SINGLES[16]}) if one.scaling == "strong"]
     assert known(strong.fit).law == "usl"
-    table = known(law_table(comparison(strong)))
-    contention, coherency, predicted = table.rows
-    assert contention[:4] == ("DDP strong, G = 16", "USL", "contention", "0.100")
-    assert coherency[3] == "0.000"
+    (law,) = scaling_table(comparison(strong)).notes[1:]
+    assert law.startswith("DDP strong, G = 16: USL, contention 0.100 (")
+    assert "coherency 0.000 (" in law
     # 16 devices: 1 / (0.1 + 0.9 / 16) = 6.4
-    assert predicted[2:4] == ("speedup on 16", "6.40")
+    assert "speedup on 16: 6.40 (" in law
 
 
 @pytest.mark.parametrize(("step_us", "shown"), [(2100.0, "NA"), (1980.0, "0.98")])
@@ -107,10 +105,10 @@ def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(
 ) -> None:
     # 2 x 1,000 / 2,100 = 0.952: (1/0.952 - 1/2) / (1/2) = 1.1, no fraction; at 1,980 us it is 0.98
     (weak,) = series([steps("ddp", 2, 8, step_us)], {8: SINGLES[8]})
-    table = known(scaling_table(comparison(weak)))
+    table = scaling_table(comparison(weak))
     assert table.headings[-1] == "Karp-Flatt"
     assert table.rows[0][-1].startswith(shown)
-    assert any("slower than one device" in note for note in table.notes) == (shown == "NA")
+    assert any("slower than one device" in note for note in table.missing) == (shown == "NA")
 
 
 def test_one_count_above_1_is_drawn_as_bars_with_their_intervals() -> None:

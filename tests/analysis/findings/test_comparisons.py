@@ -11,16 +11,15 @@ from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
 from dpscope.analysis.figures.step import _title
 from dpscope.analysis.findings.comparisons import (
     cost_sentence,
-    cost_table,
     gap_finding,
     strategy_cost_finding,
 )
 from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.report.strategy_tables import cost_table
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 GB = 10**9
@@ -118,7 +117,7 @@ def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     assert abs((sharded.ratio.value or 0) - 1.1) < 0.01
     assert (sharded.saved_bytes, sharded.memory) == (200, "peak")
     assert pairs["ddp-d1-b8", "single-d1-b8"].saved_bytes is None
-    table = known(cost_table(comparison.costs))
+    table = cost_table(comparison)
     assert len(table.rows) == 3
     codes = [finding.code for finding in conclusions(run, comparison)]
     assert codes.count("strategy_cost") == 2

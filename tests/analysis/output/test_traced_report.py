@@ -32,7 +32,6 @@ from dpscope.analysis.output.traced_report import (
     traces_json,
 )
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.report.comparison_tables import shown_views
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -115,7 +114,7 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     reasons = report.comparison.reasons
     assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
     assert report.verdict.which.text == ONE_JOB
-    assert {"time", "epoch", "checks"} & set(report.tables) == set()
+    assert {"time", "memory", "checks"} & set(report.tables) == set()
 
 
 def test_the_ring_formula_is_not_compared_with_the_transfers_of_other_collectives() -> None:
@@ -215,9 +214,9 @@ def test_a_table_of_the_cells_name_alone_is_left_out(tmp_path: Path) -> None:
         0,
         2,
     )
-    views = {view.name: view.names for view in shown_views(reported(tmp_path).comparison)}
-    assert "phases" not in views
-    assert all(len(columns) > 1 for columns in views.values())
+    tables = reported(tmp_path).tables
+    assert "phases" not in tables
+    assert all(len(table.headings) > 1 for table in tables.values())
 
 
 def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.costs.nccl_choices import JobChoices, job_log, read_logs
-from dpscope.analysis.findings.predictions import collective_table
-from dpscope.analysis.report.nccl_tables import NcclChapter, nccl_findings, ring_sentence
+from dpscope.analysis.report.nccl_tables import NcclChapter, job_table, nccl_findings, ring_sentence
+from dpscope.analysis.report.prediction_tables import collective_table
 from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
@@ -52,7 +52,7 @@ def chapter(folder: Path, *lines: str) -> NcclChapter:
 def test_connections_are_counted_by_transport(tmp_path: Path) -> None:
     links = [(0, 1, "P2P/CUMEM"), (1, 0, "P2P/CUMEM"), (1, 2, "NET/IB/0/GDRDMA")]
     made = chapter(tmp_path, *(connection(*one) for one in links))
-    (row,) = made.tables()["nccl_job"].rows
+    (row,) = job_table(made.jobs).rows
     assert row[2] == "NET/IB/GDRDMA 1, P2P/CUMEM 2"
     (content,) = made.content()
     assert content["transports"] == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 1}

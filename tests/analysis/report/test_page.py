@@ -14,12 +14,13 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.analysis.figures.scaling import batch_figure
-from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
-from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
+from dpscope.analysis.report.comparison_tables import BREAKDOWN, TIME, TRAFFIC, step_table
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.report.prediction_tables import collective_table
+from dpscope.analysis.report.views import FIRST, STUDY, VIEWS
+from dpscope.analysis.text.text_table import TextTable, reasons
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job, planned_job
 from dpscope.analysis.traces.reading.table import Table, joined
@@ -57,12 +58,11 @@ def example() -> Report:
 @pytest.mark.long
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
     tables = example.tables
-    assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(
-        tables
-    )
-    named = [name for section in pages.SECTIONS for name in section.tables]
-    assert len(named) == len(set(named))
-    assert set(tables) <= set(named)
+    assert {"time", "gap", "dp_phases", "waits", "predictions", "formulas", "checks"} <= set(tables)
+    assert len({view.name for view in VIEWS}) == len(VIEWS)
+    sections = [section.name for section in pages.SECTIONS]
+    placed = [sections.index(view.section) for view in VIEWS if view.section not in (FIRST, STUDY)]
+    assert placed == sorted(placed)  # every output shows the tables in the order of the sections
     for name, table in tables.items():
         explained = zip(table.headings, table.meanings, strict=True)
         assert [heading for heading, meaning in explained if not meaning] == [], name
@@ -84,11 +84,9 @@ def test_the_page_escapes_text(example: Report) -> None:
     page = make_page(example, {})
     finding = msgspec.structs.replace(example.findings[0], message=hostile)
     view = replace(page.timelines[0], cell=hostile, notes=(hostile,))
-    table = page.tables["time"]
-    tables = {
-        **page.tables,
-        "time": replace(table, title=hostile, rows=((hostile,) * len(table.headings),)),
-    }
+    table = page.tables["numbers"]["time"]
+    changed = replace(table, title=hostile, rows=((hostile,) * len(table.headings),))
+    tables = {**page.tables, "numbers": {"time": changed}}
     page = replace(
         page, name=hostile, headline=hostile, setting=hostile, environment=((hostile, hostile),)
     )
@@ -271,24 +269,25 @@ def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: R
     (reduced, *_) = [one for one in example.comparison.predictions if one.kind == "all_reduce"]
     broadcast = replace(reduced, kind="broadcast")
     for predictions, cells in (((reduced,), ()), ((reduced, broadcast, broadcast), ("ddp-d2-b8",))):
-        notes = views_by_name(replace(example.comparison, predictions=predictions))["traffic"].notes
+        notes = known(TRAFFIC(replace(example.comparison, predictions=predictions))).notes
         assert tuple(note.rpartition(": ")[2] for note in notes) == cells
 
 
 def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: Report) -> None:
-    shown = missing_reasons(example.comparison)
+    shown = example.printed.missing
     reason = "only DDP on several devices has a pass with its counters"
     assert f"NA (span/DDP's, buckets equal; single-d1-b8, dp-host-d2-b8): {reason}" in shown
     columns = (
-        "samples_per_s", "step_us", "compute_us", "idle_us", "wait_us", "exposed_us", "communication_us",
+        "samples_per_s", "step_low_us", "compute_us", "idle_us", "wait_us", "exposed_us", "communication_us",
         "traced_step_us",
     )  # fmt: skip
-    known = replace(
+    row = replace(
         example.comparison.rows["ddp-d2-b8"], reasons=dict.fromkeys(columns, "the file was lost")
     )
-    lost = replace(example.comparison, rows={known.cell: known})
-    (one,) = missing_reasons(lost)
-    headings = "samples/s, step, compute, idle, all waiting, exposed and 2 more"
+    lost = replace(example.comparison, rows={row.cell: row})
+    tables = [known(table(lost)) for table in (TIME, BREAKDOWN, step_table)]
+    (one,) = reasons([why for table in tables for why in table.unknown], most=6)
+    headings = "step low, samples/s, comm., exposed, all waiting, traced step and 2 more"
     assert one == f"NA ({headings}; ddp-d2-b8): the file was lost"
 
 
@@ -312,7 +311,12 @@ def test_a_table_without_values_is_not_drawn(example: Report) -> None:
     empty = TextTable("Rates", ("cell", "rate", "of link"), (("a", NA, NA), ("b", NA, "")))
     assert not pages.has_values(empty)
     assert pages.has_values(replace(empty, rows=(("a", NA, "1.0"),)))
-    assert replace(make_page(example, {}), tables={"bandwidth": empty}, timelines=()).sections == []
+    assert (
+        replace(
+            make_page(example, {}), tables={"bandwidth": {"bandwidth": empty}}, timelines=()
+        ).sections
+        == []
+    )
 
 
 def test_the_page_opens_on_the_answers(example: Report) -> None:

@@ -116,7 +116,9 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
         ("single-d1", "2 of 3", "NA", "NA", "NA", "NA"),
         ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"),
     )
-    assert len(table.missing) == 2
+    assert len(table.unknown) == 2
+    (reason,) = table.missing
+    assert reason.startswith("NA (epoch, time; single-d1, ddp-d2): 1 of 3 seeds did not reach 91%")
     assert "1 of 3 seeds did not reach 91%" in table.missing[0]
 
 
@@ -208,7 +210,7 @@ def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path:
     assert final_accuracy(data.cells[0]) == Range(90.0, 90.0, 90.0, 1)
     found, table = codes(data), training_tables(data)["test_accuracy"]
     assert "seed 1 has 1" in found["training_incomplete"].message
-    assert any("seed 1 with 1" in note for note in table.missing)
+    assert any("seed 1 with 1" in note for note in table.notes)
     assert "epoch 2" in found["training_diverged"].message
     assert table.rows[0][7] == "NA"
     assert "accuracy_not_percent" not in found

@@ -1,0 +1,325 @@
+"""The tables of data-parallel studies (`dpscope analyze RUN --tables`): a row per strategy, batch
+and number of devices.
+
+Epochs, speedups and estimates are of untraced steps; the parts of an epoch are those of traced
+ones, which add up to the traced epoch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dpscope.analysis.cells.columns import columns
+from dpscope.analysis.cells.row import ratio
+from dpscope.analysis.cells.times import epoch_seconds
+from dpscope.analysis.report.results import Results
+from dpscope.analysis.runs.variant_savings import single_device_baselines
+from dpscope.analysis.text.text_table import Field, TextTable, Unknown, table_of
+from dpscope.analysis.text.units import Unit, choose_unit
+from dpscope.analysis.traces.ranks.job import Job
+
+Row = Mapping[str, Any]
+"""A cell's values by the names of a `Field`."""
+
+_RATIO, _PERCENT = Unit("", 1.0, 2), Unit("%", 0.01, 1)
+_PLACE = (
+    Field("strategy", "label", meaning="Strategy, variant and, of several, nodes"),
+    Field("devices", "devices", meaning="Devices of the step, N"),
+    Field("b", "batch_size", meaning="Batch per device"),
+)
+_PER_EPOCH = {  # field -> the column of a traced step
+    "traced_epoch_us": "traced_step_us",
+    "compute_epoch_us": "compute_us",
+    "wait_epoch_us": "exposed_wait_us",
+    "transfer_epoch_us": "exposed_transfer_us",
+    "other_epoch_us": "exposed_other_us",
+    "idle_epoch_us": "idle_us",
+    "epoch_without_wait_us": "step_without_wait_us",
+}
+_REASONS = {  # field -> the column whose reason explains that it is missing
+    **_PER_EPOCH,
+    "epoch_us": "step_us",
+    "speedup_b": "weak_efficiency",
+    "efficiency_b": "weak_efficiency",
+    "speedup_g": "strong_speedup",
+    "efficiency_g": "strong_speedup",
+}
+
+
+def _rows(report: Results) -> list[dict[str, Any]]:
+    """A row per measured cell, those of a strategy and batch together by their devices."""
+    rows = [_row(report, data) for data in report.run.measured]
+    first = {row["label"]: place for place, row in reversed([*enumerate(rows)])}
+    return sorted(rows, key=lambda row: (first[row["label"]], row["batch_size"], row["devices"]))
+
+
+def _row(report: Results, data: Job) -> dict[str, Any]:
+    compared = report.comparison.rows[data.name]
+    nodes = f", {data.nodes} nodes" if data.nodes > 1 else ""
+    row: dict[str, Any] = {
+        "cell": data.name,
+        "label": f"{data.strategy} {data.variant}".strip() + nodes,
+        **{one.name: compared.value(one.name) for one in columns()},
+        "devices": data.devices,
+        "batch_size": data.cell.batch_size,
+        "epoch_us": _epoch_us(data),
+    }
+    singles = single_device_baselines(report.run, data.cell)
+    for letter, batch in (("b", data.cell.batch_size), ("g", data.cell.global_batch_size)):
+        single = singles.get(batch)
+        speedup = ratio(_epoch_us(single), row["epoch_us"]) if single is not None else None
+        row[f"speedup_{letter}"] = speedup
+        row[f"efficiency_{letter}"] = None if speedup is None else speedup / data.devices
+    steps = compared.steps_per_epoch
+    for name, column in _PER_EPOCH.items():
+        value = compared.number(column)
+        row[name] = None if value is None or steps is None else value * steps
+    return row
+
+
+def _epoch_us(data: Job) -> float | None:
+    seconds, _ = epoch_seconds(data)
+    return None if seconds is None else seconds * 1e6
+
+
+def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable[str]) -> TextTable:
+    """These fields and the rows that have values; a field needs one of several devices."""
+    rows = _rows(report)
+    several = [row for row in rows if row["devices"] > 1] or rows
+    kept = [one for one in fields if _filled(several, [one])]
+    shown = [row for row in rows if _filled([row], kept)]
+    unknown = [
+        Unknown(reason, one.heading, row["cell"])
+        for row in rows
+        if row in shown or row in several
+        for one in (kept if row["devices"] == 1 else fields)
+        if (reason := _reason(report, row, one))
+    ]
+    return table_of(title, (*_PLACE, *kept), shown, notes, unknown)
+
+
+def _filled(rows: Sequence[Row], fields: Sequence[Field]) -> bool:
+    """Whether any of these fields has a value in any of these rows."""
+    return any(one.value(row) is not None for one in fields for row in rows)
+
+
+def _reason(report: Results, row: Row, missing: Field) -> str | None:
+    """Why a field has no value in a row."""
+    if missing.value(row) is not None:
+        return None
+    name = missing.name
+    return report.comparison.rows[row["cell"]].reasons.get(_REASONS.get(name, name))
+
+
+def _seconds(report: Results) -> Unit:
+    """Seconds with one digit more than the median epoch needs, since its parts are smaller."""
+    known = [row["epoch_us"] for row in _rows(report) if row["epoch_us"] is not None]
+    middle = sorted(known)[len(known) // 2] if known else 1e6
+    digits = choose_unit("rate", [middle / 1e6]).digits
+    return Unit("s", 1e6, min(6, digits + 1))
+
+
+def epoch_table(report: Results) -> TextTable:
+    """Epoch time, speedup and efficiency."""
+    seconds = _seconds(report)
+    fields: Sequence[Field] = (
+        Field("G", "global_batch_size", meaning="Global batch"),
+        Field("epoch", "epoch_us", seconds, "Seconds of an epoch"),
+        Field(
+            "without loading",
+            "epoch_without_wait_us",
+            seconds,
+            "The same without waiting for loaded batches",
+        ),
+        Field("speedup at same b", "speedup_b", _RATIO, "T_1(b)/T_N(b), of epochs"),
+        Field("efficiency at same b", "efficiency_b", _PERCENT, "That speedup over N"),
+        Field("speedup at same G", "speedup_g", _RATIO, "T_1(G)/T_N(G/N), of epochs"),
+        Field("efficiency at same G", "efficiency_g", _PERCENT, "That speedup over N"),
+        Field(
+            "accuracy",
+            "test_accuracy_percent",
+            Unit("%", 1.0, 2),
+            "Test accuracy after training, median over seeds",
+        ),
+    )
+    if report.run.manifest.config.workload.data == "synthetic":
+        fields = tuple(one for one in fields if one.get != "epoch_without_wait_us")
+    notes = [*_epoch_notes(report), *_trained_notes(report)]
+    return _table(report, "Epoch time, speedup and efficiency", fields, notes)
+
+
+def _epoch_notes(report: Results) -> Iterator[str]:
+    whole = all(epoch_seconds(data)[1] for data in report.run.measured)
+    yield (
+        "epoch: mean of the measured whole epochs"
+        if whole
+        else "epoch: median step × steps of an epoch (rounded up to whole steps), not a measured epoch"
+    )
+    yield "speedup: T_1/T_N of epochs, at the same batch per device b and at the same global batch G"
+    yield from _input_path(report)
+    published = report.run.manifest.config.reporting.published
+    if published is not None and not any(_published(report)):
+        yield _NO_ROW.format(published)
+
+
+def _input_path(report: Results) -> Iterator[str]:
+    """How images were transformed, for data sets with two ways; published epochs mostly transform
+    them one by one.
+    """
+    manifest = report.run.manifest
+    workload = manifest.config.workload
+    if workload.data not in ("cifar10", "digits") or manifest.script is not None:
+        return
+    if workload.transforms == "per-image":
+        yield "images were transformed one by one, from PIL images by torchvision (--transforms per-image)"
+    else:
+        yield "images were kept in memory and transformed in batches; --transforms per-image times what most scripts do"
+
+
+def _trained_notes(report: Results) -> Iterator[str]:
+    """The global batch with which a cell was trained, if it differs from the cell's."""
+    for row in _rows(report):
+        batch = row.get("trained_global_batch_size")
+        if batch not in (None, row["global_batch_size"]):
+            yield f"test accuracy of {row['cell']}: trained on a global batch of {batch:g}"
+
+
+def traced_table(report: Results) -> TextTable:
+    """Compute and communication of an epoch; the parts of a row add up to its epoch."""
+    seconds = _seconds(report)
+    fields = (
+        Field("traced epoch", "traced_epoch_us", seconds, "The sum of the following columns"),
+        Field("compute", "compute_epoch_us", seconds, "At least one kernel or operator computes"),
+        Field("wait", "wait_epoch_us", seconds, "Exposed: waiting for a late rank"),
+        Field("transfer", "transfer_epoch_us", seconds, "Exposed: moving data"),
+        Field("other", "other_epoch_us", seconds, "Exposed, not split into wait and transfer"),
+        Field("idle", "idle_epoch_us", seconds, "Neither compute nor communication"),
+    )
+    notes = [
+        "means of traced steps × steps of an epoch; traced epoch = compute + wait + transfer + other + idle; "
+        "wait, transfer and other: communication that compute does not hide",
+    ]
+    title = "Compute and communication of an epoch, traced"
+    return _table(report, title, fields, notes)
+
+
+def estimated_table(report: Results) -> TextTable:
+    """Communication of an epoch, measured and by the subtractions of studies."""
+    seconds = _seconds(report)
+    fields = (
+        Field(
+            "all measured",
+            "communication_epoch_us",
+            seconds,
+            "All communication of the traced steps, hidden or not",
+        ),
+        Field(
+            "exposed measured",
+            "exposed_epoch_us",
+            seconds,
+            "Communication that compute does not hide",
+        ),
+        Field("T_N-T_1/N", "same_local_batch_epoch_us", seconds, "At the same b"),
+        Field("T_N-T_1(G)/N", "ideal_split_epoch_us", seconds, "At the same G, split ideally"),
+        Field("T_N-T_1(G)", "same_total_epoch_us", seconds, "At the same G"),
+    )
+    notes = [
+        "subtractions: of untraced epochs; they include whatever else differs, and can be negative"
+    ]
+    title = "Communication of an epoch, measured and by subtraction"
+    return _table(report, title, fields, notes)
+
+
+def rate_table(report: Results) -> TextTable:
+    """Bandwidth by the ring formula and as measured."""
+    fields = (
+        Field("bytes/step", "bytes_per_step", "bytes", "Bytes of the collectives of a step"),
+        Field(
+            "ring formula",
+            "ring_subtraction_gb_per_s",
+            "bandwidth",
+            "Bytes of the ring formula over t_N(b) - t_1(b)",
+        ),
+        Field("algbw", "algbw_gb_per_s", "bandwidth", "Bytes over the transfers of all-reduces"),
+        Field("busbw", "busbw_gb_per_s", "bandwidth", "That times 2(N-1)/N"),
+        Field(
+            "all comm.",
+            "communication_gb_per_s",
+            "bandwidth",
+            "Bytes that a rank sends over all communication, waits included",
+        ),
+        Field("link", "link_gb_per_s", "bandwidth", "The link's specification, one way"),
+        Field("busbw/link", "transfer_of_link", _PERCENT, "Utilisation of the link"),
+        Field(
+            "calibrated", "calibrated_gb_per_s", "bandwidth", "Calibrated rate of the same messages"
+        ),
+        Field(
+            "busbw/calibrated", "transfer_of_calibration", _PERCENT, "Measured over calibrated rate"
+        ),
+    )
+    notes = [
+        "ring formula: its bytes divided by T_N-T_1/N, not a measured rate; busbw: of the transfers of all-reduces",
+    ]
+    return _table(report, "Bandwidth by the ring formula, and as measured", fields, notes)
+
+
+_AS_PUBLISHED = {
+    # quantity of PublishedValue -> field by fixed batch, and what its values are divided by
+    "epoch_seconds": ("epoch_us", "epoch_us", 1e6),
+    "compute_seconds": ("compute_epoch_us", "compute_epoch_us", 1e6),
+    "communication_seconds": ("communication_epoch_us", "communication_epoch_us", 1e6),
+    "effective_bandwidth": ("communication_gb_per_s", "communication_gb_per_s", 1.0),
+    "utilisation": ("communication_of_link", "communication_of_link", 0.01),
+    "test_accuracy": ("test_accuracy_percent", "test_accuracy_percent", 1.0),
+    "speedup": ("speedup_g", "speedup_b", 1.0),
+    "efficiency": ("efficiency_g", "efficiency_b", 1.0),
+}
+_FIXED = {"global": "same G", "per_device": "same b"}
+_PUBLISHED = (
+    Field("cell", "cell"),
+    Field("quantity", "quantity"),
+    Field("measured", "measured"),
+    Field("published", "published"),
+    Field("published method", "method"),
+    Field("published by", "by"),
+)
+_OTHER = "published: on other hardware and software, by the authors' methods, so a difference allows no verdict"
+_NO_ROW = (
+    "{} has no row for a measured cell: model, data, strategy, devices and batch must be the same"
+)
+
+
+def published_table(report: Results) -> TextTable:
+    """A row per published value of a measured cell."""
+    title = "Published values of the same cells (other hardware)"
+    return table_of(title, _PUBLISHED, _published(report), [_OTHER, *_input_path(report)])
+
+
+def _published(report: Results) -> Iterator[dict[str, object]]:
+    rows = {row["cell"]: row for row in _rows(report)}
+    for data in report.run.measured:
+        cell = data.cell
+        if cell.variant or cell.nodes > 1:
+            continue
+        for one in report.run.manifest.published:
+            place = (one.strategy, one.devices, one.batch_size)
+            if place != (cell.strategy, cell.devices, cell.batch_size):
+                continue
+            of_global, per_device, divisor = _AS_PUBLISHED[one.quantity]
+            value = rows[cell.name].get(of_global if one.fixed == "global" else per_device)
+            quantity = one.quantity.replace("_", " ").removesuffix(" seconds")
+            if one.quantity in ("speedup", "efficiency"):
+                quantity += f", {_FIXED[one.fixed]}"
+            yield {
+                "cell": cell.name,
+                "quantity": quantity,
+                "measured": _with_unit(None if value is None else value / divisor, one.unit),
+                "published": _with_unit(one.value, one.unit),
+                "method": one.method,
+                "by": f"{one.source} ({one.hardware})",
+            }
+
+
+def _with_unit(value: float | None, unit: str) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.4g}%" if unit == "%" else f"{value:.4g} {'' if unit == '1' else unit}".strip()

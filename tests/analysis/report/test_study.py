@@ -1,0 +1,232 @@
+"""The tables of studies, from the example runs: values by hand, sums, and reasons for what is
+missing.
+"""
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpscope.analysis.findings.verdict import run_verdict
+from dpscope.analysis.report.build import Report, make_report
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
+from tests.helpers.examples import FIVE_REPEATS, loaded, reported
+from tests.helpers.known import known
+from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows
+
+
+def rows(table: TextTable) -> dict[str, dict[str, str]]:
+    """By strategy, each row by heading."""
+    return {row[0]: dict(zip(table.headings, row, strict=True)) for row in table.rows}
+
+
+@pytest.mark.long
+def test_an_epoch_is_steps_per_epoch_times_a_step_and_its_parts_add_up() -> None:
+    report = reported()
+    ddp = report.comparison.rows["ddp-d2-b8"]
+    steps = known(ddp.steps_per_epoch)
+    assert steps > 1
+    epochs, parts, estimates = (
+        rows(report.study[name])["ddp"]
+        for name in ("study_epochs", "study_parts", "study_estimates")
+    )
+    for shown, heading, column in (
+        (epochs, "epoch [s]", "step_us"),
+        (parts, "traced epoch [s]", "traced_step_us"),
+        (parts, "compute [s]", "compute_us"),
+        (parts, "transfer [s]", "exposed_transfer_us"),
+        (estimates, "all measured [s]", "communication_us"),
+        (estimates, "exposed measured [s]", "exposed_us"),
+        # at equal batch per device so many steps of t_N(b) - t_1(b)
+        (estimates, "T_N-T_1/N [s]", "same_local_batch_us"),
+    ):
+        expected_s = known(ddp.number(column)) * steps / 1e6
+        assert float(shown[heading]) == pytest.approx(expected_s, abs=6e-6), heading
+    for row in report.study["study_parts"].rows:
+        traced, *of_it = (0.0 if value == "NA" else float(value) for value in row[3:])
+        assert sum(of_it) == pytest.approx(traced, abs=3e-5)  # each is rounded
+
+
+@pytest.mark.long
+def test_a_row_per_strategy_batch_and_number_of_devices() -> None:
+    """Of run_cpu: two batches on one device, and two strategies on two, at b = 128 and G = 256."""
+    table = reported(FIVE_REPEATS).study["study_epochs"]
+    assert table.headings[:4] == ("strategy", "devices", "b", "G")
+    assert [row[:4] for row in table.rows] == [
+        ("single", "1", "128", "128"),
+        ("single", "1", "256", "256"),
+        ("dp-host", "2", "128", "256"),
+        ("ddp", "2", "128", "256"),
+    ]
+    alone, whole, _, ddp = (float(row[4]) for row in table.rows)
+    shown = rows(table)["ddp"]
+    assert float(shown["speedup at same b"]) == pytest.approx(alone / ddp, abs=0.006)
+    assert float(shown["speedup at same G"]) == pytest.approx(whole / ddp, abs=0.006)
+    assert float(shown["efficiency at same b [%]"]) == pytest.approx(50 * alone / ddp, abs=0.06)
+    assert float(shown["efficiency at same G [%]"]) == pytest.approx(50 * whole / ddp, abs=0.06)
+    assert "accuracy [%]" not in table.headings
+    assert any("nothing was trained here" in reason for reason in table.missing)
+    assert any("rounded up to whole steps" in note for note in table.notes)
+
+
+@pytest.mark.long
+def test_rows_and_columns_without_values_are_left_out_with_the_reason() -> None:
+    study = reported().study
+    rates = study["study_bandwidth"]
+    assert [row[0] for row in rates.rows] == ["ddp"]
+    reasons = "\n".join(reason for table in study.values() for reason in table.missing)
+    for reason in (
+        "dp-host-d2-b8): host copies within one process: no link is used",
+        "no single-device cell with the same options at the global batch",
+        "give --link",
+    ):
+        assert reason in reasons
+    for table in study.values():
+        assert all(set(row[3:]) != {"NA"} for row in table.rows)
+    assert "without loading [s]" not in study["study_epochs"].headings  # synthetic data
+
+
+@pytest.mark.long
+def test_notes_follow_their_table_in_csv(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from rich.console import Console
+
+    from dpscope.analysis.output.analyze import Targets, print_run
+
+    folder = tmp_path / "run"
+    shutil.copytree(EXAMPLE_RUN, folder)
+    assert print_run(folder, "csv", True, Targets(), Console(width=200))
+    tables = [text for text in capsys.readouterr().out.split("\n\n") if text]
+    assert all(text.startswith("# ") for text in tables)  # the title
+    assert next(csv.reader(tables[0].splitlines()[1:]))[:4] == ["strategy", "devices", "b", "G"]
+    assert any(line.startswith("# NA (accuracy;") for line in tables[0].splitlines())
+
+
+def published(
+    quantity: PublishedQuantity, value: float, unit: str = "s", **other: object
+) -> PublishedValue:
+    """A value of the example run's DDP cell; `other` overrides."""
+    values = {
+        "source": "a report", "hardware": "4x L4", "model": "tiny_models:tiny", "data": "synthetic", "strategy": "ddp",
+        "devices": 2, "batch_size": 8, "fixed": "per_device", "quantity": quantity, "value": value, "unit": unit,
+        "method": "by its clock", **other,
+    }  # fmt: skip
+    return msgspec.convert(values, PublishedValue)
+
+
+def with_published(run: RunData, *values: PublishedValue) -> RunData:
+    reporting = msgspec.structs.replace(run.manifest.config.reporting, published="others.csv")
+    config = msgspec.structs.replace(run.manifest.config, reporting=reporting)
+    return replace(
+        run, recorded=msgspec.structs.replace(run.manifest, config=config, published=values)
+    )
+
+
+@pytest.mark.long
+def test_published_values_are_shown_next_to_those_of_the_same_cell() -> None:
+    report = make_report(
+        with_published(
+            loaded(),
+            published("epoch_seconds", 56.3),
+            published("speedup", 1.8, unit="1"),
+            published("utilisation", 1.25, unit="%"),
+            # of nn.DataParallel, which dp-host is not
+            published("epoch_seconds", 17.41, strategy="dp"),
+            published("epoch_seconds", 17.41, batch_size=16),
+        )
+    )
+    table = report.study["study_published"]
+    assert [(row[0], row[1], *row[3:]) for row in table.rows] == [
+        ("ddp-d2-b8", "epoch", "56.3 s", "by its clock", "a report (4x L4)"),
+        ("ddp-d2-b8", "speedup, same b", "1.8", "by its clock", "a report (4x L4)"),
+        ("ddp-d2-b8", "utilisation", "1.25%", "by its clock", "a report (4x L4)"),
+    ]
+    ddp = rows(report.study["study_epochs"])["ddp"]
+    assert float(table.rows[0][2].removesuffix(" s")) == pytest.approx(
+        float(ddp["epoch [s]"]), abs=6e-6
+    )
+    assert float(table.rows[1][2]) == pytest.approx(float(ddp["speedup at same b"]), abs=6e-3)
+    assert table.rows[2][2] == "NA"  # no link is known
+    assert "no verdict" in table.notes[0]
+    none = make_report(with_published(loaded())).study
+    assert "study_published" not in none
+    assert any("others.csv has no row" in note for note in none["study_epochs"].notes)
+
+
+def measured_cell(cell: Cell, step_us: float, **phases: float) -> Job:
+    traced = windows(cell, 4, 2, step_us=step_us, compute_us=0.9 * step_us, **phases)
+    return cell_data(cell, [[step_us] * 8] * 2, traced)
+
+
+SINGLE = Cell(strategy="single", devices=1, batch_size=8)
+ONE_NODE, TWO_NODES = (
+    Cell(strategy="ddp", devices=2, batch_size=8, nodes=nodes) for nodes in (1, 2)
+)
+
+
+def report_of(*jobs: Job) -> Report:
+    return make_report(run_of(*jobs))
+
+
+def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own_and_named_by_the_first_answer() -> (
+    None
+):
+    single, one_node, two_nodes = (
+        measured_cell(SINGLE, 100.0),
+        measured_cell(ONE_NODE, 80.0),
+        measured_cell(TWO_NODES, 50.0),
+    )
+    report, alone = report_of(single, one_node, two_nodes), report_of(single, one_node)
+    shown = rows(report.study["study_epochs"])
+    speedups = {name: row["speedup at same b"] for name, row in shown.items()}
+    assert (speedups["ddp"], speedups["ddp, 2 nodes"]) == ("1.25", "2.00")
+    assert "on 2 devices over 2 nodes" in run_verdict(report.run, report.comparison).which.text
+    assert "nodes" not in run_verdict(alone.run, alone.comparison).which.text
+
+
+def test_phases_of_a_traced_step_are_a_table() -> None:
+    phases = {"forward_us": 30.0, "backward_us": 50.0, "optimizer_us": 10.0}
+    report = report_of(
+        measured_cell(SINGLE, 100.0, **phases), measured_cell(ONE_NODE, 120.0, **phases)
+    )
+    values = report.comparison.table.set_index("cell").loc["ddp-d2-b8"]
+    assert {name: values[name] for name in phases} == phases
+    reasons = report.comparison.reasons
+    assert reasons["ddp-d2-b8", "data_us"] == "the traces hold no range of this phase"
+    table = report.tables["phases"]
+    assert [row[-3:] for row in table.rows] == [("30.0", "50.0", "10.0")] * 2
+
+
+def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:
+    """Ring bytes of 2 devices are the gradients' bytes: over 20 us of subtraction."""
+    buckets = [(float(SIZES.gradient_bytes), 10.0, 16.0)]
+    several = cell_data(
+        ONE_NODE,
+        [[120.0] * 8] * 2,
+        windows(
+            ONE_NODE, 4, 2, step_us=120.0, compute_us=100.0, communication_us=16.0, hidden_us=0.0, exposed_us=16.0,
+            transfer_us=16.0,
+        ),
+        all_reduces(ONE_NODE, 4, buckets, 2),
+    )  # fmt: skip
+    run = run_of(measured_cell(SINGLE, 100.0), several)
+    calibrated = calibration({"all_reduce": (0.0, 2.0)})
+    shown = rows(make_report(run, calibration=calibrated).study["study_bandwidth"])["ddp"]
+    by_ring = SIZES.gradient_bytes / 20.0 / 1e3
+    assert float(shown["ring formula [GB/s]"]) == pytest.approx(by_ring, rel=0.01)
+    of_calibrated = SIZES.gradient_bytes / 16.0 / 1e3 / 2.0 * 100
+    assert float(shown["busbw/calibrated [%]"]) == pytest.approx(of_calibrated, rel=0.01)
+    assert float(shown["calibrated [GB/s]"]) == 2.0
+    linked = make_report(run, parse_link("4GB/s"), calibrated).study["study_bandwidth"]
+    assert float(rows(linked)["ddp"]["busbw/link [%]"]) == pytest.approx(
+        of_calibrated / 2, rel=0.01
+    )
