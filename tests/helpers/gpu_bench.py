@@ -67,6 +67,9 @@ OPTIONS_ON_ALL: dict[str, tuple[str, ...]] = {
 }
 """Of a short run on all devices each."""
 
+EVERY = "single,dp,ddp,replicate,fsdp,hsdp"
+_LEAST_FOR_HSDP = 4  # two groups of two
+
 # At batch 32 the host's launches bound many GPUs, at 512 the GPU is busy. A late rank takes eight
 # traced steps: in two a rank may be last by chance.
 RUNS: dict[str, tuple[str, ...]] = {
@@ -84,7 +87,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         ("compared", "compared_again"),
         ("--strategy", "ddp", "--devices", ALL, "--batch-size", "128", *_TWICE, "--no-calibrate"),
     ),
-    "all": ("--strategy", "single,dp,ddp,replicate,fsdp,hsdp", "--devices", f"1,{ALL}", *_ON_ALL),
+    "all": ("--strategy", EVERY, "--devices", f"1,{ALL}", *_ON_ALL),
     **{f"all_{name}": (*flags, "--devices", ALL, *_ON_ALL) for name, flags in OPTIONS_ON_ALL.items()},
 }  # fmt: skip
 """Options of each run, by the name of its folder."""
@@ -131,6 +134,8 @@ class Bench:
         return ["run", "--device", self.kind, *model, *options, "--out", str(self.folder / name)]
 
     def _counted(self, option: str) -> str:
+        if option == EVERY:
+            return EVERY if self.gpus >= _LEAST_FOR_HSDP else EVERY.removesuffix(",hsdp")
         return option.replace(ALL, str(self.gpus)) if option in (ALL, f"1,{ALL}") else option
 
     def run(self, name: str, *more: str, variables: Mapping[str, str] | None = None) -> Path:
