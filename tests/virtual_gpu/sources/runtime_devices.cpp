@@ -143,7 +143,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     properties->textureAlignment = 512;
     properties->texturePitchAlignment = 32;
     properties->memoryBusWidth = 5120;
-    properties->l2CacheSize = 40 << 20;
+    // torch.compile fills it hundreds of times to benchmark kernels, at the speed of the host.
+    properties->l2CacheSize = 256 << 10;
     properties->asyncEngineCount = 3;
     properties->ECCEnabled = 1;
     properties->canMapHostMemory = properties->concurrentKernels = properties->unifiedAddressing = 1;
