@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from dpscope.analysis.traces.reading.json_events import MOST_US, Event, RawEvent
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.range_names import PREFIX
 
 # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
@@ -101,9 +102,10 @@ class RankTracks:
 
     def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
         """The process and the fresh number of a thread, or of a further lane of it."""
-        if (pid, tid, lane) not in self._threads:
-            self._threads[pid, tid, lane] = (self._process(pid), next(self._thread_numbers))
-        return self._threads[pid, tid, lane]
+        place = pid, tid, lane
+        if place not in self._threads:
+            self._threads[place] = (self._process(pid), next(self._thread_numbers))
+        return self._threads[place]
 
     def _process(self, pid: int | str) -> Process:
         pid = "profiler" if pid in _PROFILER else pid
@@ -316,16 +318,16 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iter
     """The added tracks' events, `place_us` after the table's times, and their threads' names and
     order.
     """
-    places = sorted(
-        {(TRACKS.index(span.track), span.device is not None, span.device or 0) for span in spans}
+    tracked = grouped(
+        ((TRACKS.index(span.track), span.device is not None, span.device or 0), span)
+        for span in spans
     )
-    for order, on_device, index in places:
-        device = index if on_device else None
-        own = [span for span in spans if span.track == TRACKS[order] and span.device == device]
-        process = tracks.process_of_device(device).number
+    for place in sorted(tracked):
+        own, order = tracked[place], place[0]
+        process = tracks.process_of_device(own[0].device).number
         starts, durations = np.array([(span.start_us, span.duration_us) for span in own]).T
         lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
-        threads = [next(tracks.new_tracks) for _ in range(int(lane_of.max()) + 1)]
+        threads = list(islice(tracks.new_tracks, int(lane_of.max()) + 1))
         for lane, thread in enumerate(threads):
             name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
             yield metadata_event("thread_name", process, thread, name=name)

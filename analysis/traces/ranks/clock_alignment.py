@@ -52,29 +52,30 @@ def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[Rank
     anchor = np.full(ends.shape[1], np.nan)
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):
-        shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)  # of equals the first
-        index = max(
-            (index for index in range(len(ends)) if index not in clocks),
-            key=lambda index: shared[index],
-        )
+        shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)
+        shared[list(clocks)] = -1
+        index = int(shared.argmax())  # of equals the first
         origin = origins[index]
-        one_host = origins[0].host is not None and origin.host == origins[0].host
         differences = anchor - ends[index]
-        moved_us = float(np.nanmedian(differences)) if shared[index] else 0.0
-        if one_host and not _clocks_differ(differences[np.isfinite(differences)], moved_us):
+        differences = differences[np.isfinite(differences)]
+        moved_us = float(np.median(differences)) if len(differences) else 0.0
+        one_host = origin.host is not None and origin.host == origins[0].host
+        if one_host and not _clocks_differ(differences, moved_us):
             moved_us = 0.0
-        own = ends[index] + moved_us
-        apart = np.abs(own - anchor)
-        apart = apart[np.isfinite(apart)]
+        residual_us = worst_us = None
+        if len(differences):
+            apart_us = np.abs(differences - moved_us)
+            residual_us = round(float(np.median(apart_us)), 3)
+            worst_us = round(float(apart_us.max()), 3)
         clocks[index] = RankClock(
             rank=origin.rank,
             place_us=round(float(place_us[index]) + moved_us, 3),  # a trace states nanoseconds
             moved_us=round(moved_us, 3),
-            collectives=len(apart),
-            residual_us=round(float(np.median(apart)), 3) if len(apart) else None,
-            worst_us=round(float(apart.max()), 3) if len(apart) else None,
+            collectives=len(differences),
+            residual_us=residual_us,
+            worst_us=worst_us,
         )
-        anchor = np.where(np.isnan(anchor), own, anchor)
+        anchor = np.where(np.isnan(anchor), ends[index] + moved_us, anchor)
     return tuple(clocks[index] for index in range(len(origins)))
 
 

@@ -308,35 +308,28 @@ class Job:
         their all-reduces. Steps with fewer samples than the rank's others, the last of an epoch,
         are left out.
         """
-        computed = self._computed_samples
-        if (column, measuring_pass) not in computed:
-            chosen = self.tables.samples.having("measuring_pass", measuring_pass)
-            ranks = chosen.group("repeat", "rank")
-            whole = chosen.take(chosen["samples"] >= ranks.most(chosen.real("samples"))[ranks.code])
-            steps = whole.group("repeat", "epoch", "step", in_order=True)
-            per_step = (
-                steps.most(whole[column])
-                if column == "data_wait_us"
-                else steps.means(whole[column])
-            )
-            repeats = whole["repeat"][steps.first]
-            numbers = np.unique(repeats).tolist()
-            listed = self.places or ()
-            places = (
-                [listed[repeat] for repeat in numbers]
-                if max(numbers, default=0) < len(listed)
-                else None
-            )
-            by_repeat = [per_step[repeats == repeat] for repeat in numbers]
-            computed[column, measuring_pass] = TurnSamples(by_repeat, places)
-        return TurnSamples(
-            computed[column, measuring_pass],
-            computed[column, measuring_pass].places,
-        )
+        key = column, measuring_pass
+        if key not in self._computed_samples:
+            self._computed_samples[key] = self._samples_of(*key)
+        return self._computed_samples[key]
 
     @cached_property
     def _computed_samples(self) -> dict[tuple[str, str], TurnSamples]:
         return {}
+
+    def _samples_of(self, column: str, measuring_pass: str) -> TurnSamples:
+        chosen = self.tables.samples.having("measuring_pass", measuring_pass)
+        ranks = chosen.group("repeat", "rank")
+        whole = chosen.take(chosen["samples"] >= ranks.most(chosen.real("samples"))[ranks.code])
+        steps = whole.group("repeat", "epoch", "step", in_order=True)
+        over_ranks = steps.most if column == "data_wait_us" else steps.means
+        per_step = over_ranks(whole[column])
+        repeats = whole["repeat"][steps.first]
+        numbers = np.unique(repeats).tolist()
+        places = None
+        if self.places is not None and max(numbers, default=0) < len(self.places):
+            places = [self.places[repeat] for repeat in numbers]
+        return TurnSamples([per_step[repeats == repeat] for repeat in numbers], places)
 
     @cached_property
     def whole_windows(self) -> Table:

@@ -47,21 +47,22 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
     kept.
     """
     origins = {file: origin_of(file) for file in files}
-    found: dict[Path, FileOutcome] = {}
-    for file, origin in origins.items():
-        if (kept := _read_kept(file, origin)) is not None:
-            found[file] = kept
+    kept = {file: _read_kept(file, origin) for file, origin in origins.items()}
+    found: dict[Path, FileOutcome] = {file: one for file, one in kept.items() if one is not None}
     missing = [file for file in files if file not in found]
     for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
         found[file] = outcome
-        origin = origins[file]
-        if origin is None or isinstance(outcome, DpscopeError):
-            continue
-        if len(outcome.ranks) == 1 and origin == origin_of(file):
-            _keep(write_partial, outcome.stored_of(origin), _place(origin.key, TABLES_SUFFIX))
+        if not isinstance(outcome, DpscopeError):
+            _keep_tables(file, origins[file], outcome)
     if missing:
         _remove_least_recently_used(MOST_BYTES)
     return [found[file] for file in files]
+
+
+def _keep_tables(file: Path, origin: Origin | None, read: RankTables) -> None:
+    """Of one rank, unless the file has changed since."""
+    if origin is not None and len(read.ranks) == 1 and origin == origin_of(file):
+        _keep(write_partial, read.stored_of(origin), _place(origin.key, TABLES_SUFFIX))
 
 
 def made_once(files: Sequence[Path], what: str, make: Callable[[], bytes]) -> bytes:
@@ -140,14 +141,12 @@ def _remove_least_recently_used(most_bytes: int) -> None:
     last use.
     """
     with contextlib.suppress(OSError):
-        kept = (
-            path
-            for suffix in (TABLES_SUFFIX, CONTENT_SUFFIX)
-            for path in tables_folder().glob(f"*{suffix}")
-        )
-        files = [(path.stat(), path) for path in kept]
-        total = sum(status.st_size for status, _ in files)
-        for status, path in sorted(files, key=lambda one: one[0].st_mtime_ns):
+        suffixes = (TABLES_SUFFIX, CONTENT_SUFFIX)
+        kept = [path for path in tables_folder().iterdir() if path.name.endswith(suffixes)]
+        statuses = [path.stat() for path in kept]
+        total = sum(status.st_size for status in statuses)
+        oldest_first = sorted(zip(statuses, kept, strict=True), key=lambda one: one[0].st_mtime_ns)
+        for status, path in oldest_first:
             if total <= most_bytes:
                 return
             path.unlink(missing_ok=True)

@@ -108,7 +108,8 @@ def lost_once(waiting: Table, keys: Sequence[str]) -> FloatColumn:
     """The part of each wait that no earlier wait with the same keys covers; their sum is the length
     of the union.
     """
-    starts, ends = waiting["start_us"], waiting["start_us"] + waiting["wait_us"]
+    starts = waiting["start_us"]
+    ends = starts + waiting["wait_us"]
     lost = np.zeros(len(starts))
     if not len(starts):
         return lost
@@ -267,9 +268,9 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
     lost = lost.take(in_steps.first).assign(wait_us=in_steps.sums(lost["wait_us"]))
     steps = _by_repeat(lost, "job_step")
     order = np.lexsort((-lost["wait_us"], steps.code))
-    last = lost.take(order[np.searchsorted(steps.code[order], np.arange(len(steps)))]).assign(
-        wait_us=1.0
-    )
+    first_of_step = np.searchsorted(steps.code[order], np.arange(len(steps)))
+    # counted below: 1 for each step
+    last = lost.take(order[first_of_step]).assign(wait_us=1.0)
     lost_us, times = _sums(lost), _sums(last)
     rank, *others = sorted(times, key=lambda one: (-times[one], -round(lost_us[one]), one))
     in_every_repeat = True
@@ -292,11 +293,8 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
 def _sums(lost: Table) -> dict[int, float]:
     """`wait_us` by late rank."""
     late = lost.group("late_rank")
-    return dict(
-        zip(
-            lost["late_rank"][late.first].tolist(), late.sums(lost["wait_us"]).tolist(), strict=True
-        )
-    )
+    ranks = lost["late_rank"][late.first].tolist()
+    return dict(zip(ranks, late.sums(lost["wait_us"]).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -335,12 +333,12 @@ def late_rank(windows: Table, last: LastRank | None, ledger: Ledger | None) -> L
     """
     if last is None or not last.stands_out or ledger is None or not ledger.is_split:
         return None
-    of_rank, of_others = (
-        windows.take(rows) for rows in (windows["rank"] == last.rank, windows["rank"] != last.rank)
-    )
+    is_last = windows["rank"] == last.rank
+    of_rank, of_others = windows.take(is_last), windows.take(~is_last)
     if not len(of_others):
         return None
-    wait_us, total_us = ledger.wait_by_rank_us.get(last.rank, 0.0), ledger.exposed_wait_us or 0.0
+    wait_us = ledger.wait_by_rank_us.get(last.rank, 0.0)
+    total_us = ledger.exposed_wait_us or 0.0
     # Broadcasts have no wait by definition, but with a rank that is late their exposed time is
     # waiting for it.
     broadcasts_us = ledger.other_by_kind_us.get("broadcast", 0.0) if last.significant else 0.0

@@ -32,7 +32,6 @@ from dpscope.profiling.records.quantities import Count
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _NODE = re.compile(r"^autograd::engine::evaluate_function: ")
-_RECORD = re.compile(r"^record_param_comms$")
 _OPERATOR = re.compile(r"^c10d::")
 _FUNCTIONAL = re.compile(r"^_c10d_functional::")
 _REQUEST = re.compile(r"^(?:_c10d_functional|c10d)::")
@@ -129,30 +128,39 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
     def is_named(pattern: re.Pattern[str]) -> BoolColumn:
         return events.named(lambda name: pattern.match(name) and collective_kind(name) == kind)
 
-    named = [
-        row
-        for row in np.flatnonzero(host & events.named(_RECORD.match)).tolist()
-        if collective_kind(events.communication.get(row, _NO_ARGS).collective_name or "") == kind
+    records = np.flatnonzero(host & events.named("record_param_comms".__eq__)).tolist()
+    recorded = [events.communication.get(row, _NO_ARGS).collective_name or "" for row in records]
+    of_kind = [
+        row for row, name in zip(records, recorded, strict=True) if collective_kind(name) == kind
     ]
-    if named:
-        return np.array(named, dtype=np.int64)
+    if of_kind:
+        return np.array(of_kind, dtype=np.int64)
     functional, plain = host & is_named(_FUNCTIONAL), np.flatnonzero(host & is_named(_OPERATOR))
-    operators = np.concatenate(
-        (np.flatnonzero(functional), plain[innermost(events, plain, functional) < 0])
-    )
+    outside = plain[innermost(events, plain, functional) < 0]
+    operators = np.concatenate((np.flatnonzero(functional), outside))
     if len(operators):
         return operators
     return np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
 
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
+_DATA_PARALLEL = "DataParallel: one process drives several devices and replicates, gathers and reduces between them"
+_STAND_IN = "dp-host: replicas on threads of one process, copies within the host"
 _DDP = "DDP-like"
 _DDP_BY_RANGE = (
     "DDP-like by its forward range; no operators show which of its collectives reduce gradients"
 )
+_Traced = Literal["single", "dp", "dp-host", "ddp", "other"]
+_STRATEGIES: dict[str, _Traced] = {
+    _DATA_PARALLEL: "dp",
+    _STAND_IN: "dp-host",
+    _DDP: "ddp",
+    _DDP_BY_RANGE: "ddp",
+}
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
 _SHARDED = "sharded (FSDP- or ZeRO-like)"
 _AND_GRADIENTS = ", with all-reduces of gradients in the backward pass"
+_NO_REDUCTION = "not DDP: it all-reduces no gradients"
 _SHARED = ", with all-to-alls (as of sharded embeddings or experts)"
 _PIPELINE = ", but sends and receives (pipeline-like)"
 _NO_BACKWARD = (
@@ -219,119 +227,99 @@ def parallelism_finding(
     return [TraceCode.PARALLELISM.finding(message=message)]
 
 
-def traced_strategy(
-    evidence: Sequence[ParallelismEvidence], collectives: Table
-) -> Literal["single", "dp", "dp-host", "ddp", "other"]:
+def traced_strategy(evidence: Sequence[ParallelismEvidence], collectives: Table) -> _Traced:
     """Which of dpscope's strategies the traces show; other if they communicate in another way, or
     it is unknown.
     """
     named = _name(evidence, collectives)
     if named is None:
-        return (
-            "single"
-            if all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence)
-            else "other"
-        )
-    if named in (_DDP, _DDP_BY_RANGE):
-        return "ddp"
-    if any(one.data_parallel for one in evidence):
-        return "dp"
-    return "dp-host" if any(one.stand_in for one in evidence) else "other"
+        alone = all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence)
+        return "single" if alone else "other"
+    return _STRATEGIES.get(named, "other")
 
 
 def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | None:
     if any(one.data_parallel for one in evidence):
-        return "DataParallel: one process drives several devices and replicates, gathers and reduces between them"
+        return _DATA_PARALLEL
     if any(one.stand_in for one in evidence):
-        return "dp-host: replicas on threads of one process, copies within the host"
+        return _STAND_IN
     kinds = set(collectives.words("kind").counts)
-    return (
-        _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence)))
-        if kinds
-        else None
-    )
+    if not kinds:
+        return None
+    return _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence)))
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
     """The first name that applies, from what shows most to what shows least."""
-    reduced, scattered = _together(evidence)
+    reduced = _sum([one.all_reduces for one in evidence])
+    scattered = _sum([one.reduce_scatters for one in evidence])
     ddp = any(one.ddp_forward for one in evidence)
+    backward = any(one.autograd for one in evidence)
     reduces = "all_reduce" in kinds
-    besides = _besides(reduced, scattered)
-    if not any(one.autograd for one in evidence):
-        return _DDP_BY_RANGE if ddp and reduces else _NO_BACKWARD
-    shards_after = scattered.after > 0 and "all_gather" in kinds and not (reduced.gradients and ddp)
-    if scattered.gradients or shards_after:
-        return _SHARDED + _AND_GRADIENTS * (reduced.gradients > 0) + besides
-    if reduced.gradients or (reduced.undetermined and ddp):
-        return _DDP + _SHARED * ("all_to_all" in kinds) + besides
-    return _without_gradients(reduced, scattered, kinds, besides)
-
-
-def _besides(reduced: Requests, scattered: Requests) -> str:
-    besides = ""
-    if reduced.activations:
-        besides += _ACTIVATIONS
-    if scattered.activations or scattered.forward:
-        besides += _SHARDED_FORWARD
-    return besides
-
-
-def _without_gradients(
-    reduced: Requests, scattered: Requests, kinds: set[str], besides: str
-) -> str:
-    """Where no collective of the backward pass is known to reduce gradients."""
-    reduces = "all_reduce" in kinds
+    gathers_after = scattered.after > 0 and "all_gather" in kinds
+    besides = _ACTIVATIONS * bool(reduced.activations)
+    besides += _SHARDED_FORWARD * bool(scattered.activations + scattered.forward)
     names = (
-        (scattered.undetermined, f"sharded or sequence-parallel: {_NO_SIZES}"),
-        (reduced.activations, _NO_GRADIENTS),
-        (reduced.undetermined, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
-        (reduces and not reduced.seen, _NOTHING_LAUNCHES),
-        (reduced.large_after or (reduced.after and not reduced.forward), _AFTER_BACKWARD + besides),
-        (reduces, _NOT_BY_BACKWARD + besides),
+        (
+            not backward and ddp and reduces,
+            _DDP_BY_RANGE,
+        ),
+        (
+            not backward,
+            _NO_BACKWARD,
+        ),
+        (
+            scattered.gradients or (gathers_after and not (reduced.gradients and ddp)),
+            _SHARDED + _AND_GRADIENTS * bool(reduced.gradients) + besides,
+        ),
+        (
+            reduced.gradients or (reduced.undetermined and ddp),
+            _DDP + _SHARED * ("all_to_all" in kinds) + besides,
+        ),
+        (
+            scattered.undetermined,
+            f"sharded or sequence-parallel: {_NO_SIZES}",
+        ),
+        (
+            reduced.activations,
+            _NO_GRADIENTS,
+        ),
+        (
+            reduced.undetermined,
+            f"DDP-like or tensor-parallel: {_NO_SIZES}",
+        ),
+        (
+            reduces and not reduced.seen,
+            _NOTHING_LAUNCHES,
+        ),
+        (
+            reduced.large_after or (reduced.after and not reduced.forward),
+            _AFTER_BACKWARD + besides,
+        ),
+        (
+            reduces,
+            _NOT_BY_BACKWARD + besides,
+        ),
+        (
+            True,
+            _NO_REDUCTION + _PIPELINE * bool(kinds & _MESSAGES) + besides,
+        ),
     )
-    otherwise = (
-        "not DDP: it all-reduces no gradients" + _PIPELINE * bool(kinds & _MESSAGES) + besides
-    )
-    return next((name for applies, name in names if applies), otherwise)
+    return next(name for applies, name in names if applies)
 
 
-def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:
-    """All processes' all-reduces and reduce-scatters."""
-    reduced, scattered = (
-        Requests(
-            **{
-                name: sum(getattr(one, name) for one in parts)
-                for name in Requests.__struct_fields__
-            }
-        )
-        for parts in (
-            [one.all_reduces for one in evidence],
-            [one.reduce_scatters for one in evidence],
-        )
-    )
-    return reduced, scattered
+def _sum(parts: Sequence[Requests]) -> Requests:
+    """All processes' requests."""
+    names = Requests.__struct_fields__
+    return Requests(*(sum(getattr(one, name) for one in parts) for name in names))
 
 
 def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
     counts = collectives.words("kind").counts
-    parts = [
-        f"{count} {kind}"
-        for kind, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
-    ]
-    for name, requested in zip(
-        ("all-reduces", "reduce-scatters"), _together(evidence), strict=True
-    ):
-        places = (
-            (requested.gradients, "started by the backward pass alone"),
-            (requested.activations, "of the backward pass like others of the forward pass"),
-            (
-                requested.undetermined,
-                f"started by the backward pass and {requested.forward} before it",
-            ),
-            (requested.after, "after the backward pass"),
-        )
-        parts += [f"{count} {name} {where}" for count, where in places if count]
+    most_first = sorted(counts, key=lambda kind: (-counts[kind], kind))
+    parts = [f"{counts[kind]} {kind}" for kind in most_first]
+    parts += _requested("all-reduces", _sum([one.all_reduces for one in evidence]))
+    parts += _requested("reduce-scatters", _sum([one.reduce_scatters for one in evidence]))
     if any(one.ddp_forward for one in evidence):
         parts.append("DistributedDataParallel's forward range")
     groups = len(collectives.words("group").counts)
@@ -340,3 +328,13 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
     if devices := max((one.devices for one in evidence), default=0):
         parts.append(f"{counted(devices, 'device')} per process")
     return ", ".join(parts) or "its ranges alone"
+
+
+def _requested(what: str, of: Requests) -> list[str]:
+    places = {
+        "started by the backward pass alone": of.gradients,
+        "of the backward pass like others of the forward pass": of.activations,
+        f"started by the backward pass and {of.forward} before it": of.undetermined,
+        "after the backward pass": of.after,
+    }
+    return [f"{count} {what} {where}" for where, count in places.items() if count]

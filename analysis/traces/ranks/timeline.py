@@ -35,34 +35,18 @@ _CHOSEN = 8
 _LATE = 3  # that most waiting is for
 
 
-def drawn_ranks(ranks: Sequence[int | None], steps: Table, caused: Table) -> list[int]:
-    """Indices into `ranks`, in order: all, or of many the first, the last, the latest, who waits
-    most and least, the middle.
-
-    `steps` are those of `with_waits`, `caused` that of `waits_by_pair`. What is left of _CHOSEN is
-    spread over all ranks.
+def drawn_ranks(ranks: Sequence[int | None], caused: Table) -> list[int]:
+    """Indices into `ranks`, in order: all, or of many those that most waiting is for, by
+    `waits_by_pair`, and others spread over all.
     """
     if len(ranks) <= MOST_TO_DRAW:
         return list(range(len(ranks)))
-    late, own = _by_wait(caused, "late_rank"), _by_wait(steps, "rank")
-    chosen = [
-        ranks[0],
-        *late[:_LATE],
-        *([own[0], own[(len(own) - 1) // 2], own[-1]] if own else ()),
-    ]
+    late = caused.group("late_rank", in_order=True)
+    latest = late.first[np.argsort(-late.sums(caused["wait_us"]), kind="stable")]
     place = {rank: index for index, rank in enumerate(ranks)}
-    wanted = [place[rank] for rank in chosen if rank in place]
+    chosen = [place[rank] for rank in caused["late_rank"][latest[:_LATE]].tolist()]
     spread = np.linspace(len(ranks) - 1, 0, _CHOSEN).astype(int).tolist()
-    return sorted(list(dict.fromkeys([*wanted, *spread]))[:_CHOSEN])
-
-
-def _by_wait(table: Table, rank: str) -> list[int]:
-    """Known ranks by the mean of `wait_us` over their rows, the largest first."""
-    known = table.take(table.known("wait_us") & table.known(rank))
-    ranks = known.group(rank, in_order=True)
-    order = np.argsort(-ranks.means(known["wait_us"]), kind="stable")
-    found: list[int] = known[rank][ranks.first[order]].tolist()
-    return found
+    return sorted(list(dict.fromkeys([*chosen, *spread]))[:_CHOSEN])
 
 
 MOST_INTERVALS = 600  # of one kind on one device

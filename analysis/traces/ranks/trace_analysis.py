@@ -167,7 +167,7 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
     )
     # else no rank is chosen by its waits, which take time to compute
     many = len(ranks) > MOST_TO_DRAW
-    chosen = drawn_ranks(ranks, steps, analysis.waits_caused) if many else range(len(ranks))
+    chosen = drawn_ranks(ranks, analysis.waits_caused) if many else range(len(ranks))
     return replace(
         analysis,
         timelines=tuple((0, timeline) for timeline in job.timelines(chosen)),

@@ -122,33 +122,15 @@ def _fields(text: TraceText, path: Path, report: ReportFinding) -> dict[str, Any
 
 def _value(text: bytes) -> object:
     """JSON that need not be strict; None for what is none, or too long."""
+    if len(text) > _MOST_LENIENT:
+        return None
     with suppress(ValueError, RecursionError):
-        return (
-            json.loads(text.decode("utf-8", errors="replace"), strict=False)
-            if len(text) <= _MOST_LENIENT
-            else None
-        )
+        return json.loads(text.decode("utf-8", errors="replace"), strict=False)
     return None
 
 
 def _text(value: object) -> str | None:
     return value[:_LONGEST_TEXT] if isinstance(value, str) else None
-
-
-_HOROVOD = re.compile(
-    r"^(?:NEGOTIATE_|QUEUE$|(?:NCCL|MPI|GLOO|DDL|CCL)_?(?:ALLREDUCE|ALLGATHER|BCAST|BROADCAST)|WAIT_FOR_DATA)"
-)
-
-
-def _producer(event: Event) -> str:
-    """The program that writes such events, if it is known."""
-    if "composer" in event.cat or event.name.startswith("composer/"):
-        return "a trace by Composer's own profiler"
-    if event.pid in ("CPU functions", "CUDA functions") or (
-        not event.cat and event.name.startswith("aten::")
-    ):
-        return "a trace by the legacy torch.autograd.profiler"
-    return "a timeline by Horovod" if _HOROVOD.match(event.name) else ""
 
 
 _Event = TypeVar("_Event")
@@ -185,35 +167,24 @@ def read_traces(
     def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
         if not builder.rows:  # of events with a duration
-            others = (
-                one
-                for one in decoded.events
-                if one.ph in ("X", "B") and one.cat not in TORCH_PROFILER
-            )
-            foreign.update(map(_producer, others))
+            foreign.update(one.cat for one in decoded.events if one.ph in ("X", "B"))
         watch(decoded.events)
 
     reading = read_events(path, limits, EVENTS, add)
-    if foreign and not builder.rows and not builder.unread and not builder.lost.total():
-        (producer, count), *_ = foreign.most_common(1)
-        known = producer and 2 * count > foreign.total()
+    others = sum(count for category, count in foreign.items() if category not in TORCH_PROFILER)
+    if others and not builder.rows and not builder.unread and not builder.lost.total():
         raise DpscopeError(
-            f"{path} is {producer if known else 'a trace of another program'}, not by torch.profiler: none of its "
-            f"{counted(foreign.total(), 'event')} with a duration is of a category that torch.profiler writes; {WANTED}"
+            f"{path} is a trace of another program, or by the legacy torch.autograd.profiler, not by torch.profiler: none "
+            f"of its {counted(others, 'event')} with a duration is of a category that torch.profiler writes; {WANTED}"
         )
     if builder.is_fused:
-        fused = FusedBuilder(path)
-        builder = fused.table
-        reading = read_events(
-            path, limits, EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us)
-        )
-        ranks, findings = fused.ranks()
-        reading.findings += findings
+        builder, reading, ranks = _read_fused(path, limits)
     else:
         events, offset_us = builder.table().from_its_start()
         base_us = builder.base_us if builder.base_us is not None else reading.subtracted_us
         ranks = [FusedRank(reading.header.rank, events, base_us + offset_us)]
-    file_findings = [
+    # what is found in the file goes with its first rank
+    findings = [
         *reading.findings,
         *_damage_findings(path, reading, builder.rows, builder.lost),
     ]
@@ -228,15 +199,28 @@ def read_traces(
             has_accelerator=bool(builder.unread) or _shows_device(events),
             zero_ns=reading.header.base_ns + 1000 * rank.base_us,
             zero_us=rank.base_us - reading.subtracted_us,
-            # of the file: with its first rank
-            findings=(*(() if traces else file_findings), *duplicates),
+            findings=(*findings, *duplicates),
             cut_short=reading.damaged or not reading.ended,
             lacks_events=not reading.ended,
             unread=tuple(sorted(builder.unread.items())),
             process_id=None if several else builder.process_id,
         )
         traces.append(trace)
+        findings = []
     return traces
+
+
+def _read_fused(path: Path, limits: ReadLimits) -> "tuple[TableBuilder, Reading, list[FusedRank]]":
+    """The same file again, rank by rank."""
+    fused = FusedBuilder(path)
+
+    def add(decoded: DecodedChunk[Event]) -> None:
+        fused.add(decoded.events, decoded.subtracted_us)
+
+    reading = read_events(path, limits, EVENTS, add)
+    ranks, findings = fused.ranks()
+    reading.findings += findings
+    return fused.table, reading, ranks
 
 
 @dataclass
@@ -313,32 +297,39 @@ def _shows_device(events: EventTable) -> bool:
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
     repaired = reading.repaired + lost["shapes"]
-    end = f"its events do; the {rows:,} read are whole" if rows else "its first whole event"
-    timeless, negative = counted(lost["without_time"], "event"), counted(lost["negative"], "event")
-    nowhere, unreadable = counted(lost["device"], "device event"), counted(reading.skipped, "event")
-    text = f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read"
+    end = "its first whole event"
+    if rows:
+        end = f"its events do; the {rows:,} read are whole"
     found = (
         (
             reading.skipped,
             TraceCode.EVENTS_UNREADABLE,
-            f"{unreadable} of {path} could not be read as JSON; left out",
+            f"{counted(reading.skipped, 'event')} of {path} could not be read as JSON; left out",
         ),
-        (repaired, TraceCode.EVENTS_REPAIRED, text),
-        (not reading.ended, TraceCode.TRACE_TRUNCATED, f"{path} ends before {end}"),
+        (
+            repaired,
+            TraceCode.EVENTS_REPAIRED,
+            f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read",
+        ),
+        (
+            not reading.ended,
+            TraceCode.TRACE_TRUNCATED,
+            f"{path} ends before {end}",
+        ),
         (
             lost["without_time"],
             TraceCode.EVENTS_WITHOUT_TIME,
-            f"no usable time in {timeless} of {path}",
+            f"no usable time in {counted(lost['without_time'], 'event')} of {path}",
         ),
         (
             lost["device"],
             TraceCode.DEVICES_UNKNOWN,
-            f"no device is named in {nowhere} of {path}, shown as device -1",
+            f"no device is named in {counted(lost['device'], 'device event')} of {path}, shown as device -1",
         ),
         (
             lost["negative"],
             TraceCode.NEGATIVE_DURATIONS,
-            f"an end before its start in {negative} of {path}; left out",
+            f"an end before its start in {counted(lost['negative'], 'event')} of {path}; left out",
         ),
     )
     return [code.finding(message) for is_so, code, message in found if is_so]
@@ -352,7 +343,8 @@ def _without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, lis
     well be equal.
     """
     candidates = np.flatnonzero(events.category != Category.CPU_OP)
-    start, correlation = events.start_us[candidates], events.correlation[candidates]
+    start = events.start_us[candidates]
+    correlation = events.correlation[candidates]
     # equal for equal events; others may be
     key = start.view(np.int64) ^ (correlation * np.int64(0x1E3779B97F4A7C15))
     ordered = np.sort(key)
@@ -360,10 +352,16 @@ def _without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, lis
     if not len(repeated):
         return events, []
     suspects = candidates[np.isin(key, repeated)]
-    times = [column[suspects].view(np.int64) for column in (events.start_us, events.duration_us)]
-    numbers = (events.category, events.name, events.device, events.thread, events.correlation)
-    bits = [*times, *(column[suspects].astype(np.int64) for column in numbers)]
-    _, first = np.unique(np.stack(bits, axis=1), axis=0, return_index=True)
+    fields = [
+        events.start_us[suspects].view(np.int64),
+        events.duration_us[suspects].view(np.int64),
+        events.category[suspects].astype(np.int64),
+        events.name[suspects],
+        events.device[suspects],
+        events.thread[suspects],
+        events.correlation[suspects],
+    ]
+    _, first = np.unique(np.stack(fields, axis=1), axis=0, return_index=True)
     dropped = np.delete(suspects, first)
     if not len(dropped):
         return events, []

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dpscope.analysis.partials import reduce
-from dpscope.analysis.partials.reduce import reduce_traces
-from dpscope.analysis.partials.share import Share, read_share
+from dpscope.analysis.partials.reduce import Share, read_share, reduce_traces
 from dpscope.analysis.traces.ranks import origin, readers
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.origin import Origin
