@@ -7,7 +7,6 @@ interval; the distance in devices; another batch. They are independent, so their
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -21,10 +20,9 @@ FARTHEST = 8.0  # times the largest measured device count: beyond it no number i
 # of the method where no other cell measures it: the error of cells in the live experiments
 ASSUMED_ERROR = 0.04
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
-_DISTANCES = (
-    (1.0, 2.0, 4.0, FARTHEST),
-    (0.0, 0.06, 0.12, 0.25),
-)  # from public series of step times
+# log2 of the times beyond the largest measured count, and half a band: from public series of steps
+_DOUBLINGS = (0.0, 1.0, 2.0, math.log2(FARTHEST))
+_HALVES = (0.0, 0.06, 0.12, 0.25)
 
 Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
@@ -38,8 +36,7 @@ def replay_parts(
 
     def longer_by_costs(by: float) -> float:
         """How much longer the step is with costs that are so much dearer, in logarithms."""
-        dearer = replace(
-            conditions,
+        dearer = conditions._replace(
             latency_us=tuple(math.exp(by) * one for one in conditions.latency_us),
             transfer_us=tuple(math.exp(by) * one for one in conditions.transfer_us),
         )
@@ -47,7 +44,7 @@ def replay_parts(
 
     def longer_by_gamma(gamma: float) -> float:
         """The same with another gamma, which the base's replay has, too."""
-        longer_us = Replay(inputs.prepared, replace(conditions, gamma=gamma)).step_us - then.step_us
+        longer_us = Replay(inputs.prepared, conditions._replace(gamma=gamma)).step_us - then.step_us
         now_us = base.replayed(profile, conditions.gamma).step_us
         return longer_us - (base.replayed(profile, gamma).step_us - now_us)
 
@@ -78,8 +75,7 @@ def half_band(
     measured one.
     """
     both = [_repeats_and_method(base, setting)]
-    times, halves = _DISTANCES
-    distance = float(np.interp(math.log(times_largest), np.log(times), halves))
+    distance = float(np.interp(math.log2(times_largest), _DOUBLINGS, _HALVES))
     # less of what compute hides
     both.append(distance * (0.5 + 0.5 * min(1.0, 4 * exposed_share)))
     if setting.micro_batch != base.setting.micro_batch and len(base.single_us) < 2:

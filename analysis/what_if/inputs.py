@@ -11,6 +11,7 @@ import numpy as np
 from dpscope.analysis.costs.cost import Cost, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.missing import Missing
+from dpscope.analysis.stats.samples import Floats
 from dpscope.analysis.what_if.replay import Conditions, Prepared, Scale, between_buckets
 from dpscope.analysis.what_if.scenario import Base, Scenario, Setting
 from dpscope.analysis.what_if.step_profile import (
@@ -85,17 +86,15 @@ def setting_of(base: Base, scenario: Scenario) -> Setting:
 
 def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) -> Inputs:
     """What to replay a profile under; raises Missing."""
-    ends, sizes = _buckets(base, profile, setting)
-    each = _bucket_costs(base, profile, setting, costs, sizes)
+    buckets = _buckets(base, profile, setting)
+    each = _bucket_costs(base, profile, setting, costs, buckets.sizes)
     others = [(one, _other_us(base, one, setting, costs)) for one in profile.others]
     conditions = Conditions(
-        bucket_ends=ends,
+        bucket_ends=buckets.ends,
         latency_us=tuple(one.latency_us for one in each),
         transfer_us=tuple(one.transfer_us for one in each),
-        late_us=_late_us(base, profile, ends, setting.place),
-        lag_us=tuple(
-            between_buckets(profile, ends, [one.lag_us for one in profile.buckets]).tolist()
-        ),
+        late_us=_late_us(base, buckets.late_us, setting.place),
+        lag_us=buckets.lag_us,
         other_us=tuple(one.cost_us if us is None else us for one, us in others),
         passes=setting.accumulate // base.accumulate,
         gamma=base.contention.gamma,
@@ -129,19 +128,26 @@ def _bucket_costs(
     return _as_in_the_run(base, profile, place, sizes, each, costs)
 
 
-def _buckets(
-    base: Base, profile: StepProfile, setting: Setting
-) -> tuple[tuple[int, ...], list[float]]:
-    """Ends of buckets and the bytes they send; the base's own buckets are taken as they were
-    measured.
+class _Buckets(NamedTuple):
+    """The last gradient of each, the bytes it sends, and times that lie between those of the
+    measured buckets.
     """
+
+    ends: tuple[int, ...]
+    sizes: list[float]
+    lag_us: tuple[float, ...]
+    late_us: Floats
+
+
+def _buckets(base: Base, profile: StepProfile, setting: Setting) -> _Buckets:
+    """The base's own buckets are taken as they were measured."""
     hook, bucketing = setting.hook, setting.bucketing
     if hook not in HOOK_FACTORS:
         raise Missing(
             f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
         )
 
-    def cut() -> tuple[tuple[int, ...], list[float]]:
+    def cut() -> _Buckets:
         gradients = profile.gradients
         interpolated = gradients.known == INTERPOLATED  # between what the base's hook let through
         model = (
@@ -151,7 +157,13 @@ def _buckets(
         if bucketing != base.bucketing:
             ends = tuple(bucket_ends(model.tolist(), bucketing))
         sent = HOOK_FACTORS[hook] * (model.sum() / gradients.total_bytes)
-        return ends, [size * sent for size in bucket_bytes(gradients, ends)]
+        lag_us = between_buckets(profile, ends, [one.lag_us for one in profile.buckets])
+        return _Buckets(
+            ends=ends,
+            sizes=[size * sent for size in bucket_bytes(gradients, ends)],
+            lag_us=tuple(lag_us.tolist()),
+            late_us=between_buckets(profile, ends, [one.late_us for one in profile.buckets]),
+        )
 
     return base.once((id(profile), bucketing, hook), cut)
 
@@ -184,14 +196,11 @@ def _as_in_the_run(
     return [one.times(factor) for one in modelled]
 
 
-def _late_us(
-    base: Base, profile: StepProfile, ends: tuple[int, ...], place: Place
-) -> tuple[float, ...]:
+def _late_us(base: Base, late_us: Floats, place: Place) -> tuple[float, ...]:
     """How much later than this rank the last one is at each bucket."""
     if place.devices == 1:
-        return (0.0,) * len(ends)
+        return (0.0,) * len(late_us)
     later_us = base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
-    late_us = between_buckets(profile, ends, [one.late_us for one in profile.buckets])
     return tuple(np.maximum(0.0, late_us + later_us).tolist())
 
 

@@ -7,8 +7,7 @@ So is each part of its ledger: that of the base plus what the replay of the scen
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from statistics import fmean
 
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
@@ -222,13 +221,14 @@ def _joined(
 ) -> Prediction:
     """The mean over the profiles, with its band."""
     devices = unanswered.devices
-    step_us = float(np.mean([one.step_us for one in changes]))
+    step_us = fmean(one.step_us for one in changes)
     alone_us, alone_basis = _one_device(base, setting, costs)
     if devices == 1 and alone_us is not None:
         step_us = alone_us
     ledger = base.ledger
     if ledger is not None and setting != base.setting:
-        changes_us = np.mean([one.parts for one in changes], axis=0).tolist()
+        parts = zip(*(one.parts for one in changes), strict=True)
+        changes_us = [fmean(of_each) for of_each in parts]
         ledger = _ledger(ledger, changes_us, step_us, devices)
 
     exposed_share = max(one.exposed_us / one.step_us for one in changes)
@@ -259,7 +259,7 @@ def _exposed_us(ledger: Ledger | None, devices: int, changes: Sequence[_Change])
     """Exposed communication by the ledger, else by the replays."""
     if ledger is not None and ledger.exposed_us is not None:
         return ledger.exposed_us
-    return 0.0 if devices == 1 else float(np.mean([one.exposed_us for one in changes]))
+    return 0.0 if devices == 1 else fmean(one.exposed_us for one in changes)
 
 
 def _ledger(
@@ -333,9 +333,7 @@ def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
     alone = setting._replace(place=Place(1, 1), on_time=None)
 
     def mean_us() -> float:
-        return float(
-            np.mean([_replayed(base, one, one, alone, costs).step_us for one in base.profiles])
-        )
+        return fmean(_replayed(base, one, one, alone, costs).step_us for one in base.profiles)
 
     return base.once(("alone", alone.micro_batch, alone.accumulate), mean_us)
 

@@ -16,12 +16,6 @@ import numpy as np
 
 from dpscope.analysis.costs.collective_streams import run_collectives
 from dpscope.analysis.stats.samples import Floats
-from dpscope.analysis.traces.steps.intervals import (
-    Intervals,
-    intersection,
-    length,
-    merge,
-)
 from dpscope.analysis.what_if.step_profile import NEVER, StepProfile
 
 Span = tuple[float, float]
@@ -53,22 +47,27 @@ def exposed_split(
     >>> exposed_split([(10.0, 50.0)], [(20.0, 30.0)], [(5.0, 25.0)], [(28.0, 40.0)])  # 10-20 waits, 20-30 moves, 30-40 is other
     (10.0, 10.0, 10.0)
     """
-    transferring = merge(_spans(transfers))
-    in_wait = merge(transferring, _spans(waits))
-    in_flight = merge(in_wait, _spans(others))
-    of_device = _spans(exposed)
-    moved, waited, every = (
-        length(intersection(of_device, spans)) for spans in (transferring, in_wait, in_flight)
-    )
+    moved = _covered_us(exposed, transfers)
+    waited = _covered_us(exposed, [*transfers, *waits])
+    every = _covered_us(exposed, [*transfers, *waits, *others])
     return waited - moved, moved, every - waited
 
 
-def _spans(spans: Sequence[Span]) -> Intervals:
-    return np.array(spans, dtype=float).reshape(-1, 2)
+def _covered_us(exposed: Sequence[Span], spans: Sequence[Span]) -> float:
+    """How much of the exposed stretches lies inside any of the spans; of so few of them sooner than
+    by numpy.
+    """
+    covered, reached = 0.0, NEVER
+    for start, end in sorted(spans):
+        start = max(start, reached)
+        if end > start:
+            reached = end
+            for begin, until in exposed:
+                covered += max(0.0, min(end, until) - max(start, begin))
+    return covered
 
 
-@dataclass(frozen=True)
-class Conditions:
+class Conditions(NamedTuple):
     """What a step is run under. Buckets by the index of their last gradient; per bucket latency,
     transfer, the lateness of the last rank and the host's lag; the cost of every other collective.
     `passes` forward and backward passes make a step, the last one reduces.

@@ -4,6 +4,7 @@ data. Microseconds, bytes.
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from dpscope.analysis.costs.cost import Links, Place
@@ -116,11 +117,11 @@ class Base:
 
         return self.once((id(profile), gamma), replayed)
 
-    @property
+    @cached_property
     def place(self) -> Place:
         return Place(self.devices, self.per_node)
 
-    @property
+    @cached_property
     def setting(self) -> "Setting":
         """As it was measured."""
         batch = None if self.batch_size is None else self.batch_size // self.accumulate

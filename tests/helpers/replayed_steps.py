@@ -50,7 +50,7 @@ def profile(table: Works, after: list[int], ends: tuple[int, ...], **more: objec
 def under(ends: tuple[int, ...], costs: list[float], **more: object) -> Conditions:
     count = len(ends)
     made = Conditions(ends, (0.0,) * count, tuple(costs), (0.0,) * count, (0.0,) * count, ())
-    return replace(made, **more)  # type: ignore[arg-type]
+    return made._replace(**more)  # type: ignore[arg-type]
 
 
 # Forward 100, two layers' backward 50 each (a gradient after each), optimizer 10.

@@ -50,15 +50,15 @@ TWO = under((0, 1), [20.0, 20.0])
         # one bucket: ready at 200, until 240, optimizer 10
         (Prepared(SIMPLE), under((1,), [40.0]), 250, 40),
         # the last rank
-        (Prepared(SIMPLE), replace(TWO, late_us=(0.0, 30.0)), 200 + 30 + 20 + 10, 50),
+        (Prepared(SIMPLE), TWO._replace(late_us=(0.0, 30.0)), 200 + 30 + 20 + 10, 50),
         # micro-batches repeat forward and backward
-        (Prepared(SIMPLE), replace(TWO, passes=3), 200 + 200 + 230, 20),
+        (Prepared(SIMPLE), TWO._replace(passes=3), 200 + 200 + 230, 20),
         # a faster device: ready 75, 100
         (Prepared(SIMPLE, Scale(busy=0.5)), TWO, 100 + 20 + 5, 20),
         # the optimizer takes as long
         (Prepared(SIMPLE, Scale(by_samples=2.0)), TWO, 400 + 20 + 10, 20),
         # before forward
-        (Prepared(replace(SIMPLE, others=(BROADCAST,))), replace(TWO, other_us=(30.0,)), 260, 50),
+        (Prepared(replace(SIMPLE, others=(BROADCAST,))), TWO._replace(other_us=(30.0,)), 260, 50),
     ],
     ids=["one bucket", "late rank", "micro-batches", "faster device", "larger batch", "broadcast"],
 )
