@@ -304,7 +304,7 @@ class Law:
             raise self._refusal(place.devices, FREE_DISTANCE, why)
         time_us = math.exp(self.predicted_log_us(place.layout, size))
         latency_us = min(self.latency_us(place.layout), time_us)
-        words = f"{self._known} and carried to {place} by a law"
+        words = f"{self._known}, extrapolated to {place} by a law"
         return banded(latency_us, time_us - latency_us, half, "law", words)
 
 

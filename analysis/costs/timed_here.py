@@ -31,7 +31,10 @@ def timed_here(call: Call, known: Known) -> Cost | None:
     time_us = predict_us(fit, call.size_bytes)
     latency_us = time_us * latency_share(fit, call.size_bytes)
     outside = extrapolated(fit, call.size_bytes)
-    words, formula = f"calibrated on {call.place} devices", _formula(fit, call.size_bytes)
+    words, formula = (
+        f"calibrated on {call.place} devices",
+        _formula(fit, call.size_bytes),
+    )
     if outside is not None:
         words += ", beyond its sizes"
         formula += ", extrapolated"

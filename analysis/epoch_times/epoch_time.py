@@ -5,6 +5,7 @@ Words: b is the batch per device, G = N b the global batch; T is an epoch time, 
 
 from typing import NamedTuple
 
+from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import counted
 
 
@@ -141,5 +142,11 @@ def layout(devices: int, nodes: int | None) -> str:
 
 
 def at(batch_size: int | None, devices: int, nodes: int | None = None) -> str:
-    """A setting in messages: (batch_size, devices)."""
-    return f"({'any' if batch_size is None else batch_size}, {layout(devices, nodes)})"
+    """A setting in messages, as the tables name its columns."""
+    batch = "" if batch_size is None else f"batch {batch_size}, "
+    return f"{batch}N {layout(devices, nodes)}"
+
+
+def significant(value: float | None) -> str:
+    """A value with four significant digits, NA if unknown."""
+    return NA if value is None else f"{value:.4g}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dpscope.analysis.epoch_times.epoch_time import EpochTable, at, place
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
 from dpscope.profiling.records.estimate_codes import EstimateCode
-from dpscope.profiling.records.finding import Finding, grouped, listed
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
 
@@ -25,7 +25,7 @@ def table_findings(table: EpochTable, estimates: Sequence[EpochEstimate]) -> lis
         ),
         *_reported(
             EstimateCode.CLOCK_TOO_COARSE,
-            "the clock's resolution leaves open",
+            "uncertain at the clock's resolution",
             map(_coarse, estimates),
         ),
         *_reported(
@@ -42,7 +42,7 @@ def _reported(
 ) -> Iterator[Finding]:
     """A finding for each study and run with anything found in it."""
     for where, texts in grouped(one for one in found if one is not None).items():
-        yield code.finding(f"{where}: {what}: {listed(texts)}")
+        yield code.finding(f"{where}: {what}: {'; '.join(texts)}")
 
 
 def _columns(table: EpochTable) -> Iterator[Finding]:

@@ -22,11 +22,17 @@ from typing import NamedTuple
 import numpy as np
 
 from dpscope.analysis.costs.formulas import bus_factor
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, EpochTime, at, layout, place
+from dpscope.analysis.epoch_times.epoch_time import (
+    EpochTable,
+    EpochTime,
+    at,
+    layout,
+    place,
+    significant,
+)
 from dpscope.analysis.stats.left_out import BestLaw, Law, best_law
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit
-from dpscope.profiling.records.finding import grouped, listed
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import traits_of
 
 FARTHEST = 8  # times the largest measured count: beyond it no number is given
@@ -136,7 +142,6 @@ def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
 def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
     """The predictions as a table, with the reason for each missing number."""
     unit = predicted[0].unit if predicted else "s"
-    time = Unit(unit, 1.0, 4 if unit == "s" else 3)
     several = len({(one.study, one.run) for one in predicted}) > 1
     fields = [
         *([Field("series", lambda one: place(one.study, one.run))] if several else []),
@@ -148,18 +153,16 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
             meaning="Devices; 4x2 for four nodes with two each",
         ),
         Field(
-            "predicted",
-            "value",
-            time,
-            "The law's time of an epoch, or of a step in a table of steps",
+            f"predicted [{unit}]",
+            lambda one: significant(one.value),
+            meaning="The law's time of an epoch, or of a step in a table of steps",
         ),
         Field(
-            "low",
-            "low",
-            time,
-            "Lower end of the band, which is as wide as the error on the rows left out",
+            f"low [{unit}]",
+            lambda one: significant(one.low),
+            meaning="Lower end of the band, which is as wide as the error on the rows left out",
         ),
-        Field("high", "high", time, "Upper end of the band"),
+        Field(f"high [{unit}]", lambda one: significant(one.high), meaning="Upper end of the band"),
         Field("law", "law", meaning="The law with the smallest error on the rows left out"),
         Field(
             "error",
@@ -167,7 +170,7 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
             "share",
             "The law's error on rows that were left out of its fit",
         ),
-        Field("from N", lambda one: listed(one.measured), meaning="The device counts measured"),
+        Field("from N", _measured, meaning="The smallest and the largest measured device count"),
     ]
     reasons = grouped((one.reason, one) for one in predicted if one.reason)
     notes = []
@@ -178,10 +181,15 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
                 f"{place(one.study, one.run)} {of}"
                 for one, of in zip(without, settings, strict=True)
             ]
-        notes.append(f"{listed(settings)}: {reason}.")
+        notes.append(f"{'; '.join(settings)}: {reason}.")
     if not predicted:
         notes = ["No row of several devices has a time: nothing to predict."]
-    return table_of("Times that were not measured", fields, predicted, notes)
+    return table_of("Predicted times", fields, predicted, notes)
+
+
+def _measured(one: Predicted) -> str:
+    counts = one.measured
+    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
 
 
 def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, layout, place
+from dpscope.analysis.epoch_times.epoch_time import EpochTable, layout, place, significant
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.laws import EpochLaw, law_fits
@@ -97,7 +97,7 @@ def estimate_tables(report: EstimateReport) -> list[TextTable]:
         )
         if laws := laws_of.get(where):
             notes = dict.fromkeys(f"{law.law}: {law.note}" for law in laws if law.note)
-            tables.append(table_of(f"{where}: laws that these speedups allow", _LAWS, laws, notes))
+            tables.append(table_of(f"{where}: laws fitted to these speedups", _LAWS, laws, notes))
     return tables
 
 
@@ -131,9 +131,9 @@ _OVERVIEW = (
 )
 LEGEND = (
     "N: devices, 4x1 for four nodes with one each. strong, weak: speedup at the same global batch, and at the same batch per "
-    "device (* one of the two: the table does not say what its batch_size is). compute: one device's time for its share of an "
-    "epoch. added: further wall time of an epoch, with its bounds at the clock's resolution. GB/s: bytes that a device must move "
-    f"over the added time, not a link's rate. {NA}: unknown, for a reason given in the findings and the JSON."
+    "device (*: one of the two, as the table does not state what its batch_size is). compute: one device's time for its share of "
+    "an epoch. added: the extra wall time of an epoch; low, high: its bounds by the clock's resolution. GB/s: bytes that a "
+    f"device must move, divided by the added time; not a link's rate. {NA}: unknown; the findings and the JSON give the reason."
 )
 
 _LAWS = (
@@ -159,8 +159,3 @@ _LAWS = (
         ),
     ),
 )
-
-
-def significant(value: float | None) -> str:
-    """A value with four significant digits, NA if unknown."""
-    return NA if value is None else f"{value:.4g}"

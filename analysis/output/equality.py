@@ -51,7 +51,7 @@ def headline(report: EqualityReport) -> str:
     settings = report.settings
     judged = min(pair.judged_steps for pair in report.pairs)
     if not judged:
-        return "no step can be judged: see the findings"
+        return "not judged: no step can be judged, see the findings"
     steps = f"{'' if judged == settings.steps else f'the first {judged} of '}{counted(settings.steps, 'step')}"
     over = (
         f"over {steps} of {counted(settings.global_batch_size, 'sample')} in {settings.precision}"
@@ -59,10 +59,10 @@ def headline(report: EqualityReport) -> str:
     if judged < settings.steps:
         over += " (rounding or divergence hides the rest)"
     if not report.sound:
-        return f"a difference {over} is not explained: see the findings"
+        return f"different {over}, without an explanation: see the findings"
     explained = any(pair.verdict == "explained" for pair in report.pairs)
     but = " except for batch norm, whose statistics differ as expected" if explained else ""
-    return f"{', '.join(report.losses)} learn the same {over}{but}"
+    return f"equal: {', '.join(report.losses)} learn the same {over}{but}"
 
 
 def pair_table(report: EqualityReport) -> TextTable:
@@ -70,15 +70,18 @@ def pair_table(report: EqualityReport) -> TextTable:
     the tolerance.
     """
     notes = [
-        f"largest relative differences over the judged steps; reference: {report.reference}; bit-equal: gradients and weights"
+        "loss, gradient, weight: the largest relative differences over the judged steps; bit-equal: all gradients and weights "
+        "have equal bits"
     ]
     notes += [
-        f"{one.training}: its {counted(one.ranks, 'rank')} have the same gradients and weights, bit for bit, in every step"
+        f"{one.training}: gradients and weights have equal bits on all {counted(one.ranks, 'rank')} in every step"
         for one in report.ranks
         if one.same_bits
     ]
-    notes.append("of large tensors a sample of elements is compared, and a hash of all")
-    return table_of("Trainings in pairs", _PAIRS, report.pairs, notes)
+    notes.append(
+        "large tensors are compared by a sample of their elements and a hash of all of them"
+    )
+    return table_of("Pairs of trainings", _PAIRS, report.pairs, notes)
 
 
 def tolerance_table(report: EqualityReport) -> TextTable:
@@ -86,13 +89,14 @@ def tolerance_table(report: EqualityReport) -> TextTable:
     steps = report.tolerances
     every = max(1, -(-len(steps) // (_ROWS - 1)))
     note = (
-        f"rounding: how far {report.reference} drifts from itself when every weight starts one unit in the last place off; "
-        f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"
+        f"rounding: how far {report.reference} drifts from itself if every weight starts one unit in the last place off; "
+        f"tolerance: {SAFETY:g} times the larger of that and (B - 1) u (B: global batch, u: unit roundoff); steps with a "
+        f"tolerance above {LARGEST_TOLERANCE:.0%} are not judged"
     )
     shown = [
         step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1
     ]
-    return table_of("Rounding, and what is tolerated", _TOLERANCES, shown, [note])
+    return table_of("Rounding and tolerance (relative differences)", _TOLERANCES, shown, [note])
 
 
 def _largest(pair: PairResult, what: str) -> str:
@@ -113,9 +117,9 @@ _PAIRS = (
     Field("verdict", "verdict"),
     Field("judged steps", "judged_steps"),
     *(Field(what, partial(_largest, what=what)) for what in WHATS),
-    Field("first beyond", lambda pair: _first(pair, lambda one: f"step {one.step}", "none")),
-    Field("in", lambda pair: _first(pair, lambda one: f"{one.what} {one.tensor}".strip())),
-    Field("there", lambda pair: _first(pair, lambda one: _number(one.relative))),
+    Field("first difference", lambda pair: _first(pair, lambda one: f"step {one.step}", "none")),
+    Field("tensor", lambda pair: _first(pair, lambda one: f"{one.what} {one.tensor}".strip())),
+    Field("difference", lambda pair: _first(pair, lambda one: _number(one.relative))),
     Field("tolerance", lambda pair: _first(pair, lambda one: _number(one.tolerance))),
 )
 

@@ -22,7 +22,7 @@ from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cel
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -193,13 +193,20 @@ def prediction_table(answer: RunAnswer) -> TextTable:
             meaning="The largest part of the predicted step",
         ),
     ]
-    notes = [layout(answer), *facts(answer), *_grounds(one for _, one in answer.predictions)]
-    return table_of(
-        "Steps that were not measured, replayed from one that was",
-        fields,
-        answer.predictions,
-        notes,
+    predictions = [one for _, one in answer.predictions]
+    refused = grouped((one.reason, one.devices) for one in predictions if one.reason is not None)
+    basis = grouped(
+        (clause, one.devices)
+        for one in predictions
+        if one.rests_on is not None
+        for clause in one.rests_on.split("; ")
     )
+    notes = [
+        *(f"{_counts(devices)}: no prediction: {reason}." for reason, devices in refused.items()),
+        *facts(answer),
+        *(f"{_counts(devices)}: {clause}." for clause, devices in basis.items()),
+    ]
+    return table_of("Predicted steps", fields, answer.predictions, notes)
 
 
 def _word(name: str, row: Predicted) -> str:
@@ -211,29 +218,19 @@ def _band(row: Predicted) -> str | None:
     return None if low_us is None else f"{show(low_us, _MS)} to {show(high_us, _MS)}"
 
 
-def _grounds(predictions: Iterable[Prediction]) -> list[str]:
-    """What numbers rest on, or why there is none: each clause once, with the device counts that it
-    holds for.
-    """
-    counts: dict[str, dict[int, None]] = {}
-    for one in predictions:
-        for clause in [one.reason] if one.reason is not None else str(one.rests_on).split("; "):
-            counts.setdefault(f"{'no number: ' if one.step_us is None else ''}{clause}", {})[
-                one.devices
-            ] = None
-    return [
-        f"{', '.join(map(str, sorted(of)))} device{'' if [*of] == [1] else 's'}: {one}"
-        for one, of in counts.items()
-    ]
+def _counts(devices: Sequence[int]) -> str:
+    """Device counts, each once, such as ``4, 8 devices``."""
+    *fewer, most = sorted(set(devices))
+    return "".join(f"{count}, " for count in fewer) + counted(most, "device")
 
 
 _PARTS = {
     "compute": "The base's compute plus its change in the replay",
-    "exposed_wait": "Exposed: no compute and no transfer run, and a rank waits for a late one",
-    "exposed_transfer": "Exposed: no compute runs, and a collective transfers",
-    "exposed_other": "Exposed communication that cannot be split into wait and transfer, such as broadcasts",
+    "exposed_wait": "Exposed: waiting for a late rank, while nothing computes or transfers",
+    "exposed_transfer": "Exposed: a collective transfers while nothing computes",
+    "exposed_other": "Exposed communication whose wait and transfer cannot be separated, such as broadcasts",
     "idle": "Neither compute nor communication",
-    "tracer": "Untraced less traced step of the base; negative if tracing slowed it",
+    "tracer": "Untraced minus traced step of the base; negative if tracing slowed it",
 }
 
 
@@ -251,15 +248,13 @@ def ledger_table(answer: RunAnswer) -> TextTable:
         for row in answer.predictions
         if row[1].step_us is not None
     ]
-    notes = ["wait, transfer and other: exposed communication"]
+    notes = ["wait, transfer, other: exposed communication"]
     if not base.ledger.is_split:
-        notes.append(
-            "NA of wait and transfer: the traces of the base do not separate them; both are in other"
-        )
+        notes.append("the base's traces do not separate wait from transfer: both are in other")
     names = list(STEP_PARTS)
     if base.ledger.tracer_us is not None:
         names.append("tracer")
-        notes.append("tracer: untraced less traced step, taken to be the base's")
+        notes.append("tracer: untraced minus traced step, as measured in the base")
     fields = [
         Field(
             "configuration",
@@ -300,7 +295,7 @@ _REPLAYED = "By replaying the other cell, without using this one's time"
 
 
 def error_table(cells: Sequence[CellError]) -> TextTable:
-    """The method's error on the run's other cells, next to that of simple rules."""
+    """The method's error on the run's other cells, compared with that of simple rules."""
     fields = (
         CELL,
         Field("measured", "measured_us", _SHORT_MS, "Median untraced step of the cell"),
@@ -317,7 +312,7 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
         f"{one.cell}: {one.prediction.reason}" for one in cells if one.prediction.reason is not None
     )
     return table_of(
-        "The same method on cells that were measured", fields, cells, dict.fromkeys(reasons)
+        "Predictions of this run's measured cells", fields, cells, dict.fromkeys(reasons)
     )
 
 
@@ -325,41 +320,35 @@ def _off(value_us: float | None, cell: CellError) -> str | None:
     return None if value_us is None else f"{100 * (value_us / cell.measured_us - 1):+.1f}"
 
 
-def layout(answer: RunAnswer) -> str:
-    """On which nodes the devices are, and whether that is measured, stated or assumed."""
+def layout(answer: RunAnswer) -> str | None:
+    """What is assumed of nodes that the scenarios do not state; None for the base's one node."""
     base, most = answer.question.base, max(one.devices for _, one in answer.predictions)
-    if any("per_node" in words for words, _ in answer.predictions):
-        return "Layout: devices per node as stated."
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
-    if most <= base.devices:
-        return f"Layout: one node, as the base's {counted(base.devices, 'device')}."
+    if most <= base.devices or any("per_node" in words for words, _ in answer.predictions):
+        return None
     return (
-        f"Layout assumed: one node with all {most} devices, linked as the {base.devices} on the base's node; for several nodes "
-        "give --per-node."
+        f"Layout assumed: all {most} devices on one node, with the links of the base's {base.devices}; for several "
+        "nodes, give --per-node."
     )
 
 
 def facts(answer: RunAnswer) -> list[str]:
-    """Of the base, how far it was measured and replayed, what it lacks, and how wrong the method is
-    on the run's own cells.
-    """
+    """The layout, the base, its replay, the method's error, and what is not known."""
     base = answer.question.base
     replayed_us = fmean(one.step_us for one in base.profiles)
-    kind = (
-        "traced step (mean)"
-        if answer.question.cell is None
-        else "untraced step (median over all repeats)"
-    )
+    kind = "mean traced step"
+    if answer.question.cell is not None:
+        kind = "median untraced step of all repeats"
     lines = [
-        f"Base: {base.name} on {counted(base.devices, 'device')}, {show(base.step_us, _MS)} ms per {kind}.",
-        f"Replay: {counted(len(base.profiles), 'typical traced step')} ({show(replayed_us, _MS)} ms on average) within "
-        f"{max(100 * abs(replay_error(base)), 0.01):.2f}%.",
+        layout(answer),
+        f"Base: {base.name} on {counted(base.devices, 'device')}, {show(base.step_us, _MS)} ms ({kind}).",
+        f"Replay: reproduces {counted(len(base.profiles), 'typical traced step')} ({show(replayed_us, _MS)} ms on "
+        f"average) within {max(100 * abs(replay_error(base)), 0.01):.2f}%.",
         *(f"{one.message}." for one in wrong_results(answer.question.costs.calibration)),
         answer.own.sentence,
+        *(f"Not known: {one}." for one in base.lacks),
     ]
-    if base.lacks:
-        lines.append(f"Not known of {base.name}: {'; '.join(base.lacks)}.")
     if base.host_cores is not None:
-        lines.append("The devices are processes on a CPU: none of this applies to GPUs.")
-    return lines
+        lines.append("The devices are processes on a CPU: not valid for GPUs.")
+    return [line for line in lines if line is not None]

@@ -52,7 +52,7 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     )
     interval = f"{bounds.low:.2f} to {bounds.high:.2f}, measured"
     return Contention(
-        gamma, low, high, f"compute next to communication takes {ratio:.2f}x as long ({interval})"
+        gamma, low, high, f"compute takes {ratio:.2f}x as long during communication ({interval})"
     )
 
 
@@ -61,12 +61,11 @@ def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
     found = []
     if not contention.basis:
         found.append(
-            "how much collectives slow computing: no comparable compute ran both with and without them, so computing is assumed "
-            "to be no slower"
+            "how much collectives slow computing, as no comparable compute ran both with and without them; assumed: not at all"
         )
     if any(one.servers > 1 for one in job.profiles):
         found.append(
-            "how much two collectives in flight slow each other: they are assumed to share the link"
+            "how much two collectives in flight slow each other; assumed: they share the link"
         )
     return tuple(found)
 
@@ -167,8 +166,8 @@ def base_of_traces(
     ledger = analysis.ledger
     contention = contention_of_ledger(ledger)
     steps_us = [one.step_us for one in job.profiles]
-    lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
-    lacks += () if batch_size else ("the batch: give --base-batch-size for other batches",)
+    lacks = (*job.lacks, "the untraced step; all times are with the profiler on")
+    lacks += () if batch_size else ("the batch; to predict others, give --base-batch-size",)
     base = Base(
         name=name,
         profiles=typical(job.profiles),
@@ -320,6 +319,6 @@ def _as_untraced(base: Base) -> Base:
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (middle, high) if replayed_us(middle) < base.step_us else (low, middle)
-    what = "the host's own times" if on_device else "times of computing"
-    lacks = f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
+    what = "times on the host" if on_device else "compute times"
+    lacks = f"{what} without the tracer; assumed: {high:.2f} of the traced ones, which fits the untraced step"
     return replace(scaled(high), lacks=(*base.lacks, lacks))

@@ -65,13 +65,15 @@ class CellErrors:
     def sentence(self) -> str:
         """The method's error, next to that of assuming that nothing changes."""
         if not self.cells:
-            return f"Error: assumed ({ASSUMED_ERROR:.0%}), as no other cell of a run measures it."
+            return (
+                f"Error: {ASSUMED_ERROR:.0%} assumed; no other cell of this run tests the method."
+            )
         if not (errors := [abs(one.error or 0.0) for one in self.known]):
-            return f"Error: assumed, as none of {counted(len(self.cells), 'other cell')} could be predicted."
+            return f"Error: {ASSUMED_ERROR:.0%} assumed; none of {counted(len(self.cells), 'other cell')} could be predicted."
         same = [abs(one.same_us / one.measured_us - 1) for one in self.known]
         return (
-            f"Error on {counted(len(errors), 'other cell')} of this run: median {median(errors):.1%}, worst {max(errors):.1%}; "
-            f"the bands include it. Assuming that nothing changes: median {median(same):.1%}."
+            f"Error on {counted(len(errors), 'other cell')} of this run: median {median(errors):.1%}, worst {max(errors):.1%}, "
+            f"included in the bands. Assuming that nothing changes: median {median(same):.1%}."
         )
 
 

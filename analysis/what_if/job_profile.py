@@ -83,11 +83,11 @@ def _devices(attributions: Sequence[Attribution], matched: Table) -> int | None:
 def _lacks(profiles: Sequence[StepProfile], devices: int | None, ranks: int) -> Iterator[str]:
     """What the traces of so many ranks do not show, in words."""
     if devices is None:
-        yield "the number of devices: give --base-devices"
+        yield "the number of devices; give --base-devices"
     elif devices > ranks:
-        yield f"{devices - ranks} of {counted(devices, 'rank')}: transfers are upper bounds that hold waiting"
+        yield f"{devices - ranks} of {counted(devices, 'rank')}; transfers are upper bounds that include waiting"
     if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
-        yield "sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket"
+        yield "sizes of gradients (record_shapes=True records them); assumed: spread evenly within each bucket"
 
 
 def run_profile(paths: Sequence[Path], parameter_bytes: Sequence[int]) -> JobProfile:

@@ -40,9 +40,11 @@ class Lateness:
     def basis(self) -> str:
         """What the latest of N rests on, in words."""
         if not self.known:
-            return "lateness of ranks unknown: one rank was read"
+            return "lateness of ranks is unknown: only one rank was read"
         samples = counted(self.independent, "independent sample")
-        return f"lateness from {samples} of {len(self.steady_us)} ranks, normal tail assumed"
+        return (
+            f"lateness of ranks from {samples} of {len(self.steady_us)} ranks, assumed to be normal"
+        )
 
     def latest_us(self, ranks: int) -> float:
         """How much later than the mean rank the last of so many is, on average."""

@@ -14,7 +14,6 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.band import (
-    ASSUMED_ERROR,
     FARTHEST,
     Parts,
     half_band,
@@ -94,19 +93,19 @@ def _check(base: Base, setting: Setting) -> None:
     devices = setting.place.devices
     if base.devices == 1 and devices > 1:
         raise Missing(
-            "the base ran on one device, so nothing was measured between devices: take a cell of several"
+            "the base ran on one device, so no communication was measured: choose a cell with several devices"
         )
     if devices not in (1, base.devices) and not base.lateness.known:
         raise Missing(
-            "one rank was read, so how late ranks are is not known: give every rank's trace"
+            "only one rank was read, so how late ranks are is not known: give every rank's trace"
         )
     if devices > FARTHEST * base.largest:
         times = f"{devices / base.largest:,.0f}x the largest measured count ({base.largest})"
-        raise Missing(f"{times}: {FARTHEST:g}x at most")
+        raise Missing(f"{times}; the limit is {FARTHEST:g}x")
     if setting.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
         raise Missing(
-            f"the host bounds this step: {100 * share:.0f}% of it is launching, which hides what a link changes; trace a larger "
-            "batch, or torch.compile, first"
+            f"the CPU bounds this step: the GPU waits for launches in {100 * share:.0f}% of it, which hides what a link changes; "
+            "first trace a larger batch, or use torch.compile"
         )
 
 
@@ -127,7 +126,7 @@ def _base_refusal(base: Base) -> str | None:
     """Why nothing at all is predicted from this base."""
     off = max(map(base_error, base.profiles), key=abs)
     if abs(off) > MOST_OFF:
-        return f"the replay of the base is {100 * off:+.1f}% off its measured step: something in its trace is not modelled"
+        return f"the replay of the base is {100 * off:+.1f}% off its measured step: its trace has something not modelled"
     if foreign := " and ".join(sorted(base.kinds & _OTHERS)):
         return f"the job runs {foreign} in addition to DDP's all-reduces: it is not plain data parallelism"
     if base.devices == 1:
@@ -138,8 +137,8 @@ def _base_refusal(base: Base) -> str | None:
     if alone_us is not None and base.step_us < _IMPOSSIBLE * alone_us:
         times = f"{base.step_us / 1e3:.1f} ms where one takes {alone_us / 1e3:.1f} ms"
         return (
-            f"{base.devices} devices take {times} at the same batch: something else changed between these cells, or they "
-            "are noisier than the requested change"
+            f"{base.devices} devices take {times} at the same batch: something else changed between these cells, or noise is "
+            "larger than the change in question"
         )
     return None
 
@@ -152,7 +151,7 @@ def _bucket_refusal(base: Base) -> str | None:
     if any(math.isnan(one.bytes) for one in buckets):
         return "the trace does not show the bytes of its all-reduces: trace with record_shapes=True"
     if base.hook not in HOOK_FACTORS:
-        return f"the base's hook {base.hook} is not modelled: take a cell without it as the base"
+        return f"the base's hook {base.hook} is not modelled: choose a cell without it as the base"
     for profile in base.profiles:
         if (why := not_reproduced(profile, base.bucketing, HOOK_FACTORS[base.hook])) is not None:
             return why
@@ -344,14 +343,10 @@ def _rests_on(base: Base, setting: Setting) -> list[str]:
     clauses = []
     if base.host_cores is not None and min(place) > max(base.host_cores, base.per_node):
         clauses.append(
-            f"each process is assumed to keep the cores it has now, but a host here has {base.host_cores} in all"
+            f"assumes as many cores for each process as now, but this host has only {base.host_cores}"
         )
     if place.devices not in (1, base.devices):
         clauses.append(base.lateness.basis)
     if base.contention.basis and setting != base.setting:
         clauses.append(base.contention.basis)
-    if base.method_error is None:
-        clauses.append(
-            f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it"
-        )
     return clauses

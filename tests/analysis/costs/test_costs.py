@@ -63,7 +63,7 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
     """Latency by 1 + 0.3 log2(nodes), assumed with one count, transfer by 2 x 7/8 over 2 x 3/4."""
     found = cost(costs(), 8, 2)
     assert found.total_us == pytest.approx(100 * 1.6 / 1.3 + 1000 * 1.75 / 1.5, rel=0.001)
-    assert found.words == "calibrated on 2x2 devices and carried to 4x2 by a law"
+    assert found.words == "calibrated on 2x2 devices, extrapolated to 4x2 by a law"
     both = fitted(WITHIN, ACROSS, timed(8, 200.0, 0.8, SIZES, nodes=4))
     assert cost(costs(both), 8, 2).words == "calibrated on 4x2 devices"
     assert (

@@ -157,7 +157,7 @@ def test_formats_and_texts_that_are_no_counts() -> None:
     assert {tuple(one) for one in found} == {Predicted._fields}
     table = run_prediction(times, "8", "table")
     assert isinstance(table, TextTable)
-    assert any("coursework_l4 (first) (512, 8): the best law" in note for note in table.notes)
+    assert any("coursework_l4 (first) batch 512, N 8: the best law" in note for note in table.notes)
     for text in ("", "x", "0", "2.5", "1x8", "2x0"):
         with pytest.raises(DpscopeError, match="--predict"):
             run_prediction(times, text, "json")
@@ -187,4 +187,4 @@ def test_the_command_predicts(tmp_path: Path) -> None:
     ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "constant step" in ended.stdout
-    assert "100.000" in ended.stdout
+    assert "100   100   100" in ended.stdout

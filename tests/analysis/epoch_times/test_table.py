@@ -181,12 +181,12 @@ def test_table_findings(tmp_path: Path, code: str) -> None:
         (SOUND.replace("ddp,20,global", "ddp,20,"), "batch_size_is is not given"),
         (
             SOUND.replace("1,100,", "1,,"),
-            "(20, 2): the single device ran out of memory at batch 10",
+            "batch 20, N 2: the single device ran out of memory at batch 10",
         ),
-        (SOUND.replace("2,55", "2,"), "(20, 2): no epoch time: out of memory"),
+        (SOUND.replace("2,55", "2,"), "batch 20, N 2: no epoch time: out of memory"),
         (
             SOUND.replace("ddp,20", "ddp,30"),
-            "(30, 2): no single-device time at 15 samples per device",
+            "batch 30, N 2: no single-device time at 15 samples per device",
         ),
         # 40 - 100/2 = -10
         (SOUND.replace("2,55", "2,40"), "negative: N devices took less than 1/N of the time"),

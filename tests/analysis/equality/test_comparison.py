@@ -230,7 +230,7 @@ def test_without_a_judged_step_nothing_is_equal() -> None:
         data(training(SINGLE, process(later)), training(DP, process(later)))
     ).pairs
     assert (pair.verdict, pair.judged_steps) == ("bit-equal", 1)
-    assert headline(report) == "no step can be judged: see the findings"
+    assert headline(report) == "not judged: no step can be judged, see the findings"
 
 
 def test_samples_that_differ() -> None:

@@ -38,7 +38,7 @@ def test_the_base_s_step_and_ledger_are_the_report_s(question: Question) -> None
     assert question.base.step_us == pytest.approx(known(row.step_us))
     assert known(question.base.ledger).parts_us == pytest.approx(known(row.ledger).parts_us)
     (fact, *_) = facts(run_answer(question, CellErrors(()), [({}, Scenario())]))
-    assert f"{known(row.step_us) / 1e3:.1f} ms per untraced step (median over all repeats)" in fact
+    assert f"{known(row.step_us) / 1e3:.1f} ms (median untraced step of all repeats)" in fact
 
 
 @pytest.mark.long
@@ -48,7 +48,7 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
     assert ledger is not None
     assert question.base.step_us == ledger.traced_step_us
     assert (
-        "ms per traced step (mean)"
+        "ms (mean traced step)"
         in facts(run_answer(question, CellErrors(()), [({}, Scenario())]))[0]
     )
 
@@ -123,16 +123,16 @@ def test_a_chapter_holds_counts_beyond_the_measured_one() -> None:
         float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows[:3])
     ]
     assert widths == sorted(widths)
-    assert table.notes[0].startswith("Layout assumed: one node with all 16 devices")
+    assert table.notes[1].startswith("Layout assumed: all 16 devices on one node")
     notes = " ".join(table.notes)
     # Calibrated on 2 devices alone, collectives are not predicted beyond 8.
     assert table.rows[3][table.headings.index("step [ms]")] == "NA"
     assert (
-        "16 devices: no number: all_reduce calibrated on 2 devices: 8 times beyond the measured counts"
+        "16 devices: no prediction: all_reduce calibrated on 2 devices: 8 times beyond the measured counts"
         in notes
     )
     assert "ddp-d2-b128" in notes
-    assert "none of this applies to GPUs" in notes
+    assert "not valid for GPUs" in notes
     predicted, measured = (
         np.asarray(line.get_xydata()) for line in known(chapter.figure()).axes[0].get_lines()
     )
