@@ -132,7 +132,7 @@ def left_out(runs: list[Path]) -> Iterator[str]:
         assert first.run is not None
         for data in first.run.measured:
             _repeats_left_out(data, repeats)
-        errors, same, perfect = [], [], []
+        errors, same = [], []
         for data in first.run.measured:
             if data.cell.strategy != "ddp" or data.cell.devices == 1:
                 continue
@@ -144,13 +144,11 @@ def left_out(runs: list[Path]) -> Iterator[str]:
             for one in own.known:
                 errors.append(abs(one.error or 0.0))
                 same.append(abs(one.same_us / one.measured_us - 1))
-                perfect += [abs(one.perfect_us / one.measured_us - 1)] if one.perfect_us else []
                 _band_left_out(question, own, one, cells)
         if errors:
             yield (
                 f"leave one cell out, {path.name}: {len(errors)} predictions, median {100 * np.median(errors):.1f}%, worst "
-                f"{100 * max(errors):.1f}% (wanted <= 5%) | nothing changes {100 * np.median(same):.1f}%, perfect scaling "
-                f"{100 * np.median(perfect) if perfect else float('nan'):.1f}%"
+                f"{100 * max(errors):.1f}% (wanted <= 5%) | nothing changes {100 * np.median(same):.1f}%"
             )
     if runs:
         yield cells.line("the replay, one cell left out")

@@ -170,7 +170,11 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
             "share",
             "The law's error on rows that were left out of its fit",
         ),
-        Field("from N", _measured, meaning="The smallest and the largest measured device count"),
+        Field(
+            "from N",
+            lambda one: f"{min(one.measured)} to {max(one.measured)}",
+            meaning="The smallest and the largest measured device count",
+        ),
     ]
     reasons = grouped((one.reason, one) for one in predicted if one.reason)
     notes = []
@@ -185,11 +189,6 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
     if not predicted:
         notes = ["No row of several devices has a time: nothing to predict."]
     return table_of("Predicted times", fields, predicted, notes)
-
-
-def _measured(one: Predicted) -> str:
-    counts = one.measured
-    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
 
 
 def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:
@@ -209,7 +208,8 @@ def _distance(counts: Sequence[int], devices: int) -> float:
     """The factor by which the band grows beyond the largest count: 1 as far from it as it is from
     the next one.
     """
-    farther = math.log(devices / counts[-1]) / math.log(counts[-1] / counts[-2])
+    *_, next_largest, largest = counts
+    farther = math.log(devices / largest) / math.log(largest / next_largest)
     return math.sqrt(max(1.0, farther))
 
 

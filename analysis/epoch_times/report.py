@@ -62,7 +62,8 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> T
             f"--predict {devices}: {error}; give device counts or layouts, such as 8,16 or 2x8"
         ) from error
     placed = [(one.devices, one.nodes) for one in map(parse_layout, layouts)]
-    predicted = predictions(read_epoch_times(path), [*((count, None) for count in counts), *placed])
+    unplaced = [(count, None) for count in counts]
+    predicted = predictions(read_epoch_times(path), [*unplaced, *placed])
     if output_format == "json":
         return _json({"predictions": predicted})
     table = prediction_table(predicted)

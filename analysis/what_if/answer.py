@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -28,8 +28,33 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Predicted = tuple[Mapping[str, str], Prediction]
-"""The options that make a scenario, and its prediction."""
+
+class Predicted(NamedTuple):
+    """The options that make a scenario, and its prediction."""
+
+    words: Mapping[str, str]
+    prediction: Prediction
+
+    @property
+    def label(self) -> str:
+        """Such as ``4 devices, bucket mb 5, overlap off``."""
+        label = counted(self.prediction.devices, "device")
+        for name, word in self.words.items():
+            if name != "devices":
+                label += f", {_option(name)} {word}"
+        return label
+
+    @property
+    def band(self) -> str | None:
+        low_us, high_us = self.prediction.low_us, self.prediction.high_us
+        if low_us is None or high_us is None:
+            return None
+        return f"{show(low_us, _MS)} to {show(high_us, _MS)}"
+
+
+def _option(name: str) -> str:
+    return name.replace("_", " ")
+
 
 _MS = Unit("ms", 1e3, 1)
 _SHORT_MS = Unit("ms", 1e3, 2)
@@ -124,8 +149,11 @@ def run_answer(
     question: Question, own: CellErrors, requested: Iterable[tuple[Mapping[str, str], Scenario]]
 ) -> RunAnswer:
     """Every scenario predicted."""
-    predicted = ((words, predict(question.base, one, question.costs)) for words, one in requested)
-    return RunAnswer(question, own, tuple(predicted))
+    predicted = tuple(
+        Predicted(words, predict(question.base, scenario, question.costs))
+        for words, scenario in requested
+    )
+    return RunAnswer(question, own, predicted)
 
 
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
@@ -154,6 +182,9 @@ def replay_error(base: Base) -> float:
     return float(max(map(base_error, base.profiles), key=abs))
 
 
+_DEVICES = "Devices of the predicted step, with unchanged links"
+_NODES = "Nodes that this many devices are assumed to span"
+_EXPOSED = "Predicted communication that compute does not hide"
 _BAND = "Expected to contain the true value in nine cases out of ten"
 _STEP = "Predicted: the measured step plus what the replay adds to it"
 _EFFICIENCY = "The step on one device divided by the predicted one, at the same batch per device"
@@ -166,32 +197,15 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     options = dict.fromkeys(name for words, _ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
-        Field(
-            "devices",
-            lambda row: row[1].devices,
-            meaning="Devices of the predicted step, with unchanged links",
-        ),
-        Field(
-            "nodes",
-            lambda row: row[1].nodes,
-            meaning="Nodes that this many devices are assumed to span",
-        ),
-        Field("batch", lambda row: row[1].batch_size, meaning="Batch per device"),
-        *(Field(name.replace("_", " "), partial(_word, name)) for name in varied),
-        Field("step", lambda row: row[1].step_us, _MS, _STEP),
-        Field("90% band [ms]", _band, meaning=_BAND),
-        Field(
-            "exposed",
-            lambda row: row[1].exposed_us,
-            _MS,
-            "Predicted communication that compute does not hide",
-        ),
-        Field("efficiency", lambda row: row[1].efficiency, "share", _EFFICIENCY),
-        Field(
-            "bound by",
-            lambda row: row[1].bound_by,
-            meaning="The largest part of the predicted step",
-        ),
+        Field("devices", "prediction.devices", meaning=_DEVICES),
+        Field("nodes", "prediction.nodes", meaning=_NODES),
+        Field("batch", "prediction.batch_size", meaning="Batch per device"),
+        *(Field(_option(name), partial(_word, name)) for name in varied),
+        Field("step", "prediction.step_us", _MS, _STEP),
+        Field("90% band [ms]", "band", meaning=_BAND),
+        Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
+        Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
+        Field("bound by", "prediction.bound_by", meaning="The largest part of the predicted step"),
     ]
     predictions = [one for _, one in answer.predictions]
     refused = grouped((one.reason, one.devices) for one in predictions if one.reason is not None)
@@ -210,12 +224,7 @@ def prediction_table(answer: RunAnswer) -> TextTable:
 
 
 def _word(name: str, row: Predicted) -> str:
-    return row[0].get(name, "as measured")
-
-
-def _band(row: Predicted) -> str | None:
-    low_us, high_us = row[1].low_us, row[1].high_us
-    return None if low_us is None else f"{show(low_us, _MS)} to {show(high_us, _MS)}"
+    return row.words.get(name, "as measured")
 
 
 def _counts(devices: Sequence[int]) -> str:
@@ -234,6 +243,15 @@ _PARTS = {
 }
 
 
+_UNTRACED = "Untraced: the base's as measured, the others as predicted"
+
+
+class _LedgerRow(NamedTuple):
+    label: str
+    step_us: float
+    ledger: Ledger
+
+
 def ledger_table(answer: RunAnswer) -> TextTable:
     """Where the base's step goes, and each predicted one that has a number; empty where nothing is
     known of the base's.
@@ -242,12 +260,11 @@ def ledger_table(answer: RunAnswer) -> TextTable:
     if base.ledger is None:
         return table_of("", (), ())
     name = "base" if answer.question.cell is None else f"base: {base.name}"
-    rows: list[tuple[str, float, Ledger | None]] = [(name, base.step_us, base.ledger)]
-    rows += [
-        (_label(row), row[1].step_us, row[1].ledger)
-        for row in answer.predictions
-        if row[1].step_us is not None
-    ]
+    rows = [_LedgerRow(name, base.step_us, base.ledger)]
+    for row in answer.predictions:
+        one = row.prediction
+        if one.step_us is not None and one.ledger is not None:
+            rows.append(_LedgerRow(row.label, one.step_us, one.ledger))
     notes = ["wait, transfer, other: exposed communication"]
     if not base.ledger.is_split:
         notes.append("the base's traces do not separate wait from transfer: both are in other")
@@ -256,40 +273,17 @@ def ledger_table(answer: RunAnswer) -> TextTable:
         names.append("tracer")
         notes.append("tracer: untraced minus traced step, as measured in the base")
     fields = [
-        Field(
-            "configuration",
-            lambda row: row[0],
-            meaning="The measured base, or what differs from it",
-        ),
-        Field(
-            "step",
-            lambda row: row[1],
-            "time",
-            "Untraced: the base's as measured, the others as predicted",
-        ),
-        *(
-            Field(one.removeprefix("exposed_"), partial(_part_us, one), "time", _PARTS[one])
-            for one in names
-        ),
+        Field("configuration", "label", meaning="The measured base, or what differs from it"),
+        Field("step", "step_us", "time", _UNTRACED),
     ]
+    for name in names:
+        heading = name.removeprefix("exposed_")
+        fields.append(Field(heading, f"ledger.{name}_us", "time", _PARTS[name]))
     return table_of(
         "Where the step goes [{unit}]: the parts add up to the step", fields, rows, notes
     )
 
 
-def _part_us(name: str, row: tuple[str, float, Ledger | None]) -> float | None:
-    return getattr(row[2], f"{name}_us", None)
-
-
-def _label(row: Predicted) -> str:
-    """Such as ``4 devices, bucket mb 5, overlap off``."""
-    varied = [
-        f"{name.replace('_', ' ')} {word}" for name, word in row[0].items() if name != "devices"
-    ]
-    return ", ".join([counted(row[1].devices, "device"), *varied])
-
-
-_PERFECT = "The error of assuming that the step takes as long as on one device"
 _SAME = "The error of assuming that the step takes as long as in the other cell"
 _REPLAYED = "By replaying the other cell, without using this one's time"
 
@@ -305,7 +299,6 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
             lambda one: _off(one.prediction.step_us, one),
             meaning="Predicted over measured, minus 1",
         ),
-        Field("perfect scaling [%]", lambda one: _off(one.perfect_us, one), meaning=_PERFECT),
         Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
     )
     reasons = (
@@ -317,12 +310,16 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
 
 
 def _off(value_us: float | None, cell: CellError) -> str | None:
-    return None if value_us is None else f"{100 * (value_us / cell.measured_us - 1):+.1f}"
+    if value_us is None:
+        return None
+    error = value_us / cell.measured_us - 1
+    return f"{100 * error:+.1f}"
 
 
 def layout(answer: RunAnswer) -> str | None:
     """What is assumed of nodes that the scenarios do not state; None for the base's one node."""
-    base, most = answer.question.base, max(one.devices for _, one in answer.predictions)
+    base = answer.question.base
+    most = max(one.devices for _, one in answer.predictions)
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
     if most <= base.devices or any("per_node" in words for words, _ in answer.predictions):
@@ -337,14 +334,16 @@ def facts(answer: RunAnswer) -> list[str]:
     """The layout, the base, its replay, the method's error, and what is not known."""
     base = answer.question.base
     replayed_us = fmean(one.step_us for one in base.profiles)
+    error = max(100 * abs(replay_error(base)), 0.01)
+    devices = counted(base.devices, "device")
+    replayed = counted(len(base.profiles), "typical traced step")
     kind = "mean traced step"
     if answer.question.cell is not None:
         kind = "median untraced step of all repeats"
     lines = [
         layout(answer),
-        f"Base: {base.name} on {counted(base.devices, 'device')}, {show(base.step_us, _MS)} ms ({kind}).",
-        f"Replay: reproduces {counted(len(base.profiles), 'typical traced step')} ({show(replayed_us, _MS)} ms on "
-        f"average) within {max(100 * abs(replay_error(base)), 0.01):.2f}%.",
+        f"Base: {base.name} on {devices}, {show(base.step_us, _MS)} ms ({kind}).",
+        f"Replay: reproduces {replayed} ({show(replayed_us, _MS)} ms on average) within {error:.2f}%.",
         *(f"{one.message}." for one in wrong_results(answer.question.costs.calibration)),
         answer.own.sentence,
         *(f"Not known: {one}." for one in base.lacks),

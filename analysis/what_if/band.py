@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dpscope.analysis.what_if.inputs import Inputs
-from dpscope.analysis.what_if.replay import Replay
+from dpscope.analysis.what_if.replay import Conditions, Replay
 from dpscope.analysis.what_if.scenario import Base, Setting
 from dpscope.analysis.what_if.step_profile import StepProfile
 
@@ -34,19 +34,23 @@ def replay_parts(
     """What a replay is off by where its costs, or gamma, are at the ends of what they may be."""
     conditions = inputs.conditions
 
+    def longer_us(of: Conditions) -> float:
+        return Replay(inputs.prepared, of).step_us - then.step_us
+
     def longer_by_costs(by: float) -> float:
         """How much longer the step is with costs that are so much dearer, in logarithms."""
+        factor = math.exp(by)
         dearer = conditions._replace(
-            latency_us=tuple(math.exp(by) * one for one in conditions.latency_us),
-            transfer_us=tuple(math.exp(by) * one for one in conditions.transfer_us),
+            latency_us=tuple(factor * one for one in conditions.latency_us),
+            transfer_us=tuple(factor * one for one in conditions.transfer_us),
         )
-        return Replay(inputs.prepared, dearer).step_us - then.step_us
+        return longer_us(dearer)
 
     def longer_by_gamma(gamma: float) -> float:
         """The same with another gamma, which the base's replay has, too."""
-        longer_us = Replay(inputs.prepared, conditions._replace(gamma=gamma)).step_us - then.step_us
         now_us = base.replayed(profile, conditions.gamma).step_us
-        return longer_us - (base.replayed(profile, gamma).step_us - now_us)
+        base_longer_us = base.replayed(profile, gamma).step_us - now_us
+        return longer_us(conditions._replace(gamma=gamma)) - base_longer_us
 
     by_costs = [longer_by_costs(by) for by in (-inputs.below, inputs.above) if by]
     gammas = (base.contention.low, base.contention.high)
@@ -74,15 +78,19 @@ def half_band(
     """Half the band below and above; `times_largest` is the requested count over the largest
     measured one.
     """
-    both = [_repeats_and_method(base, setting)]
+    alike = [_repeats_and_method(base, setting)]
     distance = float(np.interp(math.log2(times_largest), _DOUBLINGS, _HALVES))
     # less of what compute hides
-    both.append(distance * (0.5 + 0.5 * min(1.0, 4 * exposed_share)))
+    hidden_share = max(0.0, 1 - 4 * exposed_share)
+    alike.append(distance * (1 - 0.5 * hidden_share))
     if setting.micro_batch != base.setting.micro_batch and len(base.single_us) < 2:
-        both.append(_ONE_BATCH)
-    below = math.hypot(*both, *(max(one[name][0] for one in parts) for name in parts[0]))
-    above = math.hypot(*both, *(max(one[name][1] for one in parts) for name in parts[0]))
-    return below, above
+        alike.append(_ONE_BATCH)
+    below, above = list(alike), list(alike)
+    for name in parts[0]:
+        halves = [of_profile[name] for of_profile in parts]
+        below.append(max(half for half, _ in halves))
+        above.append(max(half for _, half in halves))
+    return math.hypot(*below), math.hypot(*above)
 
 
 def _repeats_and_method(base: Base, setting: Setting) -> float:

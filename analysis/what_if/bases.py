@@ -201,36 +201,39 @@ def _chosen(run: RunData, name: str | None) -> Job:
     """The named cell of a run, else its traced DDP cell on the most devices, without options where
     there is one.
     """
-    several = [
-        one
-        for one in run.measured
-        if one.cell.traits.reducer and one.cell.devices > 1 and not one.no_scaling
-    ]
-    usable = [one for one in several if len(one.tables.steps)]
     if name is not None:
-        return _named(run, name, usable)
+        return _named(run, name)
+    usable = [one for one in run.measured if not _why_no_base(one)]
     if not usable:
-        shared = "".join(sorted({f" ({one.no_scaling})" for one in run.measured if one.no_scaling}))
+        reasons = dict.fromkeys(_why_no_base(one) for one in run.measured)
         raise DpscopeError(
-            f"{run.path} has no traced DDP cell of several devices, which a base must be{shared}; measure one"
+            f"{run.path} has no traced DDP cell of several devices, which a base must be "
+            f"({'; '.join(reasons)}); measure one"
         )
     plain = [one for one in usable if not one.cell.variant] or usable
     return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
 
 
-def _named(run: RunData, name: str, usable: Sequence[Job]) -> Job:
+def _why_no_base(data: Job) -> str:
+    """Why nothing can be predicted from a cell; empty if it can."""
+    if data.no_scaling:
+        return data.no_scaling
+    if not data.cell.traits.reducer or data.cell.devices == 1:
+        return "not DDP on several devices"
+    return "" if len(data.tables.steps) else "not traced"
+
+
+def _named(run: RunData, name: str) -> Job:
     cell = run.cells.get(name)
     if cell is None or not cell.measured:
         measured = [one.cell.name for one in run.measured]
         raise DpscopeError(
             f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}"
         )
-    if cell.no_scaling:
+    if reason := _why_no_base(cell):
         raise DpscopeError(
-            f"{name} cannot be the base: {cell.no_scaling}, so its times predict no others"
+            f"{name} cannot be the base: {reason}; choose a traced DDP cell of several devices"
         )
-    if cell not in usable:
-        raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
     return cell
 
 

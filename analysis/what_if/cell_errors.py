@@ -23,15 +23,12 @@ _ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
 
 @dataclass(frozen=True)
 class CellError:
-    """A measured cell and its prediction without its time; `perfect_us` and `same_us` are by simple
-    rules. None is unknown.
-    """
+    """A measured cell and its prediction, which does not use its time."""
 
     cell: str
     variant: str
     measured_us: float
     prediction: Prediction
-    perfect_us: float | None  # t_1 of the same batch
     same_us: float  # the base's own step
 
     @property
@@ -126,6 +123,5 @@ def _cell_error(question: Question, data: Job) -> CellError:
         variant=cell.variant,
         measured_us=float(np.median(np.concatenate(data.step_samples()))),
         prediction=predict(base, scenario, question.costs),
-        perfect_us=base.single_us.get(cell.batch_size),
         same_us=base.step_us,
     )

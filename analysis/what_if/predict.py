@@ -5,8 +5,9 @@ So is each part of its ledger: that of the base plus what the replay of the scen
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import sub
 from statistics import fmean
 
 from dpscope.analysis.costs.cost import Place
@@ -203,9 +204,7 @@ def _replayed(
     return _Change(
         step_us=step_us,
         exposed_us=min(max(0.0, exposed_us), step_us),
-        parts=StepParts(
-            *(after - before for after, before in zip(then.parts, now.parts, strict=True))
-        ),
+        parts=StepParts(*map(sub, then.parts, now.parts)),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
     )
@@ -226,8 +225,7 @@ def _joined(
         step_us = alone_us
     ledger = base.ledger
     if ledger is not None and setting != base.setting:
-        parts = zip(*(one.parts for one in changes), strict=True)
-        changes_us = [fmean(of_each) for of_each in parts]
+        changes_us = map(fmean, zip(*(one.parts for one in changes), strict=True))
         ledger = _ledger(ledger, changes_us, step_us, devices)
 
     exposed_share = max(one.exposed_us / one.step_us for one in changes)
@@ -262,7 +260,7 @@ def _exposed_us(ledger: Ledger | None, devices: int, changes: Sequence[_Change])
 
 
 def _ledger(
-    base: Ledger, changes_us: Sequence[float], step_us: float, devices: int
+    base: Ledger, changes_us: Iterable[float], step_us: float, devices: int
 ) -> Ledger | None:
     """The base's parts and what the replay changes of each, adding up to the step with the base's
     share of the tracer.
@@ -304,7 +302,10 @@ def _ledger(
 def _largest_part(ledger: Ledger | None) -> str | None:
     """The largest of a ledger's known parts, as `bound_by` names it."""
     parts_us = {} if ledger is None else ledger.parts_us
-    return _BOUND_BY[max(parts_us, key=lambda part: parts_us[part])] if parts_us else None
+    if not parts_us:
+        return None
+    largest = max(parts_us, key=lambda part: parts_us[part])
+    return _BOUND_BY[largest]
 
 
 def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | None, str]:
@@ -315,7 +316,8 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
         alone_us = _alone_us(base, setting, costs)
         if not measured:
             return alone_us, "the base's replay without its other devices"
-        same_batch_us = _alone_us(base, setting_of(base, Scenario(batch_size=measured[0])), costs)
+        same_batch = setting_of(base, Scenario(batch_size=measured[0]))
+        same_batch_us = _alone_us(base, same_batch, costs)
     except Missing:
         return None, ""
     same = alone_us == same_batch_us

@@ -131,7 +131,8 @@ class Prepared:
 
     def __init__(self, profile: StepProfile, scale: Scale = AS_IT_WAS) -> None:
         works, after = profile.works, profile.gradients.after
-        busy_us = works.busy_us * scale.busy * np.where(works.by_samples, scale.by_samples, 1.0)
+        by_samples = np.where(works.by_samples, scale.by_samples, 1.0)
+        busy_us = works.busy_us * scale.busy * by_samples
         self.profile, self.scale = profile, scale
         self._busy_us = np.concatenate(([0.0], np.cumsum(busy_us)))
         self._length_us = np.concatenate(([0.0], np.cumsum(busy_us + works.gap_us)))
@@ -144,10 +145,8 @@ class Prepared:
         more_needed = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
         self._needs = {int(place): float(works.needs[place]) for place in more_needed}
         self._waits = set((np.flatnonzero(works.host_waits) + 1).tolist())
-        self.busy_us, self.length_us = (
-            float(self._busy_us[-1]),
-            float(self._length_us[-1]),
-        )
+        self.busy_us = float(self._busy_us[-1])
+        self.length_us = float(self._length_us[-1])
         last_gradient = int(after[-1]) if len(after) else 0
         self.pass_us = self._pass_us(last_gradient)
         self.pass_busy_us = float(self._busy_us[last_gradient])
@@ -182,10 +181,12 @@ class Prepared:
         return self._points[bucket_ends]
 
     def _cut(self, bucket_ends: tuple[int, ...]) -> list[Point]:
-        after, last = self.profile.gradients.after.tolist(), len(self._ahead_us)
+        after = self.profile.gradients.after.tolist()
+        last = len(self._ahead_us)
         buckets = _places([after[end] for end in bucket_ends])
         others = _places([one.after for one in self.profile.others])
-        cuts = sorted({0, *buckets, *others, *self._needs, *(self._waits - {last})})
+        waits = self._waits - {last}
+        cuts = sorted({0, *buckets, *others, *self._needs, *waits})
         return [
             Point(
                 buckets=buckets.get(begin, ()),
@@ -211,11 +212,9 @@ class Replay:
     """One step under these conditions, run in order of launch; times from its start."""
 
     def __init__(self, prepared: Prepared, conditions: Conditions) -> None:
-        self.prepared, self.conditions, self.profile = (
-            prepared,
-            conditions,
-            prepared.profile,
-        )
+        self.prepared = prepared
+        self.conditions = conditions
+        self.profile = prepared.profile
         self.now = self.host = (conditions.passes - 1) * prepared.pass_us
         self.contention_us = 0.0
         self.exposed: list[Span] = []  # stretches in which the device waits for communication
@@ -246,12 +245,13 @@ class Replay:
     def _go(self, stretch: Stretch) -> None:
         began, self.now = self.now, stretch.end_us(self.now, self.host)
         if self.conditions.gamma and self.busy_to > began:
-            overlap_us = max(0.0, min(self.now, self.busy_to) - max(began, self.busy_from))
+            overlap_us = min(self.now, self.busy_to) - max(began, self.busy_from)
             # the rest of the stretch is idle
-            computing = min(1.0, stretch.busy_us / (self.now - began)) if overlap_us else 0.0
-            slower_us = self.conditions.gamma * overlap_us * computing
-            self.contention_us += slower_us
-            self.now += slower_us
+            if overlap_us > 0:
+                computing = min(1.0, stretch.busy_us / (self.now - began))
+                slower_us = self.conditions.gamma * overlap_us * computing
+                self.contention_us += slower_us
+                self.now += slower_us
 
     def _bucket_ready(self, bucket: int) -> None:
         conditions = self.conditions
@@ -277,8 +277,10 @@ class Replay:
         if len(self.ends) == len(self.ready):
             return
         conditions, count = self.conditions, len(self.ready)
+        late = zip(self.ready, conditions.late_us, strict=False)
+        all_ready = [ready + late_us for ready, late_us in late]
         self.starts, self.ends = run_collectives(
-            [ready + late for ready, late in zip(self.ready, conditions.late_us, strict=False)],
+            all_ready,
             conditions.latency_us[:count],
             conditions.transfer_us[:count],
             self.profile.servers,
@@ -310,31 +312,31 @@ class Replay:
     @cached_property
     def parts(self) -> StepParts:
         """Of the whole step; collectives that outlast the last work are exposed, too."""
-        prepared, more_passes, step_us = (
-            self.prepared,
-            self.conditions.passes - 1,
-            self.step_us,
-        )
-        compute_us = prepared.busy_us + more_passes * prepared.pass_busy_us + self.contention_us
+        prepared, step_us = self.prepared, self.step_us
+        other_passes_us = (self.conditions.passes - 1) * prepared.pass_busy_us
+        compute_us = prepared.busy_us + other_passes_us + self.contention_us
         exposed = [*self.exposed]
         if step_us > self.now:
             exposed.append((self.now, step_us))
         transfers = list(zip(self.starts, self.ends, strict=True))
         late_us = self.conditions.late_us
-        waits = [(ready, ready + late) for ready, late in zip(self.ready, late_us, strict=False)]
-        wait, transfer, other = exposed_split(exposed, transfers, waits, self.other_spans)
+        arrivals = zip(self.ready, late_us, strict=False)
+        waits = [(ready, ready + late) for ready, late in arrivals]
+        of_exposed = exposed_split(exposed, transfers, waits, self.other_spans)
+        wait_us, transfer_us, other_us = of_exposed
         return StepParts(
-            compute_us,
-            wait,
-            transfer,
-            other,
-            step_us - compute_us - wait - transfer - other,
+            compute=compute_us,
+            exposed_wait=wait_us,
+            exposed_transfer=transfer_us,
+            exposed_other=other_us,
+            idle=step_us - compute_us - sum(of_exposed),
         )
 
     @property
     def exposed_us(self) -> float:
         """All exposed communication."""
-        return self.parts.exposed_wait + self.parts.exposed_transfer + self.parts.exposed_other
+        _, *exposed, _ = self.parts
+        return sum(exposed)
 
 
 MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing
@@ -356,12 +358,21 @@ def measured_conditions(profile: StepProfile, gamma: float = 0.0) -> Conditions:
 def silent(profile: StepProfile) -> Conditions:
     """Its own buckets, every collective at no cost and no rank late."""
     none = (0.0,) * len(profile.bucket_ends)
-    return Conditions(profile.bucket_ends, none, none, none, none, (0.0,) * len(profile.others))
+    no_others = (0.0,) * len(profile.others)
+    return Conditions(
+        bucket_ends=profile.bucket_ends,
+        latency_us=none,
+        transfer_us=none,
+        late_us=none,
+        lag_us=none,
+        other_us=no_others,
+    )
 
 
 def base_error(profile: StepProfile) -> float:
     """(replayed - measured) / measured of the step as it was."""
-    return Replay(Prepared(profile), measured_conditions(profile)).step_us / profile.step_us - 1
+    replay = Replay(Prepared(profile), measured_conditions(profile))
+    return replay.step_us / profile.step_us - 1
 
 
 def between_buckets(profile: StepProfile, ends: tuple[int, ...], values: Sequence[float]) -> Floats:
@@ -369,4 +380,5 @@ def between_buckets(profile: StepProfile, ends: tuple[int, ...], values: Sequenc
     if not profile.buckets:
         return np.zeros(len(ends))
     reach = np.cumsum(profile.gradients.bytes)
-    return np.interp(reach[list(ends)], reach[list(profile.bucket_ends)], values)
+    measured = reach[list(profile.bucket_ends)]
+    return np.interp(reach[list(ends)], measured, values)

@@ -68,7 +68,7 @@ def test_more_nodes_with_as_many_devices_are_carried() -> None:
     assert cost(costs(both), 8, 2).words == "calibrated on 4x2 devices"
     assert (
         cost(costs(both), 16, 2).words
-        == "calibrated on 2x2, 4x2 devices and carried to 8x2 by a law"
+        == "calibrated on 2x2, 4x2 devices, extrapolated to 8x2 by a law"
     )
 
 

@@ -172,7 +172,7 @@ def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_de
     """t_1 is 80: of the base 80 / 100, of the same variant on 4 devices 80 / 160."""
     times = ((4, 8, "hook-fp16", 160.0), (8, 8, "", 90.0), (8, 16, "hook-fp16", 95.0))
     errors = tuple(
-        CellError(f"ddp-d{devices}", variant, step, Prediction(devices, 1, batch), None, 100.0)
+        CellError(f"ddp-d{devices}", variant, step, Prediction(devices, 1, batch), 100.0)
         for devices, batch, variant, step in times
     )
     base = replace(BASE, batch_size=8, step_us=100.0, single_us={8: 80.0})

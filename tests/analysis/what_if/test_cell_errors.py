@@ -65,7 +65,7 @@ def test_few_cells_correct_the_size_of_an_assumed_error(
 ) -> None:
     """4% weighs as much as four cells."""
     cells = tuple(
-        CellError("one", "", 100.0, Prediction(4, 1, 8, 100.0 * math.exp(off)), None, 0.0)
+        CellError("one", "", 100.0, Prediction(4, 1, 8, 100.0 * math.exp(off)), 0.0)
         for off in errors
     )
     assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
