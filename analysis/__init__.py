@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dpscope.analysis.cells.columns import column
     from dpscope.analysis.cells.comparison import compare
     from dpscope.analysis.epoch_times.epoch_time import EpochTable, EpochTime
     from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
     from dpscope.analysis.epoch_times.table import read_epoch_times
-    from dpscope.analysis.output.analyzed import analyze_jobs, analyze_traces
+    from dpscope.analysis.output.analyzed import Analysis, analyze, analyze_jobs, analyze_traces
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dpscope.profiling.store.errors import DpscopeError
 
 __all__ = [
+    "Analysis",
     "DpscopeError",
     "EpochEstimate",
     "EpochTable",
@@ -48,12 +50,14 @@ __all__ = [
     "ReadLimits",
     "Scenario",
     "align_clocks",
+    "analyze",
     "analyze_jobs",
     "analyze_traces",
     "attribute",
     "base_of_run",
     "base_of_traces",
     "collectives",
+    "column",
     "compare",
     "dp_phases",
     "epoch_estimates",
@@ -75,12 +79,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "cells.columns": "column",
     "cells.comparison": "compare",
     "epoch_times.epoch_time": "EpochTable EpochTime",
     "epoch_times.estimates": "EpochEstimate epoch_estimates",
     "epoch_times.report": "estimate_markdown estimate_report",
     "epoch_times.table": "read_epoch_times",
-    "output.analyzed": "analyze_jobs analyze_traces",
+    "output.analyzed": "Analysis analyze analyze_jobs analyze_traces",
     "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",

@@ -13,12 +13,15 @@ from dpscope.analysis.cells.times import TIME
 from dpscope.analysis.cells.traced import TRACED
 from dpscope.analysis.cells.view import Column, Group
 
-OWN = Group("own", "Your own columns")
-"""Columns that a user declares, by `dpscope.analysis.column`."""
+OWN = Group("own", "Your own columns", redefinable=True)
+"""Columns that a user declares."""
+
+column = OWN.column
+"""Declares one, as `dpscope.analysis.column`."""
 
 GROUPS = (CELL, TIME, TRACED, ESTIMATES, PREDICTIONS, BANDWIDTH, DEVICE, LEARNING, CHECKS, OWN)
 
 
 def columns() -> Iterator[Column]:
     """Every column there is now, in the order of tables and files."""
-    return (column for group in GROUPS for column in group.columns)
+    return (one for group in GROUPS for one in group.columns)

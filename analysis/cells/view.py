@@ -175,13 +175,15 @@ def _nothing(cell: CellView) -> None:
 class Group:
     """Columns that a table of all columns shows together, in the order of their declaration.
 
-    `needs` is asked before each of them: it raises Missing for cells of which none is known.
+    `needs` is asked before each of them: it raises Missing for cells of which none is known. One of
+    a `redefinable` group may be declared again, as when a notebook's cell runs twice.
     """
 
     name: str
     title: str
     needs: Callable[[CellView], object] = _nothing
     columns: list[Column] = field(default_factory=list, repr=False)
+    redefinable: bool = False
 
     def column(
         self,
@@ -250,7 +252,11 @@ class Group:
         meaning: str,
         compute: Callable[[CellView], Any],
     ) -> None:
-        assert name not in REGISTERED, f"two columns are called {name}"
+        before = REGISTERED.get(name)
+        if before is not None and not (self.redefinable and before.group is self):
+            raise ValueError(f"there is a column {name}: choose another name")
+        if before is not None:
+            self.columns.remove(before)
         REGISTERED[name] = Column(name, heading, quantity, self, meaning, compute)
         self.columns.append(REGISTERED[name])
 

@@ -1,18 +1,144 @@
-"""The public API's analysis of traces: what `dpscope analyze` knows of a job, its verdict
+"""The public API's analysis of a run or of traces: what `dpscope analyze` knows, its verdict
 included.
 """
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
+from textwrap import shorten, wrap
+from typing import TYPE_CHECKING
 
+from dpscope.analysis.costs.calibration_files import costs_at
 from dpscope.analysis.findings.answers import Verdict, traces_verdict
+from dpscope.analysis.report.build import Report, make_report
+from dpscope.analysis.runs.run_data import RunData, load_run, traced_run
 from dpscope.analysis.traces.ranks import trace_analysis
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.process_pool import FileProgress
 from dpscope.analysis.traces.ranks.readers import Paths
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
+from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.short_repr import short_repr
+from dpscope.profiling.store.folders import is_run_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_MOST_LETTERS = 120  # of a line of a repr
+
+
+class Frames(Mapping[str, "pd.DataFrame"]):
+    """DataFrames by name, each made when it is first asked for."""
+
+    def __init__(self, makers: Mapping[str, "Callable[[], pd.DataFrame]"]) -> None:
+        self._makers = makers
+        self._made: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> "pd.DataFrame":
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __repr__(self) -> str:
+        return f"Frames({', '.join(self)})"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A run, or the traces of one job, with what is concluded from it."""
+
+    report: Report
+
+    @property
+    def run(self) -> RunData:
+        """What was read: its `cells` are by name a `Job` each."""
+        return self.report.run
+
+    @property
+    def verdict(self) -> Verdict:
+        """The four answers, as `dpscope analyze` prints them, and the facts behind them."""
+        return self.report.verdict
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where a step goes, of the cell that the verdict is about; None where none was traced."""
+        return self.verdict.ledger
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Each with severity, code, message and next step."""
+        return self.report.findings
+
+    @cached_property
+    def frames(self) -> Frames:
+        """The tables as DataFrames: `cells` has every column, `every_step` and its like a row for
+        each that was traced, the others are those of the report.
+
+        Names of columns end in their unit; a missing number is NaN.
+        """
+        tables = {**self.report.first, **self.report.tables, **self.report.study}
+        return Frames(
+            {
+                "cells": lambda: self.report.comparison.table,
+                "every_step": lambda: self._joined(lambda job: job.steps),
+                "every_collective": lambda: self._joined(lambda job: job.collectives),
+                "every_phase": lambda: self._joined(lambda job: job.dp_phases),
+                **{name: table.frame for name, table in tables.items()},
+            }
+        )
+
+    def _joined(self, table: "Callable[[Job], pd.DataFrame]") -> "pd.DataFrame":
+        """A table of every cell, in which a column names it."""
+        import pandas as pd
+
+        parts = []
+        for job in self.run.measured:
+            rows = table(job).copy()
+            rows.insert(0, "cell", job.name)
+            parts.append(rows)
+        return pd.concat(parts, ignore_index=True)
+
+    def __repr__(self) -> str:
+        cells = ", ".join(self.run.cells)
+        lines = [f"Analysis of {self.run.path}: {cells}"]
+        lines += [f"{label}: {text}" for label, text in self.verdict.labelled]
+        shown = [shorten(line, _MOST_LETTERS, placeholder=" ...") for line in lines]
+        return "\n".join([*shown, *wrap(f"frames: {', '.join(self.frames)}", _MOST_LETTERS)])
+
+
+def analyze(
+    paths: Paths, link: str | None = None, calibration: str | Path | None = None
+) -> Analysis:
+    """Read a run folder, or the traces of one job, and draw the conclusions of `dpscope analyze`.
+
+    `link`, such as ``25GB/s``, is the link between the devices; `calibration` is a file or a run
+    folder. Raises DpscopeError for what cannot be read, and for traces of several jobs.
+    """
+    named = [Path(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
+    return Analysis(
+        make_report(
+            _read(named),
+            None if link is None else parse_link(link),
+            None if calibration is None else costs_at(Path(calibration)),
+        )
+    )
+
+
+def _read(paths: Sequence[Path]) -> RunData:
+    if len(paths) == 1 and is_run_folder(paths[0]):
+        return load_run(paths[0])
+    return traced_run(trace_analysis.analyze_traces(paths), paths)
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class Report(Results):
 
     @cached_property
     def study(self) -> Mapping[str, TextTable]:
-        """The tables of data-parallel studies."""
-        return tables_of(self, STUDY)
+        """The tables of data-parallel studies; traces alone hold no epochs."""
+        return tables_of(self, STUDY) if self.run.recorded is not None else {}
 
     def section(self, name: str) -> dict[str, TextTable]:
         """The tables of a section of the page."""

@@ -33,16 +33,17 @@ def columns_table(
     notes: Iterable[str] = (),
     headings: Mapping[str, str] | None = None,
     whole: bool = False,
+    context: Sequence[str] = (),
 ) -> TextTable | None:
     """These columns of the cells in `rows`, and why their values are missing.
 
     Columns in which none of them has a value are left out, unless the table is `whole`; None where
-    no column is left. `headings` are those that differ from the columns' own. Traces alone lack
+    none is left besides its `context`. `headings` are those that differ from the columns' own. Traces alone lack
     most columns: of those that they cannot fill, nothing is said.
     """
     names = _with_known_rate(names, comparison)
     known = [name for name in names if any(row.value(name) is not None for row in rows)]
-    if not known:
+    if not set(known) - set(context):
         return None
     fields = [
         Field(
@@ -76,12 +77,17 @@ def view_of(
     names: str,
     notes: Callable[[Comparison], Iterable[str]] = lambda comparison: (),
     several: bool = False,
+    context: Sequence[str] = (),
 ) -> Callable[[Comparison], TextTable | None]:
-    """A table of these columns, separated by blanks; `several` omits single-device cells."""
+    """A table of these columns, separated by blanks; `several` omits single-device cells, `context`
+    are columns that alone are no table.
+    """
 
     def table(comparison: Comparison) -> TextTable | None:
         rows = [row for row in comparison.rows.values() if row.devices > 1 or not several]
-        return columns_table(comparison, title, names.split(), rows, notes(comparison))
+        return columns_table(
+            comparison, title, names.split(), rows, notes(comparison), context=context
+        )
 
     return table
 
@@ -249,6 +255,7 @@ ESTIMATES = view_of(
     "ideal_split_error_exposed_us same_total_us ring_us ring_error_us",
     ring_notes,
     several=True,
+    context=["exposed_us"],
 )
 BANDWIDTH = view_of(
     "Effective bandwidth by three definitions, and how much of a link and a calibration it uses",

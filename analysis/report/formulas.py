@@ -44,8 +44,18 @@ _FIELDS = (
         meaning="With the numbers of this run; S is a size, B a bandwidth, N the number of ranks, alpha a latency",
     ),
     Field("B from", "source", meaning="Source of bandwidth and latency"),
-    Field("predicted", lambda line: show_time(line.predicted_us), meaning="The formula's result"),
-    Field("measured", lambda line: show_time(line.measured_us), meaning="What the traces show"),
+    Field(
+        "predicted",
+        "predicted_us",
+        meaning="The formula's result",
+        text=lambda line: show_time(line.predicted_us),
+    ),
+    Field(
+        "measured",
+        "measured_us",
+        meaning="What the traces show",
+        text=lambda line: show_time(line.measured_us),
+    ),
     Field(
         "error",
         lambda line: model.relative_error(line.predicted_us, line.measured_us),

@@ -87,15 +87,17 @@ _CHOICES = (
     _RANKS,
     Field(
         "size",
-        lambda row: show_bytes(row["size_bytes"]),
+        "size_bytes",
         meaning="The larger of a rank's input and output buffer",
+        text=lambda row: show_bytes(row["size_bytes"]),
     ),
     Field("algorithm", "algorithm", meaning="The algorithm that NCCL chose"),
     Field("protocol", "protocol", meaning="The protocol that NCCL chose: LL, LL128 or Simple"),
     Field(
         "calls",
-        lambda row: f"{row['calls']:,}",
+        "calls",
         meaning="Calls in the log, which rank 0 of a communicator writes",
+        text=lambda row: f"{row['calls']:,}",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import methodcaller
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
@@ -47,7 +48,14 @@ def identity_table(comparison: Comparison) -> TextTable:
         return f"{show(value, unit)} ±{show(half, unit)}"
 
     fields = [
-        Field(f"{heading} [{unit.label}]", partial(with_half_width, column), meaning=meaning)
+        Field(
+            f"{heading} [{unit.label}]",
+            methodcaller("number", column),
+            unit,
+            meaning,
+            column,
+            partial(with_half_width, column),
+        )
         for column, (heading, (_, meaning)) in zip(columns, _IDENTITY.items(), strict=True)
     ]
     unknown = [
@@ -127,10 +135,16 @@ _COLLECTIVE = (
     Field("collective", "kind", meaning="Kind of the collective"),
     Field(
         "size",
-        lambda one: show_bytes(one.size_bytes),
+        "size_bytes",
         meaning="The larger of a rank's input and output buffer",
+        text=lambda one: show_bytes(one.size_bytes),
     ),
-    Field("per step", lambda one: f"{one.per_step:.3g}", meaning="Number per rank and step"),
+    Field(
+        "per step",
+        "per_step",
+        meaning="Number per rank and step",
+        text=lambda one: f"{one.per_step:.3g}",
+    ),
     Field("measured", "measured_us", "time", "Mean transfer: the shortest duration over the ranks"),
     Field("predicted", "expected_us", "time", "The model's result for this size"),
     Field("error", "relative_error", "share", "Predicted over measured, minus 1"),

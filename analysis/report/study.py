@@ -22,7 +22,9 @@ Row = Mapping[str, Any]
 
 _RATIO, _PERCENT = Unit("", 1.0, 2), Unit("%", 0.01, 1)
 _PLACE = (
-    Field("strategy", "label", meaning="Strategy, variant and, of several, nodes"),
+    Field(
+        "strategy", "label", meaning="Strategy, variant and, of several, nodes", column="strategy"
+    ),
     Field("devices", "devices", meaning="Devices of the step, N"),
     Field("b", "batch_size", meaning="Batch per device"),
 )

@@ -100,7 +100,8 @@ class Field:
 
     `unit` formats the values; a quantity chooses one for the column, and for all columns of times
     together. The heading gets the unit's label, unless it has one or the table's title states that
-    of times as ``{unit}``.
+    of times as ``{unit}``. `text` is how a row's value is shown where a unit does not do; `column` its
+    name among the values, where the attribute's or the heading's does not do.
     """
 
     heading: str
@@ -108,6 +109,7 @@ class Field:
     unit: Quantity | Unit = "text"
     meaning: str = ""
     column: str = ""
+    text: Callable[[Any], str] | None = None
 
     @property
     def name(self) -> str:
@@ -151,8 +153,18 @@ def estimate_fields(
     """
     return [
         Field(name.rpartition(".")[2], f"{name}.value", unit, meaning),
-        Field("low", f"{name}.low", ends or unit, "Lower end of the 95% interval"),
-        Field("high", f"{name}.high", ends or unit, "Upper end of the 95% interval"),
+        Field(
+            "low",
+            f"{name}.low",
+            ends or unit,
+            "Lower end of the 95% interval",
+        ),
+        Field(
+            "high",
+            f"{name}.high",
+            ends or unit,
+            "Upper end of the 95% interval",
+        ),
     ]
 
 
@@ -173,8 +185,11 @@ def table_of(
     units = _units(fields, columns, list(times))
     label = next((unit.label for one, unit in zip(fields, units, strict=True) if one.timed), "")
     shown = [
-        [show(value, unit) for value in column] for column, unit in zip(columns, units, strict=True)
+        _shown(one, rows, column, unit)
+        for one, column, unit in zip(fields, columns, units, strict=True)
     ]
+    values = {one.name: column for one, column in zip(fields, columns, strict=True)}
+    assert len(values) == len(fields), f"two columns of {title} have one name: {[*values]}"
     return TextTable(
         title=title.replace("{unit}", label),
         headings=tuple(
@@ -184,8 +199,15 @@ def table_of(
         notes=tuple(notes),
         unknown=tuple(unknown),
         meanings=tuple(one.meaning for one in fields),
-        values={one.name: column for one, column in zip(fields, columns, strict=True)},
+        values=values,
     )
+
+
+def _shown(one: Field, rows: Sequence[object], column: Sequence[object], unit: Unit) -> list[str]:
+    """A column as text."""
+    if one.text is not None:
+        return [one.text(row) for row in rows]
+    return [show(value, unit) for value in column]
 
 
 def _units(

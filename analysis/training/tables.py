@@ -179,8 +179,8 @@ def target_table(data: TrainingData) -> TextTable | None:
     )
 
 
-def _signed(one: CellDifference) -> str | None:
-    return None if one.points is None else f"{one.points:+.2f}"
+def _signed(one: CellDifference) -> str:
+    return NA if one.points is None else f"{one.points:+.2f}"
 
 
 _MINUS = "Its median test accuracy minus the other's, in percentage points"
@@ -191,7 +191,7 @@ _DIFFERENCE = (
     CELL,
     Field("against", "against", meaning="The cell that it is compared with"),
     Field("accuracy", "accuracy_percent", _PERCENT, _MEDIAN),
-    Field("difference [points]", _signed, meaning=_MINUS),
+    Field("difference [points]", "points", _POINTS, _MINUS, text=_signed),
     Field("seed spread", "spread_points", _POINTS, _WIDER),
     Field("seeds", "seeds", meaning="Complete trainings, of the side with fewer"),
     Field("verdict", lambda one: _VERDICTS[one.verdict], meaning=_EXCEEDS),

@@ -2,6 +2,7 @@
 on traces.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpscope.analysis import (
+    Missing,
     Scenario,
+    analyze,
     analyze_jobs,
     analyze_traces,
     attribute,
     base_of_run,
     collectives,
+    column,
     compare,
     load_run,
     make_report,
@@ -24,8 +28,12 @@ from dpscope.analysis import (
     predict,
     read_trace,
 )
-from dpscope.analysis.cells.columns import columns
+from dpscope.analysis.cells.columns import OWN, columns
+from dpscope.analysis.cells.view import REGISTERED
 from dpscope.analysis.findings.answers import traces_verdict
+from dpscope.analysis.report.build import render_markdown
+from dpscope.analysis.report.comparison_tables import comparison_csv
+from tests.helpers.examples import FIVE_REPEATS
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 V100, RANK_0 = DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -62,7 +70,8 @@ def test_the_repr_of_a_result_fits_a_screen(tmp_path: Path) -> None:
     attribution = attribute(trace)
     question = base_of_run(EXAMPLE_RUN, "ddp-d2-b8")
     results: list[Any] = [
-        run, run.cells["ddp-d2-b8"], compare(run), make_report(run), analysis, analysis.verdict, trace, attribution,
+        analyze(EXAMPLE_RUN), analyze(V100), run, run.cells["ddp-d2-b8"], compare(run), make_report(run),
+        analysis, analysis.verdict, trace, attribution,
         match_ranks([collectives(attribution)]), question, question.base,
         predict(question.base, Scenario(devices=4), question.costs),
     ]  # fmt: skip
@@ -70,7 +79,7 @@ def test_the_repr_of_a_result_fits_a_screen(tmp_path: Path) -> None:
         lines = repr(result).splitlines()
         assert len(lines) <= 20, type(result)
         assert max(map(len, lines)) <= 140, type(result)
-        assert lines[0] == f"{type(result).__name__}("
+        assert lines[0].startswith(type(result).__name__)
 
 
 @pytest.mark.long
@@ -80,3 +89,72 @@ def test_the_verdict_is_on_what_is_returned() -> None:
     assert "5.66 ms waiting for late ranks" in analysis.verdict.cost.text
     (job,) = analyze_jobs(V100).values()
     assert job.verdict.record() == analysis.verdict.record()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", [EXAMPLE_RUN, FIVE_REPEATS, V100], ids=lambda path: path.name)
+def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
+    """Each cell of a table is its frame's value in the unit of the heading; times carry theirs."""
+    analysis = analyze(folder)
+    report = analysis.report
+    for name, table in (report.first | report.tables | report.study).items():
+        frame = analysis.frames[name]
+        assert len(frame) == len(table.rows)
+        assert len(frame.columns) == len(table.headings), name
+        shown_columns = zip(*table.rows, strict=True)
+        named = zip(table.headings, map(str, frame.columns), shown_columns, strict=True)
+        for heading, stored, shown in named:
+            divisor = {"[ms]": 1e3, "[s]": 1e6, "[µs]": 1.0}.get(heading.rpartition(" ")[2])
+            if divisor is None:
+                continue
+            if stored == "band_ms":
+                continue  # two numbers, which are text
+            assert stored.endswith("_us"), (name, stored)
+            for value, text in zip(frame[stored], shown, strict=True):
+                number = text.partition(" ")[0]
+                if number == "NA":
+                    assert np.isnan(value), (name, stored)
+                else:
+                    places = len(number.partition(".")[2])
+                    assert float(number) == pytest.approx(value / divisor, abs=0.51 * 10**-places)
+
+
+@pytest.mark.long
+def test_a_column_of_a_users_own_is_in_frames_tables_and_csv(own_columns: None) -> None:
+    @column("steps/min", "rate", "Steps a minute")
+    def steps_per_minute(cell: Any) -> float:
+        return 60e6 / float(cell.step_us)
+
+    @column("steps/min", "rate", "Whole steps a minute")  # a notebook's cell runs twice
+    def steps_per_minute(cell: Any) -> float:  # noqa: F811
+        if cell.devices == 1:
+            raise Missing("of several devices only")
+        return 60e6 / float(cell.step_us)
+
+    analysis = analyze(EXAMPLE_RUN)
+    cells = analysis.frames["cells"].set_index("cell")
+    ddp_us = cells.loc["ddp-d2-b8", "step_us"]
+    assert cells.loc["ddp-d2-b8", "steps_per_minute"] == pytest.approx(60e6 / ddp_us)
+    own = analysis.frames["own"]
+    assert list(own) == ["cell", "steps_per_minute"]
+    assert own["steps_per_minute"].isna().tolist() == [True, False, False]
+    table = analysis.report.tables["own"]
+    assert table.headings == ("cell", "steps/min")
+    assert table.missing == ("NA (steps/min; single-d1-b8): of several devices only",)
+    assert "steps/min" in render_markdown(analysis.report)
+    header, single, *_ = comparison_csv(analysis.report.comparison).splitlines()
+    assert header.split(",")[-2:] == ["steps_per_minute", "missing"]
+    assert "steps_per_minute: of several devices only" in single
+    with pytest.raises(ValueError, match="step_us"):
+
+        @column("step", "time", "Another")
+        def step_us(cell: Any) -> float:
+            return 1.0
+
+
+@pytest.fixture
+def own_columns() -> Iterator[None]:
+    yield
+    for one in OWN.columns:
+        del REGISTERED[one.name]
+    OWN.columns.clear()

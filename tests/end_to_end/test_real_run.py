@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.analysis.cells.columns import NAMES
+from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.run_data import load_run
@@ -69,7 +69,7 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     assert sorted(comparison.table["cell"]) == sorted(cells)
     assert (comparison.table["status"] == "ok").all()
     for row in comparison.table.to_dict("records"):
-        for column in NAMES:
+        for column in (one.name for one in columns()):
             reason = comparison.reasons.get((row["cell"], column))
             assert pd.isna(row[column]) == (reason is not None), (
                 row["cell"],
@@ -126,7 +126,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     with open(report / "comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7
-    assert set(NAMES) <= set(rows[0])
+    assert {one.name for one in columns()} <= set(rows[0])
     assert "ddp-d2-b4" in (report / "comparison.md").read_text()
 
 

@@ -154,7 +154,7 @@ def test_an_unknown_column_is_an_error() -> None:
 
 
 def test_two_columns_of_one_name_are_refused(own: Group) -> None:
-    with pytest.raises(AssertionError, match="two columns are called step_us"):
+    with pytest.raises(ValueError, match="there is a column step_us"):
 
         @own.column("again", "time", "The step")
         def step_us(cell: CellView) -> float:
