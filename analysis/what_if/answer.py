@@ -293,7 +293,7 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
     fields = (
         CELL,
         Field("measured", "measured_us", _SHORT_MS, "Median untraced step of the cell"),
-        Field("predicted", lambda one: one.prediction.step_us, _SHORT_MS, _REPLAYED),
+        Field("predicted", "prediction.step_us", _SHORT_MS, _REPLAYED),
         Field(
             "error [%]",
             lambda one: _off(one.prediction.step_us, one),
