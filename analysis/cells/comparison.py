@@ -277,7 +277,7 @@ def _batches_seen(run: RunData) -> tuple[str, ...]:
 def _unmeasured_jobs(recorded: Manifest | None) -> tuple[str, ...]:
     findings = recorded.findings if recorded is not None else ()
     code = AttachCode.JOB_NOT_MEASURED.code
-    return tuple(one.message.partition(":")[0] for one in findings if one.code == code)
+    return tuple(one.about for one in findings if one.code == code)
 
 
 def _calibrated_later(recorded: Manifest | None, calibration: Calibration | None) -> bool:

@@ -150,12 +150,14 @@ def _unexplained(
 def _judged(data: EqualityData, judged_steps: int) -> Iterator[Finding]:
     settings = data.settings
     if not judged_steps:
-        yield LearningCode.NOTHING_JUDGED.finding(
-            "no step is judged: in the first one values are not finite, or rounding is beyond 1% of them"
+        yield LearningCode.STEPS_NOT_JUDGED.finding(
+            "no step is judged: in the first one values are not finite, or rounding is beyond 1% of them",
+            "check that the loss is finite; use --dtype float64, or a smaller --lr",
+            severity="error",
         )
     elif judged_steps < settings.steps:
         other = "--dtype float64, or " if settings.precision == "float32" else ""
-        yield LearningCode.ROUNDING_GROWS.finding(
+        yield LearningCode.STEPS_NOT_JUDGED.finding(
             f"only the first {judged_steps} of {counted(settings.steps, 'step')} are judged: after that, training "
             "amplifies rounding beyond 1% of the values, or diverges, which could hide a mistake",
             f"use {other}a smaller --lr",

@@ -1,4 +1,4 @@
-"""Cells compared in words and tables: strategies with each other, several devices with one, strong
+"""Cells compared in words: strategies with each other, several devices with one, strong
 with weak scaling.
 """
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
-from dpscope.analysis.findings.ledger_text import in_a_script
 from dpscope.analysis.stats.samples import (
     CONFIDENCE,
     FEWEST_SAMPLES,
@@ -15,13 +14,20 @@ from dpscope.analysis.stats.samples import (
     missing_evidence,
     verdict,
 )
-from dpscope.analysis.text.units import NA, show_bytes, show_change, show_time
+from dpscope.analysis.text.units import Unit, show, show_bytes, show_change
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
-_MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimizer state"}
+_MEMORY = {"peak": "peak memory", "state": "parameters, buffers and optimizer state"}
+_TIMES: dict[Verdict, str] = {  # of a ratio of step times
+    "above": "slower",
+    "below": "faster",
+    "no_difference_shown": "no significant difference",
+    "too_few_samples": "too few steps or repeats to tell",
+}
+_THROUGHPUTS: dict[Verdict, str] = {**_TIMES, "above": "better", "below": "worse"}
 _PARTS = {  # of a gap: those of GAP_PARTS, and what they leave
     "exposed": "exposed communication",
     "host_copies": "host copies",
@@ -31,51 +37,38 @@ _PARTS = {  # of a gap: those of GAP_PARTS, and what they leave
 }
 
 
-def strategy_cost_finding(cost: StrategyCost, knows_options: bool = True) -> Finding:
-    """The cost of a strategy compared with a simpler one; `knows_options` as in `Comparison`."""
-    code = RunCode.DDP_ALONE if cost.alone else RunCode.STRATEGY_COST
-    next_step = code.next_step
-    if not cost.alone and cost.saved_bytes is not None and cost.saved_bytes <= 0:
-        next_step = "it saves no memory here: use it only if it costs no time"
+def strategy_cost_finding(cost: StrategyCost) -> Finding:
+    """The cost of a strategy compared with a simpler one."""
     where = _where(devices_text(cost.devices, cost.nodes), cost.cell, cost.batch_size)
-    return code.finding(
-        f"{where}: {cost_sentence(cost)}", next_step if knows_options else in_a_script(next_step)
-    )
+    if cost.alone:
+        return RunCode.STRATEGY_COST.finding(
+            f"{cost_sentence(cost)}; nothing is communicated yet",
+            "no action needed; --gradient-as-bucket-view and --static-graph may lower it",
+            script_action="no action needed; DDP's gradient_as_bucket_view and static_graph may lower it",
+            about=where,
+        )
+    saves_nothing = cost.saved_bytes is not None and cost.saved_bytes <= 0
+    action = "it saves no memory here: use it only if it costs no time" if saves_nothing else ""
+    return RunCode.STRATEGY_COST.finding(cost_sentence(cost), action, about=where)
 
 
 def cost_sentence(cost: StrategyCost) -> str:
-    """Such as "FSDP takes 7% more time per step than DDP (95% interval 5% to 9%, 60 steps); it
-    saves 2.1 GB of peak memory per device"."""
-    name = traits_of(cost.strategy).label
+    """Such as "FSDP's step takes 1.07x DDP's: slower (95% interval 1.05 to 1.09, 60 steps); peak
+    memory of a device: 2.1 GB less"."""
     other = "the unwrapped model" if cost.alone else "DDP"
-    ratio = cost.ratio.value
-    low = cost.ratio.low
-    high = cost.ratio.high
-    assert ratio is not None
-    shown = verdict(cost.ratio)
-    steps = counted(cost.ratio.count, "step")
-    before = ", before anything is communicated" if cost.alone else ""
-    if low is None or high is None:
-        looks = f"{_percent(ratio)} {'slower' if ratio >= 1 else 'faster'}"
-        text = f"{name} looks {looks} per step than {other}{before}, but {missing_evidence(cost.ratio)}"
-    elif shown in ("above", "below"):
-        more, least, most = ("more", low, high) if shown == "above" else ("less", high, low)
-        interval = f"95% interval {_percent(least)} to {_percent(most)}, {steps}"
-        text = (
-            f"{name} takes {_percent(ratio)} {more} time per step than {other}{before} ({interval})"
-        )
-    else:
-        interval = f"ratio {ratio:.2f}, {bounds(cost.ratio)}, {steps}"
-        text = f"the difference in step time between {name} and {other} is not significant{before} ({interval})"
+    text = _compared(traits_of(cost.strategy).label, other, cost.ratio)
     if cost.alone or not cost.saved_bytes:
         return text
-    amount = f"{show_bytes(abs(cost.saved_bytes))} {_MEMORY[cost.memory]} per device"
-    return f"{text}; it {'saves' if cost.saved_bytes > 0 else 'needs another'} {amount}"
+    amount = f"{show_bytes(abs(cost.saved_bytes))} {'less' if cost.saved_bytes > 0 else 'more'}"
+    return f"{text}; {_MEMORY[cost.memory]} of a device: {amount}"
 
 
-def _percent(ratio: float) -> str:
-    """How far a ratio is from 1."""
-    return f"{abs(ratio - 1):.1%}"
+def _compared(strategy: str, other: str, ratio: Estimate) -> str:
+    """The ratio of two steps, and what it shows."""
+    evidence = f"{bounds(ratio)}, {counted(ratio.count, 'step')}"
+    if ratio.low is None:
+        evidence = bounds(ratio)  # with the number of steps
+    return f"{strategy}'s step takes {ratio.value:.2f}x {other}'s: {_TIMES[verdict(ratio)]} ({evidence})"
 
 
 def _where(devices: str, cell: str, batch_size: int) -> str:
@@ -87,23 +80,12 @@ def _where(devices: str, cell: str, batch_size: int) -> str:
 
 def gap_finding(gap: StrategyGap) -> Finding:
     """The ratio of their step times; both must be measured."""
-    ratio = gap.ratio
-    assert ratio.value is not None
     where = _where(counted(gap.devices, "device"), gap.ddp, gap.batch_size)
-    if ratio.low is None or ratio.high is None:
-        slower, times = (
-            (gap.dp_label, ratio.value) if ratio.value >= 1 else ("DDP", 1 / ratio.value)
-        )
-        looks = f"{slower} looks {times:.2f}x slower"
-        return RunCode.STRATEGIES_NOT_COMPARED.finding(
-            f"{where}: {looks}, but {missing_evidence(ratio)}"
-        )
-    text = f"the difference between {gap.dp_label} and DDP is not significant"
-    known = f"ratio {ratio.value:.2f}, "
-    if (faster := _faster(gap)) is not None:
-        text, ratio, known = *faster, ""
-    interval = f"{known}{bounds(ratio)}, {counted(ratio.count, 'step')}"
-    return RunCode.STRATEGY_GAP.finding(f"{where}: {text} ({interval})", _advice(gap))
+    action = _advice(gap)
+    if gap.ratio.low is None:
+        action = "time at least two repeats (--repeats) with at least five steps in total (--steps)"
+    text = _compared(gap.dp_label, "DDP", gap.ratio)
+    return RunCode.STRATEGY_GAP.finding(text, action, about=where)
 
 
 def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
@@ -117,24 +99,14 @@ def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
 
 
 def _advice(gap: StrategyGap) -> str:
-    """What the parts of the gap are, and which of them to look at first."""
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
-    # The slower strategy takes longer: its signs are positive.
-    faster, slower = "DDP", gap.dp_label
-    sign = 1
-    if gap.gap_us < 0:
-        faster, slower = slower, faster
-        sign = -1
-    by = f"{faster} is {show_time(abs(gap.gap_us))} faster per step by the medians"
+    difference = f"{gap.dp_label}'s median step minus DDP's is {show_change(gap.gap_us)}"
     if not gap.explained:
-        return f"{by}. Tracing changed the timing too much to explain it"
+        return f"{difference}; tracing changed the timing too much to explain it"
     values = {name: getattr(gap, f"{part}_us") for part, name in _PARTS.items()}
-    listed = ", ".join(
-        f"{name} {show_change(sign * value)}" for name, value in values.items() if value is not None
-    )
-    text = f"{by}. {slower} adds to a step: {listed}"
-    return f"{text}. Look at {_PARTS[gap.largest_part]} first" if _faster(gap) else text
+    parts = [f"{name} {show_change(us)}" for name, us in values.items() if us is not None]
+    return f"{difference}: {', '.join(parts)}; look at {_PARTS[gap.largest_part]} first"
 
 
 def gap_sentence(gap: StrategyGap) -> str:
@@ -164,6 +136,8 @@ def bounds(estimate: Estimate) -> str:
     return f"{CONFIDENCE:.0%} interval {estimate.low:.2f} to {estimate.high:.2f}"
 
 
+_RATIO = Unit("x", 1.0, 2)
+_PERCENT = Unit("%", 0.01, 0)
 # times the number of devices, from which on a speedup without an interval is reported
 _SUPERLINEAR = 1.1
 
@@ -193,8 +167,9 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
             shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count
         ):
             yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
-                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')} ({bounds(speedup)})",
+                f"{speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')} ({bounds(speedup)})",
                 "measure one device again, with the same threads and no other load, before using this speedup",
+                about=cell,
             )
 
 
@@ -206,25 +181,13 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
     label = f"{traits_of(choice.strategy).label} {variant}".strip()
     devices = counted(choice.devices, "device")
     name = f"{label} on {devices}, batch {choice.batch_size}"
-    keeping = {
-        "weak": f"keeping {counted(choice.batch_size, 'sample')} per device",
-        "strong": f"splitting {choice.batch_size} over all devices",
-    }
-    ratio = choice.ratio
-    shown = verdict(ratio)
-    text = "too few steps or repeats to determine whether strong or weak scaling is better"
-    if shown == "no_difference_shown":
-        interval = f"ratio {ratio.value:.2f}, {bounds(ratio)}"
-        text = f"the difference between strong and weak scaling is not significant ({interval})"
-    elif shown != "too_few_samples":
-        better, worse = "weak", "strong"
-        times = ratio
-        if shown != "above":
-            better, worse = worse, better
-            times = ratio.inverse()
-        cells = f"{choice.weak} compared with {choice.strong}"
-        text = f"{keeping[better]} gives {times.value:.2f}x the throughput of {keeping[worse]} ({bounds(times)}; {cells})"
-    return RunCode.STRONG_OR_WEAK.finding(f"{name}: {text}")
+    per_device = counted(choice.batch_size, "sample")
+    return RunCode.STRONG_OR_WEAK.finding(
+        f"{per_device} per device (weak) give {show(choice.ratio.value, _RATIO)}x the throughput of {choice.batch_size} in "
+        f"all (strong): {_THROUGHPUTS[verdict(choice.ratio)]} ({bounds(choice.ratio)}; {choice.weak} compared with "
+        f"{choice.strong})",
+        about=name,
+    )
 
 
 def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Finding]:
@@ -234,28 +197,25 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
     below; otherwise the result is not significant.
     """
     words: dict[Verdict, str] = {
-        "above": "reached on",
-        "below": "missed on",
-        "no_difference_shown": "not significant on",
-        "too_few_samples": "unknown (too few steps or repeats) on",
+        "above": "reached",
+        "below": "missed",
+        "no_difference_shown": "not significant",
+        "too_few_samples": "unknown (too few steps or repeats)",
     }
     for series in scaling:
+        verdicts = [verdict(point.efficiency, target) for point in series.points]
         results = []
-        missed = False
-        for point in series.points:
+        for point, shown in zip(series.points, verdicts, strict=True):
             reached = point.efficiency
-            shown = verdict(reached, target)
-            missed |= shown == "below"
-            value = f"{reached.value:.0%}" if reached.value is not None else NA
-            ends = (
-                f", {reached.low:.0%} to {reached.high:.0%}" if shown != "too_few_samples" else ""
-            )
-            results.append(f"{words[shown]} {counted(point.devices, 'device')} ({value}{ends})")
-        fewer = "use fewer devices, a larger batch per device, or find out what the exposed time is spent on"
+            ends = "" if reached.low is None else f", {reached.low:.0%} to {reached.high:.0%}"
+            percent = f"{show(reached.value, _PERCENT)}%{ends}"
+            results.append(f"{words[shown]} on {counted(point.devices, 'device')} ({percent})")
+        missed = "below" in verdicts
         yield RunCode.TARGET_EFFICIENCY.finding(
-            f"{series.label}: target efficiency {target:.0%}: {'; '.join(results)}",
-            fewer
+            f"target efficiency {target:.0%}: {'; '.join(results)}",
+            "use fewer devices or a larger batch per device, and see what the exposed time is spent on"
             if missed
-            else "no action needed, or time more repeats where it is not significant",
+            else "",
+            about=series.label,
             severity="warning" if missed else "info",
         )

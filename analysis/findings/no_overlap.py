@@ -4,20 +4,20 @@ and who makes others wait.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.findings.ledger_text import fewer_messages, in_a_script
+from dpscope.analysis.findings.ledger_text import fewer_messages
 from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.runs.traffic_check import used_map_bytes
-from dpscope.analysis.text.units import show_bytes, show_time
+from dpscope.analysis.text.units import show_bytes, show_share, show_time
 from dpscope.analysis.traces.ranks.exposed_parts import is_small
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING
-from dpscope.profiling.records.finding import Finding, Severity, counted
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
@@ -36,7 +36,7 @@ _NAMED = 4  # buckets in a message
 @dataclass(frozen=True)
 class OverlapReason:
     """`text` includes the measured number, `advice` is what to change, `explains_us` the exposed
-    time of a step behind it.
+    time of a step behind it. `script_advice` is as a code's `script_action`.
     """
 
     name: str
@@ -44,34 +44,41 @@ class OverlapReason:
     advice: str
     of_set_up: bool = False  # caused by how the training is set up, on any hardware
     explains_us: float = 0.0
+    script_advice: str = ""
 
 
-_ADVICE = {  # where it does not depend on the cell; for causes in a script's set-up, and for others
-    True: {
-        "compute_stream": "launch collectives on a separate stream, as async_op=True does",
-        "held_compute": "find out what makes the compute stream wait: wait() or synchronize() during the backward pass, "
-        "CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left next to the collective",
-        "one_block": "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others "
-        "compute",
-        "last_bucket": "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come "
-        "last",
-    },
-    False: {
-        "engine": "compare the engines with --nccl-engine default,legacy",
-        "uneven_ranks": "look for what differs between ranks from step to step: input lengths, the loader, other load on the "
-        "machine",
-        "find_unused_parameters": "omit find_unused_parameters if every parameter is used, or use --static-graph",
-        "host_bound": "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it "
-        "waits for: data, .item(), synchronize()",
-        "little_computing": "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
-        "gloo": "no action needed: on GPUs, collectives do not use the CPU's cores",
-    },
+_OF_SET_UP = {  # advice that does not depend on the cell, for causes in a script's set-up
+    "compute_stream": "launch collectives on a separate stream, as async_op=True does",
+    "held_compute": "find out what makes the compute stream wait: wait() or synchronize() during the backward pass, "
+    "CUDA_DEVICE_MAX_CONNECTIONS=1, no multiprocessors left next to the collective, or under DDP a communication hook or "
+    "SyncBatchNorm",
+    "one_block": "apply fully_shard to each block of the model as well: blocks are then gathered and reduced while others "
+    "compute",
+    "last_bucket": "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come "
+    "last",
+}
+_OF_OTHERS = {
+    "engine": "compare the engines with --nccl-engine default,legacy",
+    "uneven_ranks": "look for what differs between ranks from step to step: input lengths, the loader, other load on the "
+    "machine",
+    "find_unused_parameters": "omit find_unused_parameters if every parameter is used, or use --static-graph",
+    "host_bound": "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it "
+    "waits for: data, .item(), synchronize()",
+    "little_computing": "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
+    "gloo": "no action needed: on GPUs, collectives do not use the CPU's cores",
+}
+_IN_A_SCRIPT = {  # where the advice above names an option of dpscope
+    "last_bucket": "smaller buckets (DDP's bucket_cap_mb) let part of it be reduced earlier; the first layers' gradients "
+    "still come last",
+    "engine": "compare with and without TORCH_DIST_USE_NCCL2=0",
+    "find_unused_parameters": "omit find_unused_parameters if every parameter is used, or set DDP's static_graph=True",
 }
 
 
 def _reason(name: str, text: str, explains_us: float = 0.0) -> OverlapReason:
-    of_set_up = name in _ADVICE[True]
-    return OverlapReason(name, text, _ADVICE[of_set_up][name], of_set_up, explains_us)
+    of_set_up = name in _OF_SET_UP
+    advice = _OF_SET_UP[name] if of_set_up else _OF_OTHERS[name]
+    return OverlapReason(name, text, advice, of_set_up, explains_us, _IN_A_SCRIPT.get(name, ""))
 
 
 @dataclass(frozen=True)
@@ -138,28 +145,30 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
     notable = evidence.means["exposed_us"] >= NOTABLE * evidence.means["step_us"]
     if not communication > 0 or hidden >= LITTLE * communication or not notable:
         return
+    share = show_share(hidden / communication)
+    text = f"{share} of {show_time(communication)} of communication a step is hidden behind compute"
     reasons = overlap_reasons(data)
-    share = f"{hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
-    text = f"{data.name}: only {share} is hidden"
-    severity: Severity = "info"
     if reasons:
-        advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
-        text = f"{text}, because {'; '.join(reason.text for reason in reasons)}"
-        severity = (
-            "warning" if data.on_device or any(reason.of_set_up for reason in reasons) else "info"
+        why = "; ".join(reason.text for reason in reasons)
+        serious = data.on_device or any(reason.of_set_up for reason in reasons)
+        yield RunCode.NO_OVERLAP.finding(
+            f"only {text}, because {why}",
+            reasons[0].advice,
+            script_action=reasons[0].script_advice,
+            about=data.name,
+            severity="warning" if serious else "info",
         )
-    else:
-        when = bucket_times(evidence)
-        ready = f" (buckets ready: {when} of the step's compute)" if when else ""
-        text = f"{text}, and the traces do not show why{ready}"
-        advice = "compare --overlap on,off and several values of --bucket-mb"
-        if evidence.sharded:
-            advice = "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
-        elif not data.traits.reduces_early:
-            advice = "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
-        elif not data.knows_options:
-            advice = "try several values of DDP's bucket_cap_mb"
-    yield RunCode.NO_OVERLAP.finding(text, advice, severity)
+        return
+    action = ""
+    if evidence.sharded:
+        action = "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
+    elif not data.traits.reduces_early:
+        action = "check what runs during each collective on the timelines of all ranks: dpscope merge joins their traces"
+    when = bucket_times(evidence)
+    ready = f" (buckets ready: {when} of the step's compute)" if when else ""
+    yield RunCode.NO_OVERLAP.finding(
+        f"only {text}, and the traces do not show why{ready}", action, about=data.name
+    )
 
 
 def overlap_reasons(data: Job) -> list[OverlapReason]:
@@ -259,13 +268,7 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
         serial = f"{text}; {SUSPECT} ran the collectives, which may make the compute stream wait for each"
         yield _reason("engine", serial, min(held, exposed))
     else:
-        reason = _reason("held_compute", text, min(held, exposed))
-        of_ddp = (
-            "; under DDP also a communication hook or SyncBatchNorm"
-            if evidence.data.traits.reducer
-            else ""
-        )
-        yield replace(reason, advice=f"{reason.advice}{of_ddp}")
+        yield _reason("held_compute", text, min(held, exposed))
 
 
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -274,15 +277,28 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     """
     communication, data = evidence.communication, evidence.data
     buffers = " of buffers, which the forward pass waits for" if evidence.of_gradients else ""
-    keep = "find out what is broadcast in every step, and whether each rank could keep its own copy"
+    keep, keep_in_a_script = (
+        "find out what is broadcast in every step, and whether each rank could keep its own copy",
+        "",
+    )
     if data.traits.identified:
         keep = "use --broadcast-buffers off if each rank may keep its own buffers"
-    reshard = "--strategy fsdp-no-reshard if memory allows, " if data.traits.reshards else ""
-    larger = f"try larger blocks, {reshard}or prefetching (set_modules_to_forward_prefetch)"
+        keep_in_a_script = "set DDP's broadcast_buffers=False if each rank may keep its own buffers"
+    larger = "try larger blocks or prefetching (set_modules_to_forward_prefetch)"
+    larger_in_a_script = ""
+    if data.traits.reshards:
+        larger_in_a_script = f"{larger}, or reshard_after_forward=False if memory allows"
+        larger = f"{larger}, or --strategy fsdp-no-reshard if memory allows"
     total = float(communication["duration_us"].sum())
-    for kind, called, advice, late_us in (
-        ("broadcast", f"broadcasts{buffers}", keep, data.broadcast_waits_us),
-        ("all_gather", "all-gathers, which the next block waits for", larger, 0.0),
+    for kind, called, advice, in_a_script, late_us in (
+        ("broadcast", f"broadcasts{buffers}", keep, keep_in_a_script, data.broadcast_waits_us),
+        (
+            "all_gather",
+            "all-gathers, which the next block waits for",
+            larger,
+            larger_in_a_script,
+            0.0,
+        ),
     ):
         of_kind = communication.having("kind", kind)["duration_us"]
         share = (float(of_kind.sum()) - late_us * evidence.steps) / total if total else 0.0
@@ -292,6 +308,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
                 f"{share:.0%} of it is {called}",
                 advice,
                 explains_us=share * evidence.means["exposed_us"],
+                script_advice=in_a_script,
             )
 
 
@@ -342,7 +359,7 @@ def _reductions(communication: Table) -> Table:
 
 def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     """The reasons that buckets of gradients show, the strongest first."""
-    buckets, options = evidence.buckets, evidence.data.options
+    buckets = evidence.buckets
     total, last, done = (
         float(buckets["bytes"].sum()),
         float(buckets["bytes"][-1]),
@@ -353,28 +370,35 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         text = f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}"
         yield _reason("one_block", text, evidence.reductions_us)
     elif len(buckets) == 1:
-        held = f"all gradients are reduced in one bucket of {show_bytes(last)}"
-        if evidence.small_buckets:
-            held = f"one bucket holds nearly all bytes ({show_bytes(last)})"
-        requested = options.overlap == "off"
-        quarter = max(0.1, round(last / 4 / 2**20, 1))
-        advice = "reduce it in several smaller collectives, so that part of it is reduced earlier"
-        if evidence.data.traits.identified:  # else the traces do not show whether there are buckets
-            advice = f"smaller buckets let part of it be reduced earlier (--bucket-mb {quarter:g})"
-        if requested:
-            advice = "--overlap on reduces gradients during the backward pass"
-        elif last < _SMALL:
-            few = "so few bytes are bound by latency at any bucket size"
-            advice = f"{few}: a larger batch or accumulation lowers its share of a step"
-        text = f"{held}{ready}{', because of --overlap off' if requested else ''}"
-        of_set_up = not requested and last >= _SMALL
-        yield OverlapReason("one_bucket", text, advice, of_set_up, evidence.reductions_us)
+        yield _one_bucket(evidence, last, ready)
     elif not evidence.sharded and last > MOST * total:
         share = f"{last / total:.0%} of the bytes ({show_bytes(last)} of {show_bytes(total)})"
         text = f"the last of {counted(len(buckets), 'bucket')} holds {share}{ready}"
         yield _reason("last_bucket", text, evidence.reductions_us)
     if evidence.ready_late:
         yield _late_buckets(evidence)
+
+
+def _one_bucket(evidence: Evidence, size: float, ready: str) -> OverlapReason:
+    of_set_up, in_a_script = False, ""
+    all_or_most = "nearly all bytes" if evidence.small_buckets else "all gradients"
+    held = f"{all_or_most} are reduced in one bucket of {show_bytes(size)}"
+    if evidence.data.options.overlap == "off":
+        held, advice = f"{held} (--overlap off)", "--overlap on reduces gradients during backward"
+    elif size < _SMALL:
+        advice = "so few bytes are bound by latency at any bucket size: a larger batch or accumulation lowers its share of a step"
+    elif evidence.data.traits.identified:
+        of_set_up, quarter = True, max(0.1, round(size / 4 / 2**20, 1))
+        advice = f"smaller buckets let part of it be reduced earlier (--bucket-mb {quarter:g})"
+        in_a_script = (
+            f"smaller buckets let part of it be reduced earlier (DDP's bucket_cap_mb={quarter:g})"
+        )
+    else:  # the traces do not show whether there are buckets
+        of_set_up = True
+        advice = "reduce it in several smaller collectives, so that part of it is reduced earlier"
+    return OverlapReason(
+        "one_bucket", f"{held}{ready}", advice, of_set_up, evidence.reductions_us, in_a_script
+    )
 
 
 def _late_buckets(evidence: Evidence) -> OverlapReason:
@@ -448,11 +472,12 @@ def straggler_finding(data: Job) -> Iterator[Finding]:
     if (samples := more_samples(data, late.rank)) is not None:
         check = f"give the ranks equal batches: {samples}"
     yield RunCode.STRAGGLER.finding(
-        f"{data.name}: rank {late.rank} is the straggler, {late.last.counts}: each other rank loses "
-        f"{show_time(late.lateness_us)} of its {show_time(late.step_us)} step to it, {late.share:.0%} of the exposed waiting"
-        f"{_compute_of(data, late.rank)}; by chance alone a rank would stand out like this in {late.last.chance:.1g} of such "
-        "runs",
+        f"rank {late.rank} is the straggler, {late.last.counts}: each other rank loses "
+        f"{show_time(late.lateness_us)} of its {show_time(late.step_us)} step to it, {show_share(late.share)} of the exposed "
+        f"waiting{_compute_of(data, late.rank)}; by chance alone a rank would stand out like this in "
+        f"{late.last.chance:.1g} of such runs",
         check,
+        about=data.name,
     )
 
 
@@ -470,5 +495,5 @@ def _compute_of(data: Job, rank: int) -> str:
 
 def waiting_findings(data: Job) -> Iterator[Finding]:
     """What a job's traces alone show of its communication."""
-    yield from straggler_finding(data)
-    yield from no_overlap_finding(data)
+    for finding in (*straggler_finding(data), *no_overlap_finding(data)):
+        yield finding.advised(in_a_script=True)

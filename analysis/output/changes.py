@@ -327,7 +327,7 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         cells = ", ".join(f"{one.cell} (only {show_share(one.detectable)} would)" for one in hidden)
         slowdown = show_share(hidden[0].fail_over)
         worst = max(hidden, key=lambda one: one.detectable or 0.0)
-        yield RunCode.CHANGE_NOT_VISIBLE.finding(
+        yield RunCode.NOT_COMPARED.finding(
             f"not judged, because a slowdown of {slowdown} would not show: {cells}",
             f"measure {_more_repeats(worst)}, or test for a larger change (--fail-over)",
         )
@@ -351,8 +351,9 @@ def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
     """A warning about cells that were measured before and are not now: they cannot be judged."""
     measured = {data.name for data in after.measured}
     if lost := [data.name for data in before.measured if data.name not in measured]:
-        yield RunCode.CELLS_LOST.finding(
-            f"{', '.join(lost)} cannot be judged: not measured in {after.path}"
+        yield RunCode.NOT_COMPARED.finding(
+            f"{', '.join(lost)} cannot be judged: not measured in {after.path}",
+            "measure the same cells in both runs, or find out why they failed in the second",
         )
 
 

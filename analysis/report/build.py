@@ -12,7 +12,7 @@ from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.findings.answers import QUESTIONS, Verdict
-from dpscope.analysis.findings.run_findings import beyond_tables, conclusions
+from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.comparison_tables import comparison_csv, first_cells
@@ -54,11 +54,6 @@ class Report(Results):
     def findings(self) -> tuple[Finding, ...]:
         """All that is concluded from the run."""
         return (*conclusions(self.run, self.comparison), *self.nccl.findings)
-
-    @cached_property
-    def shown_findings(self) -> tuple[Finding, ...]:
-        """Those that the page, comparison.md and a terminal show; JSON has all."""
-        return beyond_tables(self.findings)
 
     @cached_property
     def setting(self) -> str:
@@ -108,7 +103,7 @@ class Report(Results):
             first_cells=first_cells(self.comparison, self.verdict.cells),
             tables=tuple(tables),
             missing=tuple(reasons(unknown, _MOST_HEADINGS)),
-            findings=self.shown_findings,
+            findings=self.findings,
         )
 
     @cached_property
@@ -188,7 +183,7 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
         verdict=report.verdict,
         first_tables=report.first,
         environment=list(environment_facts(report.run, calibration)),
-        findings=report.shown_findings,
+        findings=report.findings,
         tables={section.name: report.section(section.name) for section in pages.SECTIONS},
         figures=svg,
         timelines=views,
@@ -208,4 +203,4 @@ def render_markdown(report: Report) -> str:
     parts += [
         render(table, "markdown") for table in (*report.first.values(), *report.tables.values())
     ]
-    return "\n".join([*parts, render_findings(report.shown_findings)])
+    return "\n".join([*parts, render_findings(report.findings)])

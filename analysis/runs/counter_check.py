@@ -12,12 +12,11 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
+from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.job import CounterCheck
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.analysis.traces.steps import intervals
-from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
@@ -204,30 +203,18 @@ def counter_findings(
     ranks lack the counters that they should have saved; findings of scripts give the reason.
     """
     for check in checks:
-        apart = f"the communication span by the trace is {check.span_ratio or 0.0:.3f} of DDP's own"
-        longer = "the all-reduces take longer than DDP's communication span"
-        wrong = (
-            (
-                check.buckets_equal,
-                RunCode.BUCKET_MISMATCH,
-                "the all-reduces' sizes are not DDP's bucket sizes",
-            ),
-            (check.union_within_span, RunCode.SPAN_EXCEEDED, longer),
-            (check.spans_agree, RunCode.SPAN_MISMATCH, apart),
-        )
         if check.not_comparable is not None:
-            text = f"{cell.name}: DDP's counters were not compared with the trace: {check.not_comparable}"
-            yield AttachCode.COUNTERS_NOT_READ.finding(text)
+            text = f"DDP's counters were not compared with the trace: {check.not_comparable}"
+            action = "no action needed: the bytes that DDP must move are still checked"
+            yield RunCode.COUNTERS_NOT_COMPARED.finding(
+                text, action, about=cell.name, severity="info"
+            )
         elif not check.steps:
             yield _not_compared(
                 cell, f"rank {check.rank}'s trace and counters have no step in common"
             )
         else:
-            for sound, code, what in wrong:
-                if not sound:
-                    text = f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)"
-                    again = "trust the cell's communication numbers only after measuring it again without a mismatch"
-                    yield cell_error(cell, code, text, again)
+            yield from _mismatches(cell, check)
     counting = [
         rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None
     ]
@@ -238,11 +225,22 @@ def counter_findings(
         )
 
 
+def _mismatches(cell: Cell, check: CounterCheck) -> Iterator[Finding]:
+    ratio = check.span_ratio or 0.0
+    agreed = {
+        "the all-reduces' sizes are not DDP's bucket sizes": check.buckets_equal,
+        "the all-reduces take longer than DDP's communication span": check.union_within_span,
+        f"the communication span by the trace is {ratio:.3f} of DDP's own": check.spans_agree,
+    }
+    for what, agrees in agreed.items():
+        if not agrees:
+            text = (
+                f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)"
+            )
+            yield RunCode.COUNTERS_DISAGREE.finding(text, about=cell.name)
+
+
 def _not_compared(cell: Cell, why: str) -> Finding:
     text = f"DDP's own counters could not be compared with the trace: {why}"
-    return cell_error(
-        cell,
-        RunCode.COUNTERS_NOT_COMPARED,
-        text,
-        f"{MEASURE_AGAIN} before trusting its communication",
-    )
+    action = f"{MEASURE_AGAIN} before trusting its communication"
+    return RunCode.COUNTERS_NOT_COMPARED.finding(text, action, about=cell.name)

@@ -14,15 +14,14 @@ from typing import Literal
 from dpscope.analysis.runs.cell_findings import (
     batch_finding,
     compilation_findings,
-    engine_findings,
     input_findings,
     spread_findings,
 )
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
 from dpscope.analysis.runs.traffic_check import (
+    MEASURE_AGAIN,
     UNKNOWN_COMMUNICATION,
-    cell_error,
     check_traffic,
     incomplete_repeat,
     no_trace,
@@ -171,7 +170,7 @@ def _repeat(planned: Job, number: int, done: RepeatFolder) -> Job:
         *(finding for rank in ranks for finding in rank.findings),
         # Of GPUs at their power limit those that are slower than the others' of all ranks: a rank
         # knows its own alone.
-        *(finding for finding in limited if finding.severity != "info"),
+        *limited,
     )
     try:
         job = _with_traces(job, number, done)
@@ -182,7 +181,8 @@ def _repeat(planned: Job, number: int, done: RepeatFolder) -> Job:
         checks = _counter_checks(job.cell, done, ranks)
     except DpscopeError as error:
         message = f"{done.path.name}: {error}"
-        return job.with_findings(cell_error(job.cell, RunCode.COUNTERS_NOT_COMPARED, message))
+        lost = RunCode.COUNTERS_NOT_COMPARED.finding(message, MEASURE_AGAIN, about=job.name)
+        return job.with_findings(lost)
     return replace(job, counter_checks=tuple(checks))
 
 
@@ -248,8 +248,6 @@ def _findings_over_repeats(job: Job) -> Iterator[Finding]:
     )
     yield from batch_finding(job)
     yield from counter_findings(cell, ranks, job.counter_checks)
-    if job.communication_known:
-        yield from engine_findings(cell, ranks, job.whole_windows, job.tables.collectives)
     yield from compilation_findings(cell, ranks)
     if job.no_scaling:  # what such a cell lacks is cores: the plan's finding states it, once
         return
@@ -407,4 +405,6 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
         yield RunCode.REPEATS_MISSING.finding(f"{'; '.join(fewer)}: {rest}")
     if max(counts.values()) == 1:
         unknown = "the spread between repeats is unknown, so no comparison has an interval"
-        yield RunCode.SINGLE_REPEAT.finding(f"one repeat of each cell: {unknown}")
+        yield RunCode.FEW_SAMPLES.finding(
+            f"one repeat of each cell: {unknown}", "measure with --repeats 2 or more"
+        )

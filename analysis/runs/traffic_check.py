@@ -21,7 +21,7 @@ from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding, FindingCode, counted
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import (
     AttachedProcess,
     Cell,
@@ -51,18 +51,13 @@ UNKNOWN_COMMUNICATION = {TraceCode.TRACE_INCOMPLETE.code, AttachCode.TRAINED_ALO
 MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
 
 
-def cell_error(
-    cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN
-) -> Finding:
-    """An error finding about one cell, whose name begins the message."""
-    return code.finding(f"{cell.name}: {message}", next_step)
-
-
 def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
     """A repeat that is left out, since parts of it are not there."""
-    next_step = f"if files were lost, {MEASURE_AGAIN}; if it ran on another number of nodes, keep it in a separate run"
-    return cell_error(
-        cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step
+    return RunCode.REPEATS_MISSING.finding(
+        f"repeat {repeat} is left out: {missing_parts}",
+        f"if files were lost, {MEASURE_AGAIN}; if it ran on another number of nodes, keep it in a separate run",
+        about=cell.name,
+        severity="error",
     )
 
 
@@ -72,9 +67,8 @@ def no_trace(cell: Cell, reason: str, rank: RankResult) -> Finding:
     message = f"{reason}; its communication is not given"
     if profiles := [one for one in rank.findings if one.code == AttachCode.SCRIPT_PROFILES.code]:
         message, again = f"{reason}, as the script uses a profiler itself", profiles[0].next_step
-    return cell_error(
-        cell, TraceCode.TRACE_INCOMPLETE, message, MEASURE_AGAIN if rank.attached is None else again
-    )
+    action = MEASURE_AGAIN if rank.attached is None else again
+    return TraceCode.TRACE_INCOMPLETE.finding(message, action, about=cell.name)
 
 
 class _Lack(NamedTuple):
@@ -268,7 +262,7 @@ def check_traffic(
         alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
         return [
             AttachCode.TRAINED_ALONE.finding(
-                f"{cell.name}: {alone}, and no DDP or FSDP around the model"
+                f"{alone}, and no DDP or FSDP around the model", about=cell.name
             )
         ]
     lacking = (
@@ -283,7 +277,7 @@ def check_traffic(
     for missing in lacking:
         message = f"expected {missing.expected}, the trace shows {missing.found}; its communication is not given"
         cause = f"likely cause: {missing.cause}. {missing.remedy}"
-        return [cell_error(cell, TraceCode.TRACE_INCOMPLETE, message, cause)]
+        return [TraceCode.TRACE_INCOMPLETE.finding(message, cause, about=cell.name)]
     return (
         [*_check_options(cell, sizes, collectives)]
         if cell.traits.reducer and attached is None
@@ -343,17 +337,16 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: Table) -> Ite
     of buffers.
     """
     in_steps = collectives.take(collectives.known("step"))
-    advice = "do not treat the cell as that variant: DDP in this torch did something else"
     if cell.options.overlap == "off":
         most = int(in_steps.having("kind", "all_reduce").group("rank", "step").sizes.max())
         if most > max(1, len({tensor.dtype for tensor in sizes.parameter_tensors})):
             text = f"its options promise one all-reduce of all gradients a step, the trace shows {most} in a step"
-            yield cell_error(cell, RunCode.VARIANT_NOT_KEPT, text, advice)
+            yield RunCode.VARIANT_NOT_KEPT.finding(text, about=cell.name)
     if cell.options.broadcast_buffers == "off" and sizes.buffer_bytes:
         moved = max(_moved_bytes(in_steps, "broadcast").values(), default=0.0)
         if moved >= (1 - BYTES_TOLERANCE) * sizes.buffer_bytes:
             text = f"its options promise no broadcast of buffers, the trace shows broadcasts of {moved:,.0f} B in a step"
-            yield cell_error(cell, RunCode.VARIANT_NOT_KEPT, text, advice)
+            yield RunCode.VARIANT_NOT_KEPT.finding(text, about=cell.name)
 
 
 def _check_dp_host(

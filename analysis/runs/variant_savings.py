@@ -11,12 +11,12 @@ import msgspec
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import (
     Estimate,
+    Verdict,
     difference_estimate,
-    missing_evidence,
     ratio_estimate,
     verdict,
 )
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.text.units import show_change, show_time
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -98,48 +98,42 @@ def _in_words(option: str, options: CellOptions) -> str:
     return "overlap" if option == "overlap" else f"--{option.replace('_', '-')} {shown}"
 
 
+_SAVINGS: dict[Verdict, str] = {
+    "above": "saves time",
+    "below": "costs time",
+    "no_difference_shown": "no significant difference",
+    "too_few_samples": "too few steps or repeats to tell",
+}
+
+
 def variant_findings(run: RunData) -> Iterator[Finding]:
-    """`overlap_saves` and `variant_saves`, one for each pair of cells that differ in one option
-    alone.
-    """
-    for saving in variant_savings(run):
-        code = RunCode.OVERLAP_SAVES if saving.option == "overlap" else RunCode.VARIANT_SAVES
-        yield code.finding(*_finding(saving, run.device_type == "cpu"))
+    """`variant_saves`, one for each pair of cells that differ in one option alone."""
+    return map(_finding, variant_savings(run))
 
 
-def _finding(saving: VariantSaving, on_cpu: bool) -> tuple[str, str]:
-    """Message and next step."""
-    saved, share = saving.saved_us, saving.saved_share
+def _finding(saving: VariantSaving) -> Finding:
+    saved, share, shown = saving.saved_us, saving.saved_share, verdict(saving.saved_us, even=0.0)
     assert saved.value is not None  # both cells are measured
     assert share.value is not None
-    pair, what = f"{saving.having} against {saving.without}", saving.what
-    if saved.low is None or saved.high is None or share.low is None or share.high is None:
-        message = f"{pair}: {what} seems to save {show_time(saved.value)} a step, but {missing_evidence(saved)}"
-        return message, "time more repeats (--repeats), of five steps in all or more (--steps)"
-    amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
-    ends = f"{show_time(saved.low)} to {show_time(saved.high)}, {share.low:.1%} to {share.high:.1%}"
-    interval = f"95% interval {ends}; {counted(saved.count, 'step')}"
-    flag, where = (
-        f"--{saving.option.replace('_', '-')}",
-        ", sharing the cores with it" if on_cpu else "",
+    option = f"--{saving.option.replace('_', '-')}"
+    actions: dict[Verdict, str] = {
+        "above": f"use {option} if its other effects are acceptable: docs/variants.md",
+        "below": f"omit {option} on this machine, unless you need it for a reason other than speed",
+        "no_difference_shown": "time more repeats (--repeats) if a small difference matters",
+        "too_few_samples": "time more repeats (--repeats), of five steps in all or more (--steps)",
+    }
+    if saving.option == "overlap":
+        actions["above"] = "compare DP with the cell without overlap: DP does not overlap either"
+        actions["below"] = "try --overlap off or larger buckets (--bucket-mb)"
+    interval = "no interval"
+    if saved.low is not None and saved.high is not None:
+        interval = f"95% interval {show_time(saved.low)} to {show_time(saved.high)}"
+    return RunCode.VARIANT_SAVES.finding(
+        f"{saving.what} {_SAVINGS[shown]}: {show_change(-saved.value)} a step, {-share.value:+.1%} "
+        f"(saving: {interval}; {counted(saved.count, 'step')})",
+        actions[shown],
+        about=f"{saving.having} against {saving.without}",
     )
-    overlap, outcome = saving.option == "overlap", verdict(saved, even=0.0)
-    if outcome == "above":
-        fair = f"gradients are reduced during backward{where}; compare DP with the cell without overlap: that is the fair match"
-        advice = (
-            fair if overlap else f"use {flag} if its other effects are acceptable: docs/variants.md"
-        )
-        return f"{pair}: {what} saves {amount} ({interval})", advice
-    if outcome == "below":
-        larger = f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)"
-        advice = (
-            larger
-            if overlap
-            else f"omit {flag} on this machine, unless you need it for a reason other than speed"
-        )
-        return f"{pair}: {what} costs {amount} (saving: {interval})", advice
-    message = f"{pair}: no difference by {what} is shown (saving {show_time(saved.value)} a step, {interval})"
-    return message, "time more repeats (--repeats) if a small difference matters"
 
 
 def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:

@@ -140,8 +140,17 @@ def show_bytes(size: float | None) -> str:
 
 
 def show_share(value: float | None) -> str:
-    """Such as ``4.5%`` or ``45%``; NA for None."""
-    return NA if value is None else f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
+    """Such as ``4.5%`` or ``45%``, and not ``100%`` of what is less; NA for None.
+
+    >>> show_share(0.045), show_share(0.45), show_share(0.996), show_share(0.9999)
+    ('4.5%', '45%', '99.6%', 'over 99.9%')
+    """
+    if value is None:
+        return NA
+    if 0.999 < value < 1:
+        return "over 99.9%"
+    near_an_end = value < 0.0995 or 0.995 <= value < 1
+    return f"{value:.1%}" if near_an_end else f"{value:.0%}"
 
 
 def sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dpscope.analysis.stats.samples import Verdict
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings, failure
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
@@ -11,8 +12,6 @@ from dpscope.analysis.training.seed_statistics import (
 )
 from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
-
-_RESUME = "repeat the same `dpscope train` command: it resumes where it stopped"
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
@@ -32,8 +31,11 @@ def _failed(data: TrainingData) -> Iterator[Finding]:
     for result in failed_trainings(data.folder):
         log = f"{data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt"
         yield LearningCode.TRAINING_FAILED.finding(
-            f"{result.cell.name}, seed {result.seed}: {failure(result)}",
-            _RESUME if result.status == "interrupted" else f"read {log} and train again",
+            failure(result),
+            LearningCode.TRAINING_INCOMPLETE.value.action
+            if result.status == "interrupted"
+            else f"read {log} and train again",
+            about=f"{result.cell.name}, seed {result.seed}",
         )
 
 
@@ -42,8 +44,8 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
     if short:
         seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
         yield LearningCode.TRAINING_INCOMPLETE.finding(
-            f"{cell.name}: of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
-            _RESUME,
+            f"of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
+            about=cell.name,
         )
     for training in cell.trainings:
         diverged = next(
@@ -51,7 +53,8 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
         )
         if diverged is not None:
             yield LearningCode.TRAINING_DIVERGED.finding(
-                f"{cell.name}, seed {training.seed}: the loss is not finite in epoch {diverged}"
+                f"the loss is not finite in epoch {diverged}",
+                about=f"{cell.name}, seed {training.seed}",
             )
 
 
@@ -71,33 +74,41 @@ def _about_all(data: TrainingData) -> Iterator[Finding]:
         )
 
 
+_JUDGED: dict[Verdict, str] = {
+    "above": "test accuracy is higher",
+    "below": "test accuracy is lower",
+    "no_difference_shown": "no significant difference in test accuracy",
+    "too_few_samples": "test accuracy is not judged",
+}
+_CHECK = (
+    "check what differs: batch per device (batch norm), learning rate for the global batch, precision; "
+    "`dpscope equal` compares the first steps"
+)
+_ACTIONS: dict[Verdict, str] = {
+    "above": _CHECK,
+    "below": _CHECK,
+    "no_difference_shown": "train with more seeds if a smaller difference matters",
+    "too_few_samples": f"train with {FEWEST_SEEDS} seeds or more",
+}
+
+
 def difference_message(one: CellDifference) -> str:
     """The difference between two cells with known accuracies as a sentence."""
-    points, seeds = f"{one.points:+.2f} points", counted(one.seeds, "seed")
-    spread = (
-        "" if one.spread_points is None else f"{seeds} spread over {one.spread_points:.2f} points"
-    )
-    if one.verdict == "too_few_samples":
-        accuracy = f"test accuracy is not judged ({points}, {seeds}: {FEWEST_SEEDS} are needed for a spread)"
-    elif one.verdict == "no_difference_shown":
-        accuracy = f"no significant difference in test accuracy ({points}; {spread})"
-    else:
-        accuracy = f"test accuracy differs by {points}, more than the spread over seeds ({spread})"
+    spread = "spread unknown"
+    if one.spread_points is not None:
+        spread = f"spread {one.spread_points:.2f} points"
     low, high = one.speedup.low, one.speedup.high
     interval = f"{counted(one.speedup.count, 'epoch')}, no interval"
     if low is not None and high is not None:
         interval = f"95% interval {low:.2f} to {high:.2f}"
-    return f"{one.cell} versus {one.against}: {accuracy}; an epoch trains {one.speedup.value:.2f}x as fast ({interval})"
+    return (
+        f"{one.cell} versus {one.against}: {_JUDGED[one.verdict]} ({one.points:+.2f} points; {counted(one.seeds, 'seed')}, "
+        f"{spread}); an epoch trains {one.speedup.value:.2f}x as fast ({interval})"
+    )
 
 
 def _about_difference(one: CellDifference) -> Finding:
-    advice = {
-        "too_few_samples": "train with three seeds or more",
-        "no_difference_shown": "train with more seeds if a smaller difference matters",
-    }.get(
-        one.verdict,
-        "check what differs: batch per device (batch norm), learning rate for the global batch, precision; "
-        "`dpscope equal` compares the first steps",
-    )
     severity: Severity = "warning" if one.verdict == "below" else "info"
-    return LearningCode.ACCURACY_DIFFERENCE.finding(difference_message(one), advice, severity)
+    return LearningCode.ACCURACY_DIFFERENCE.finding(
+        difference_message(one), _ACTIONS[one.verdict], severity=severity
+    )

@@ -262,10 +262,8 @@ def record_jobs(out: Path, ended: JobEnds) -> None:
     if not is_run_folder(out) or not (measured or failed):
         return
     manifest, code = run.manifest(), AttachCode.JOB_NOT_MEASURED
-    now = tuple(f"{job.label}: " for job in (*measured, *failed))
-    findings = [
-        one for one in manifest.findings if one.code != code.code or not one.message.startswith(now)
-    ]
+    now = {job.label for job in (*measured, *failed)}
+    findings = [one for one in manifest.findings if one.code != code.code or one.about not in now]
     for job, status in failed.items():
         how = f"the script ended with status {status}" if status else "the script ended"
         devices = SINGLE if job.devices is None else job.devices
@@ -276,6 +274,6 @@ def record_jobs(out: Path, ended: JobEnds) -> None:
         cause = "fix the cause"
         if job.devices is None:
             cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
-        findings.append(code.finding(f"{job.label}: {reason}", f"{cause}, then: {command}"))
+        findings.append(code.finding(reason, f"{cause}, then: {command}", about=job.label))
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

@@ -38,7 +38,7 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run_codes import NcclCode
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there, write_json
 from dpscope.profiling.store.folders import JobFolder
@@ -70,7 +70,14 @@ def run_calibration(
             timed = read_json(folder.result_path, TimedCollectives)
         else:
             reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
-            findings.append(PlanCode.CONTENTION_NOT_TIMED.finding(reason))
+            findings.append(
+                RunCode.CALIBRATION_INCOMPLETE.finding(
+                    reason,
+                    "predictions for cells that overlap assume no slowdown; to time it, use dpscope "
+                    "calibrate --out with the run's folder",
+                    severity="warning",
+                )
+            )
     if not timed.points:
         raise DpscopeError(
             f"nothing could be timed: {timed.left_out[0].reason}; see --collectives and --max-bytes"
@@ -97,7 +104,12 @@ def run_calibration(
     }
     if not cuda and processes > cores:
         crowded = f"{processes} processes share {counted(cores, 'core')}: they wait for cores, not only for data"
-        findings.insert(0, PlanCode.CORES_OVERSUBSCRIBED.finding(crowded))
+        findings.insert(
+            0,
+            PlanCode.CPU_OVERSUBSCRIBED.finding(
+                crowded, "calibrate at most as many processes as there are cores (--devices)"
+            ),
+        )
     environment = collect_environment(nvml, on_gpus=cuda)
     return Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
@@ -134,7 +146,7 @@ def _recorded_choices(
         reason = (
             f"what NCCL chose was not recorded: {', '.join(users)} {verb} set in the environment"
         )
-        return (), (NcclCode.NCCL_CHOICES_NOT_READ.finding(reason),)
+        return (), (_choices_not_read(reason),)
     choices: list[CalibratedChoices] = []
     findings: list[Finding] = []
     limited = msgspec.structs.replace(
@@ -150,10 +162,18 @@ def _recorded_choices(
             raise
         except DpscopeError as error:
             reason = f"what NCCL chose on {layout.devices} devices was not recorded: {error}"
-            findings.append(NcclCode.NCCL_CHOICES_NOT_READ.finding(reason))
+            findings.append(_choices_not_read(reason))
         else:
             choices.append(CalibratedChoices(layout.devices, layout.nodes, log))
     return tuple(choices), tuple(findings)
+
+
+def _choices_not_read(reason: str) -> Finding:
+    return RunCode.CALIBRATION_INCOMPLETE.finding(
+        reason,
+        "unset NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE and calibrate again, or pass a log "
+        "with --nccl-log",
+    )
 
 
 def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -> NcclLog:

@@ -27,7 +27,7 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Layout, Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
-from dpscope.profiling.records.run_codes import NcclCode
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import concurrent_collectives, shard_groups
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
@@ -199,8 +199,8 @@ def calibrate_first(
         raise
     except DpscopeError as error:
         return (PlanCode.CALIBRATION_FAILED.finding(f"The run's own calibration failed: {error}"),)
-    passed_on = (PlanCode.CONTENTION_NOT_TIMED.code, NcclCode.NCCL_CHOICES_NOT_READ.code)
-    return tuple(one for one in measured.findings if one.code in passed_on)
+    incomplete = RunCode.CALIBRATION_INCOMPLETE.code
+    return tuple(one for one in measured.findings if one.code == incomplete)
 
 
 def of_this_machine(stored: Calibration | None, environment: Environment) -> Calibration | None:

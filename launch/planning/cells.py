@@ -333,10 +333,11 @@ def plan_findings(
         and in_all < largest
     ):
         findings.append(
-            PlanCode.LOADER_WORKERS_UNEVEN.finding(
+            PlanCode.LOADER_WORKERS.finding(
                 f"{counted(in_all, 'loader worker')} in all for {largest} DDP processes: some of "
                 "the processes load their batches themselves, in the middle of a step, and the others wait for them.",
                 f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
+                severity="warning",
             )
         )
     return findings

@@ -184,22 +184,24 @@ def train_findings(
     yield from plan_findings(config.workload, config.matrix, kind)
     epochs = counted(config.epochs, "epoch")
     if late := [milestone for milestone in config.milestones if milestone >= config.epochs]:
-        yield LearningCode.MILESTONE_AFTER_THE_END.finding(
+        yield LearningCode.SCHEDULE_WITHOUT_EFFECT.finding(
             f"--milestones {value_text(late)}: with {epochs} the learning rate is never cut there; "
             "a milestone takes effect after that many epochs.",
             f"Use milestones below {config.epochs}, or more --epochs.",
         )
     if config.warmup_epochs >= config.epochs:
-        yield LearningCode.WARMUP_TO_THE_END.finding(
+        yield LearningCode.SCHEDULE_WITHOUT_EFFECT.finding(
             f"--warmup-epochs {config.warmup_epochs}: with {epochs} the learning rate grows to the end of the training.",
             f"Use fewer than {config.epochs} warm-up epochs.",
         )
     if config.learning_rate_scaling != "none" and all(
         _batch_growth(config, one.cell) == 1 for one in plan
     ):
-        yield LearningCode.LEARNING_RATE_NOT_SCALED.finding(
+        yield LearningCode.SCHEDULE_WITHOUT_EFFECT.finding(
             f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
-            f"single device it is compared with, so that all learn with {config.optimizer.learning_rate:g}."
+            f"single device it is compared with, so that all learn with {config.optimizer.learning_rate:g}.",
+            "Use --scaling weak, with which the global batch grows with the devices.",
+            severity="info",
         )
     if repeated := {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}:
         counts = ", ".join(

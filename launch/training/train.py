@@ -33,7 +33,6 @@ from dpscope.launch.workload.strategies import compiled_so_far, is_sharded, wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import cell_workload
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord, TrainResult
@@ -77,15 +76,13 @@ def _compilation_findings(job: TrainJob) -> list[Finding]:
     """How long torch.compile took in this process, or that it compiled nothing."""
     if job.cell.options.compile == "off":
         return []
-    compiled, name = compiled_so_far(), f"{job.cell.name} seed {job.seed}"
+    compiled, about = compiled_so_far(), f"{job.cell.name}, seed {job.seed}"
     if compiled.graphs == 0:
-        return [
-            RunCode.NOT_COMPILED.finding(
-                f"{name}: no graph was captured, so the model ran as without --compile."
-            )
-        ]
-    text = f"{name}: compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test."
-    return [LearningCode.COMPILED_WHILE_TRAINING.finding(text)]
+        text = "no graph was captured, so the model ran as without --compile"
+        return [RunCode.NOT_COMPILED.finding(text, about=about)]
+    text = f"compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test"
+    action = "compare total times over equally many epochs; the median epoch excludes the first"
+    return [RunCode.COMPILED_LATE.finding(text, action, about=about, severity="info")]
 
 
 def _begun(job: TrainJob) -> CheckpointDescription:

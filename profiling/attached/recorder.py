@@ -38,6 +38,7 @@ from dpscope.profiling.records.run import (
     RankResult,
     TimedBlock,
 )
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -287,7 +288,7 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
         if observed.ended_early == STEP_RECORDED:
             advice = FOR_GRAPHS
         yield AttachCode.SCRIPT_ENDED_EARLY.finding(
-            f"{cell}: {observed.ended_early}: {observed.early_text()}", advice
+            f"{observed.ended_early}: {observed.early_text()}", advice, about=cell
         )
     if settings.warmup_steps < MINIMUM_WARMUP_STEPS:
         yield AttachCode.SHORT_WARM_UP.finding(
@@ -316,15 +317,10 @@ def _findings(observed: Observed, cell: str) -> Iterator[Finding]:
             f"{in_use}: steps end {by[observed.warm_up.steps_by]}"
         )
     yield from _cycle_findings(observed)
-    if detected.group_size is not None and detected.group_size < detected.devices:
-        message = f"gradients are reduced among {detected.group_size} of {detected.devices}"
-        yield AttachCode.REDUCED_IN_GROUPS.finding(message)
     if len(detected.ddp) > 1:
         message = f"DDP's counters were not read: {_counters_missing(observed)}"
         advice = "no action needed: whether every rank communicates in every step is still checked"
-        yield AttachCode.COUNTERS_NOT_READ.finding(message, advice)
-    if detected.unknown_hook is not None:
-        yield AttachCode.HOOK_NOT_KNOWN.finding(f"gradients travel through {detected.unknown_hook}")
+        yield RunCode.COUNTERS_NOT_COMPARED.finding(message, advice, severity="info")
 
 
 def _cycle_findings(observed: Observed) -> Iterator[Finding]:

@@ -62,7 +62,6 @@ class DetectedStrategy:
     strategy: CellStrategy
     devices: int
     ddp: tuple[DistributedDataParallel, ...]
-    group_size: int | None  # of the group in which gradients are reduced; None without one
     unknown_hook: str | None  # name of a communication hook whose bytes are not known
 
     @property
@@ -95,18 +94,17 @@ def detect_strategy(
             part for part in (*parts, *wrapping) if isinstance(part, DistributedDataParallel)
         )
     )
-    groups = {one.process_group.size() for one in ddp}
     hook = next((name for one, name in log.hooks.items() if name not in _HOOKS), None)
     replicated = [
         part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1
     ]
     if (sharded := _fsdp_strategy(parts, trained, world_size, stays_gathered)) is not None:
-        return DetectedStrategy(sharded, world_size, (), None, None)
+        return DetectedStrategy(sharded, world_size, (), None)
     if ddp:
-        return DetectedStrategy("ddp", world_size, ddp, min(groups), hook)
+        return DetectedStrategy("ddp", world_size, ddp, hook)
     if replicated:
-        return DetectedStrategy("dp", len(replicated[0].device_ids), (), None, None)
-    return DetectedStrategy("custom" if world_size > 1 else "single", world_size, (), None, None)
+        return DetectedStrategy("dp", len(replicated[0].device_ids), (), None)
+    return DetectedStrategy("custom" if world_size > 1 else "single", world_size, (), None)
 
 
 def is_model_parallel(detected: DetectedStrategy, trained: Iterable[Any]) -> bool:

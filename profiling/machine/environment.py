@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -364,7 +364,7 @@ def _pair_findings(links: Interconnect, devices: int) -> list[Finding]:
         findings.append(PlanCode.NO_PEER_ACCESS.finding(through_host))
     if 0 < len(slow) < len(pairs):
         no_nvlink = f"No NVLink between {_listed_pairs(slow)}, unlike the other pairs: a ring over it takes its rate."
-        findings.append(PlanCode.MIXED_NVLINKS.finding(no_nvlink))
+        findings.append(PlanCode.MIXED_DEVICES.finding(no_nvlink))
     return findings
 
 
@@ -405,47 +405,50 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
             shared = f"{gpu} is shared with other processes ({listed}): their work is part of the measured times."
             findings.append(PlanCode.DEVICE_SHARED.finding(shared))
     findings = list(dict.fromkeys([*findings, *power_cap_findings(states)]))
-    for field, code, title in (
-        ("name", PlanCode.MIXED_DEVICES, "GPU models differ"),
-        ("pcie_width", PlanCode.MIXED_LINKS, "PCIe link widths differ"),
-        ("active_nvlinks", PlanCode.MIXED_NVLINKS, "Numbers of active NVLinks differ"),
-    ):
+    titles = {
+        "name": "GPU models differ",
+        "pcie_width": "PCIe link widths differ",
+        "active_nvlinks": "Numbers of active NVLinks differ",
+    }
+    for field, title in titles.items():
         values = {state.index: getattr(state, field) for state in states}
-        counts = Counter(value for value in values.values() if value is not None)
-        if len(counts) > 1:
-            (usual, count), *others = counts.most_common()
-            unlike = (
-                f"{number} x {value} (GPU {', '.join(str(index) for index, own in values.items() if own == value)})"
-                for value, number in others
-            )
-            listed = ", ".join([f"{count} x {usual}", *unlike])
-            findings.append(
-                code.finding(
-                    f"{title} ({listed}): every synchronous step waits for the slowest device."
-                )
-            )
+        findings += _mixed(
+            title, {index: value for index, value in values.items() if value is not None}
+        )
     return findings
 
 
-def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """Findings about GPUs held only at their power limit: a warning for each whose clock is below
-    the others'.
+def _mixed(title: str, values: Mapping[int, object]) -> Iterator[Finding]:
+    """A warning where GPUs, by index, have different values of something."""
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return
+    (usual, count), *others = counts.most_common()
+    parts = [f"{count} x {usual}"]
+    for value, number in others:
+        gpus = [str(index) for index, own in values.items() if own == value]
+        parts.append(f"{number} x {value} (GPU {', '.join(gpus)})")
+    yield PlanCode.MIXED_DEVICES.finding(
+        f"{title} ({', '.join(parts)}): every synchronous step waits for the slowest device."
+    )
 
-    Busy GPUs are held there most of the time, so that one with as high a clock as the others is
-    only an info. The states are of one moment, under load.
+
+def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
+    """A warning for each GPU held only at its power limit whose clock is below the others'.
+
+    Busy GPUs are held there most of the time, so one with as high a clock as the others is no
+    finding. The states are of one moment, under load.
     """
     fastest_mhz = max((state.sm_clock_mhz or 0 for state in states), default=0)
+    slowest_usual_mhz = _SLOWER_CLOCK * fastest_mhz
     found = []
-    for state in (one for one in states if one.throttle_reasons == (_POWER_CAP,)):
-        if state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * fastest_mhz:
-            found.append(
-                _throttled(
-                    state, f" to {state.sm_clock_mhz} MHz, while another GPU has {fastest_mhz}"
-                )
-            )
-        else:
-            usual = f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
-            found.append(PlanCode.DEVICE_POWER_CAPPED.finding(usual))
+    for state in states:
+        clock_mhz = state.sm_clock_mhz
+        if state.throttle_reasons != (_POWER_CAP,) or clock_mhz is None:
+            continue
+        if clock_mhz < slowest_usual_mhz:
+            clocks = f" to {clock_mhz} MHz, while another GPU has {fastest_mhz}"
+            found.append(_throttled(state, clocks))
     return list(dict.fromkeys(found))
 
 

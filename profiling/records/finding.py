@@ -1,75 +1,90 @@
 """Findings: observations as data, each with its meaning and a next step."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
+
+import msgspec
 
 from dpscope.profiling.records.stored import Stored
 
 Severity = Literal["info", "warning", "error"]
-Trait = Literal[
-    "events_left_out",  # counts events of a file that are in no table
-    "in_tables",  # repeats in words what a run's tables show
-    "of_many_cells",  # typical of many cells: reported once, with all of them in one message
-]
 
 
-class Finding(Stored, frozen=True, kw_only=True):
+class Finding(Stored, frozen=True, kw_only=True, omit_defaults=True):
     """A warning or conclusion. Made only by `FindingCode.finding`, or read from a run folder.
 
     `code` is text, not a `FindingCode`: a folder of another version may hold codes that this
-    version does not know.
+    version does not know. `about` is what the message begins with, such as a cell.
     """
 
     severity: Severity
     code: str
     message: str
     next_step: str
+    about: str = ""
+    script_step: str = ""  # the next step in a script, until `advised` decides
+
+    @property
+    def observation(self) -> str:
+        """The message without what it is about."""
+        return self.message.removeprefix(f"{self.about}: ") if self.about else self.message
+
+    def advised(self, in_a_script: bool) -> "Finding":
+        """With the next step for a script, to which dpscope's options do not apply, or for a
+        run.
+        """
+        step = self.script_step if in_a_script and self.script_step else self.next_step
+        return msgspec.structs.replace(self, next_step=step, script_step="")
 
 
-_SEVERITIES: dict[str, Severity | None] = {
-    "info": "info",
-    "warning": "warning",
-    "error": "error",
-    "varying": None,
-}
+@dataclass(frozen=True)
+class Code:
+    """What is declared of a finding, once; docs/findings.md shows it.
+
+    `action` is the next step unless a finding brings its own; `script_action` replaces it where a
+    script was measured or traced and dpscope's options do not apply. `other_severity` is what some
+    observations have.
+    """
+
+    severity: Severity
+    meaning: str
+    action: str
+    script_action: str = ""
+    other_severity: Severity | None = None
+    of_many_cells: bool = False  # typical of many cells: reported once, with all in one message
 
 
 class FindingCode(Enum):
-    """Base of the enums that register every finding; docs/findings.md lists them all.
+    """Base of the enums that register every finding; the value of a member is its `Code`."""
 
-    A member is declared by its text: ``severity (traits): meaning in a sentence or two. -> next
-    step``. The severity of a `varying` one depends on the observation.
-    """
-
-    def __init__(self, declared: str) -> None:
-        head, _, text = " ".join(declared.split()).partition(": ")
-        severity, _, traits = head.removesuffix(")").partition(" (")
-        self.severity = _SEVERITIES[severity]
-        self.traits = tuple(traits.split(", ")) if traits else ()
-        self.meaning, _, self.next_step = text.partition(" -> ")
+    _value_: Code
 
     @property
     def code(self) -> str:
         """As it is stored."""
         return self.name.lower()
 
-    @classmethod
-    def with_trait(cls, trait: Trait) -> frozenset[str]:
-        """The codes of this enum that have a trait."""
-        return frozenset(one.code for one in cls if trait in one.traits)
-
     def finding(
-        self, message: str, next_step: str | None = None, severity: Severity | None = None
+        self,
+        observation: str,
+        action: str = "",
+        *,
+        script_action: str = "",
+        about: str = "",
+        severity: Severity | None = None,
     ) -> Finding:
-        """A finding of this code; `severity` is given if and only if the code has none."""
-        assert (severity is None) != (self.severity is None), (
-            f"{self.code}: the severity is fixed, or missing"
-        )
-        known = self.severity or severity
-        assert known is not None
+        """A finding of this code; what is not given here is as declared."""
+        declared = self.value
+        assert severity in (None, declared.severity, declared.other_severity), self.code
         return Finding(
-            severity=known, code=self.code, message=message, next_step=next_step or self.next_step
+            severity=severity or declared.severity,
+            code=self.code,
+            message=f"{about}: {observation}" if about else observation,
+            next_step=action or declared.action,
+            script_step=script_action or ("" if action else declared.script_action),
+            about=about,
         )
 
 

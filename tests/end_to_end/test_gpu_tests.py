@@ -75,13 +75,13 @@ def test_what_is_a_failure_and_what_a_healthy_gpus_warning() -> None:
         "no_kernels",
         "trace_incomplete",
         "variant_not_kept",
-        "span_mismatch",
-        "span_exceeded",
+        "counters_disagree",
+        "counters_disagree",
     ]
-    wrong.append("bucket_mismatch")
-    all_of_them = [finding("drift"), *map(finding, wrong), finding("cell_crashed", "error")]
+    wrong.append("counters_disagree")
+    all_of_them = [finding("drift"), *map(finding, wrong), finding("cell_failed", "error")]
     cells.append({"cell": "b", "status": "crashed"})
-    expected = ["b: crashed", *(f"{code}: {code}" for code in (*wrong, "cell_crashed"))]
+    expected = ["b: crashed", *(f"{code}: {code}" for code in (*wrong, "cell_failed"))]
     assert sorted(gpu_checks.problems({"cells": cells, "findings": all_of_them})) == sorted(
         expected
     )
@@ -207,7 +207,7 @@ def test_warnings_are_counted(tmp_path: Path) -> None:
     log.write_text(
         "x.py:3: UserWarning: a\nx.py:4: UserWarning: b\nhost:1:1 [0] NCCL WARN c\nWARNING: no class\n"
     )
-    found = [finding("drift"), finding("drift"), finding("cell_crashed", "error")]
+    found = [finding("drift"), finding("drift"), finding("cell_failed", "error")]
     counted = gpu_checks.counted_warnings({"findings": found}, [log])
     assert counted == {"drift": 2, "UserWarning": 2, "WARN": 1}
 

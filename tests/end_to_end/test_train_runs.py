@@ -136,7 +136,7 @@ def test_what_is_stored_and_printed_of_an_epoch(run: tuple[Path, str]) -> None:
         records = epochs_of(run[0], strategy)
         assert records[-1].trained_s == pytest.approx(sum(record.train_s for record in records))
     assert [finding.code for finding in log.findings if finding.code != "cpu_oversubscribed"] == [
-        "milestone_after_the_end"
+        "schedule_without_effect"
     ]
     for one in folder.manifest().plan:
         training = folder.training(one.cell, SEED)
@@ -242,9 +242,7 @@ def test_compiled_trainings_learn_the_same_and_report_how_long_compiling_took(
                 plain.test_accuracy,
             )
     reported = [
-        one
-        for one in TrainFolder(tmp_path / "run").log().findings
-        if one.code == "compiled_while_training"
+        one for one in TrainFolder(tmp_path / "run").log().findings if one.code == "compiled_late"
     ]
     assert [one.message.partition(":")[0] for one in reported] == [
         "single-d1-b8-compile-aot_eager seed 3", "ddp-d2-b4-compile-aot_eager seed 3",

@@ -90,7 +90,7 @@ def bytes_per_step(data: Job, kind: str) -> list[list[int]]:
 def assert_moved(data: Job, reduced: list[int], broadcast: list[int]) -> None:
     # Not the spans of DDP's counters: on a busy host threads may wait for longer than these
     # all-reduces take.
-    wrong = ("trace_incomplete", "variant_not_kept", "bucket_mismatch")
+    wrong = ("trace_incomplete", "variant_not_kept", "counters_disagree")
     assert [finding.message for finding in data.findings if finding.code in wrong] == []
     assert bytes_per_step(data, "all_reduce") == [sorted(reduced)] * 2 * TRACED
     assert bytes_per_step(data, "broadcast") == (
@@ -206,7 +206,7 @@ def test_what_overlap_saves(buckets: RunData) -> None:
     assert_around(saving.saved_us, 30e3, 4.0)
     assert_around(saving.saved_share, 0.25, 1e-4)
     (finding,) = variant_findings(run)
-    assert (finding.code, finding.severity) == ("overlap_saves", "info")
+    assert (finding.code, finding.severity) == ("variant_saves", "info")
     assert (
         "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval"
         in finding.message

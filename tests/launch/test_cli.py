@@ -234,7 +234,7 @@ def test_a_truncated_trace_is_read_as_far_as_it_goes_and_is_one_line(tmp_path: P
     (line,) = ended.stderr.splitlines()
     assert str(cut) in line
     findings = json.loads(ended.stdout)["findings"]
-    assert {"gzip_damaged", "trace_truncated"} <= {finding["code"] for finding in findings}
+    assert {"trace_cut_short"} <= {finding["code"] for finding in findings}
 
 
 @pytest.mark.process

@@ -4,12 +4,12 @@ docs/findings.md.
 
 import ast
 from collections.abc import Iterator
-from typing import get_args
 
+import msgspec
 import pytest
 
 from docs._tools.pages import REGISTERED
-from dpscope.profiling.records.finding import FindingCode, Trait
+from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from tests.helpers.paths import ROOT
@@ -44,13 +44,14 @@ def test_every_code_is_registered_once_and_described() -> None:
     # An enum drops what equals an earlier member.
     assert all(len(codes.__members__) == len(codes) for codes in REGISTERED)
     assert len({code.code for code in CODES.values()}) == len(CODES)
-    assert {trait for code in CODES.values() for trait in code.traits} <= set(get_args(Trait))
-    assert "estimates" in RunCode.with_trait("in_tables") - RunCode.with_trait("of_many_cells")
     for name, code in CODES.items():
-        assert code.severity in (None, "info", "warning", "error"), name
-        assert code.meaning.endswith("."), name
-        assert code.meaning[0].isupper() or code.meaning.startswith("dp-host"), name
-        assert len(code.next_step) > 10, name
+        assert code.value.severity != code.value.other_severity, name
+        assert code.value.meaning.endswith("."), name
+        assert code.value.meaning[0].isupper(), name
+        assert len(code.value.action) > 10, name
+        # what a script is advised differs, and names no option of `dpscope run`
+        assert code.value.script_action != code.value.action, name
+        assert " --" not in code.value.script_action, name
 
 
 def test_findings_are_made_by_their_codes_alone() -> None:
@@ -70,14 +71,36 @@ def test_a_code_knows_its_severity_and_next_step() -> None:
     assert (found.severity, found.code, found.next_step) == (
         "warning",
         "no_steps",
-        TraceCode.NO_STEPS.next_step,
+        TraceCode.NO_STEPS.value.action,
     )
     assert type(found.code) is str  # as it is stored
     assert (
         RunCode.STRAGGLER.finding("rank 1 is late", "look at rank 1").next_step == "look at rank 1"
     )
-    assert TraceCode.FUSED_RANKS.finding("2 ranks", severity="info").severity == "info"
-    with pytest.raises(AssertionError, match="severity"):
-        TraceCode.FUSED_RANKS.finding("2 ranks")
-    with pytest.raises(AssertionError, match="severity"):
+    assert TraceCode.FUSED_RANKS.finding("2 ranks").severity == "info"
+    assert TraceCode.FUSED_RANKS.finding("2 ranks", severity="warning").severity == "warning"
+    with pytest.raises(AssertionError, match="no_steps"):
         TraceCode.NO_STEPS.finding("t.json", severity="error")
+
+
+def test_a_finding_names_what_it_is_about_once() -> None:
+    found = RunCode.DRIFT.finding("steps grow longer by 8%", about="ddp-d2-b8")
+    assert (found.message, found.about) == ("ddp-d2-b8: steps grow longer by 8%", "ddp-d2-b8")
+    assert found.observation == "steps grow longer by 8%"
+    plain = RunCode.DRIFT.finding("ddp-d2-b8: steps grow longer by 8%")
+    assert plain.observation == plain.message
+
+
+def test_the_next_step_in_a_script_is_the_declared_one() -> None:
+    found = RunCode.NO_OVERLAP.finding("little is hidden")
+    declared = RunCode.NO_OVERLAP.value
+    assert found.advised(in_a_script=False).next_step == declared.action
+    assert found.advised(in_a_script=True).next_step == declared.script_action
+    own = RunCode.NO_OVERLAP.finding("little is hidden", "use --x", script_action="set x")
+    assert own.advised(in_a_script=True).next_step == "set x"
+    # advice of the finding's own is not replaced by the code's
+    other = RunCode.NO_OVERLAP.finding("little is hidden", "look at the timeline")
+    assert other.advised(in_a_script=True).next_step == "look at the timeline"
+    # what is stored and shown has one next step
+    assert "script_step" not in msgspec.to_builtins(found.advised(in_a_script=True))
+    assert "about" not in msgspec.to_builtins(found)

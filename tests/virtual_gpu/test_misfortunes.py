@@ -118,7 +118,7 @@ def test_a_slow_unlike_device_behind_a_slow_link_is_named(
     models = "3 x dpscope virtual GPU, 1 x dpscope virtual GPU older (GPU 2)"
     assert models in shown.findings["mixed_devices"]
     assert shown.findings["no_peer_access"].startswith("No peer access between GPUs 1 and 2:")
-    assert shown.findings["mixed_nvlinks"].startswith("No NVLink between GPUs 1 and 2,")
+    assert shown.findings["mixed_devices"].startswith("No NVLink between GPUs 1 and 2,")
     first = next(out.glob("cells/*/repeat0/traces/*.gz"))
     reduced = traced(node.truth().collectives.query("name.str.contains('AllReduce')"), first)
     planted_us = (

@@ -177,9 +177,9 @@ def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> Matche
 
 
 def _without_counts(findings: Sequence[Finding]) -> list[Finding]:
-    """Without those on events that the merged trace's own finding counts."""
-    counted_here = TraceCode.with_trait("events_left_out")
-    return [finding for finding in findings if finding.code not in counted_here]
+    """Without the warnings of damaged events, which the merged trace's own finding counts."""
+    counted_here = ("warning", TraceCode.EVENTS_DAMAGED.code)
+    return [one for one in findings if (one.severity, one.code) != counted_here]
 
 
 def _check_output(output: Path, files: Sequence[Path]) -> None:
@@ -246,7 +246,7 @@ def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> d
 
 def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
     if left_out := [rank for rank in ranks if rank.left_out]:
-        yield TraceCode.EVENTS_LEFT_OUT.finding(
+        yield TraceCode.EVENTS_DAMAGED.finding(
             f"{counted(sum(rank.left_out for rank in left_out), 'event')} are not readable or have no sound times and were "
             f"left out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})"
         )

@@ -135,7 +135,7 @@ def _is_one_of_several(job: _Part) -> Finding:
 def _is_copy(copy: _Trace, original: _Trace) -> Finding:
     which = "" if original.rank is None else f" of rank {original.rank}"
     message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
-    return TraceCode.TRACE_COPIED.finding(message)
+    return TraceCode.FILE_NOT_READ.finding(message, "remove the copy")
 
 
 def _is_of_another_job(stray: _Trace, job: _Part) -> Finding:
@@ -152,7 +152,7 @@ def _are_not_unique(part: _Part) -> Finding:
     )
     message = f"of {counted(len(part), 'file')} ({_files(part)}) {twice} cannot be told apart"
     reason = "nothing recorded shows which are of one job, so that each is analysed by itself"
-    return TraceCode.RANKS_NOT_UNIQUE.finding(f"{message}: {reason}")
+    return TraceCode.SEVERAL_JOBS.finding(f"{message}: {reason}")
 
 
 def _recorded(part: _Part) -> str:

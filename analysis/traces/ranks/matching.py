@@ -115,7 +115,7 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
         message = (
             f"no counterpart on every rank of the group: {unmatched} of {collectives}{disagreeing}"
         )
-        next_step = None if lacks_ranks else "trace the same steps on every rank"
+        next_step = "" if lacks_ranks else "trace the same steps on every rank"
         message += ": no transfer and no wait is given for them"
         findings.append(TraceCode.COLLECTIVES_UNMATCHED.finding(message, next_step))
     if of_unknown_groups:

@@ -224,7 +224,7 @@ def parallelism_finding(
     if named is None or all(one.world_size == 1 and not one.data_parallel for one in evidence):
         return []
     message = f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}"
-    return [TraceCode.PARALLELISM.finding(message=message)]
+    return [TraceCode.PARALLELISM.finding(message)]
 
 
 def traced_strategy(evidence: Sequence[ParallelismEvidence], collectives: Table) -> _Traced:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.text.units import show_share, show_time
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import (
     FEWEST_STEPS,
@@ -47,8 +47,7 @@ def idle_findings(
     if not len(idle):
         return
     (most,) = means.take(np.array([np.nanargmax(shares)])).records()
-    share_text = _idle_shares(idle.tolist(), len(means), most)
-    yield _idle_finding(f"{name}: {share_text}".removeprefix(": "), most, data_wait_us)
+    yield _idle_finding(_idle_shares(len(idle), len(means), most), most, data_wait_us, name)
 
 
 def _device_means(steps: Table) -> Table:
@@ -60,45 +59,41 @@ def _device_means(steps: Table) -> Table:
     return whole.take(places.first).select(("rank", "device")).assign(**means)
 
 
-def _idle_finding(which: str, most: Mapping[str, Any], data_wait_us: float | None) -> Finding:
+def _idle_finding(
+    which: str, most: Mapping[str, Any], data_wait_us: float | None, about: str
+) -> Finding:
     """By what the device that idles most waits for: `most` are its means."""
     idle_us, step_us, unlaunched_us = most["idle_us"], most["step_us"], most["unlaunched_us"]
     copies_us = most["host_copy_us"] or 0.0
-    copying = (
-        f", {show_time(copies_us)} of it copying from or to the host"
-        if copies_us > COPY_SHARE * idle_us
-        else ""
-    )
-    message = f"{which} ({show_time(idle_us)} of {show_time(step_us)}{copying})"
+    message = f"{which} ({show_time(idle_us)} of {show_time(step_us)})"
+    if copies_us > COPY_SHARE * idle_us:
+        message += f"; {show_time(copies_us)} of it copying from or to the host"
     if unlaunched_us is not None and unlaunched_us < MOST_UNLAUNCHED * idle_us:
         return TraceCode.DEVICE_IDLE.finding(
-            f"{message}: for {show_time(idle_us - unlaunched_us)} of that, work was launched and did not run yet",
+            f"{message}; for {show_time(idle_us - unlaunched_us)} work was queued and did not run yet",
             "find in the trace what the kernel after each gap waits for: another stream, a copy, or another device",
+            about=about,
         )
-    if (
-        None not in (data_wait_us, unlaunched_us)
-        and unlaunched_us - data_wait_us >= IDLE_SHARE * step_us
-    ):
-        return TraceCode.LAUNCH_BOUND.finding(
-            f"{message}: launch-bound, for {show_time(unlaunched_us - data_wait_us)} of a step the host has launched nothing "
-            "for it to run; faster devices or links would not shorten that part"
-        )
+    if data_wait_us is not None and unlaunched_us is not None:
+        host_us = unlaunched_us - data_wait_us
+        if host_us >= IDLE_SHARE * step_us:
+            text = f"{message}; launch-bound: for {show_time(host_us)} the CPU had queued no work"
+            return TraceCode.LAUNCH_BOUND.finding(text, about=about)
     return TraceCode.DEVICE_IDLE.finding(
-        f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would "
-        "not shorten that part"
+        f"{message}; it waits for the host or the loader, or under DataParallel for another device",
+        about=about,
     )
 
 
-def _idle_shares(idle: list[float], devices: int, most: Mapping[str, Any]) -> str:
-    """How idle devices are, and which is `most`."""
-    which = f"device {most['device']}" + (
-        f" of rank {most['rank']}" if most["rank"] is not None else ""
-    )
+def _idle_shares(idle: int, devices: int, most: Mapping[str, Any]) -> str:
+    """How many devices are idle, and how much `most` is."""
+    which = f"device {most['device']}"
+    if most["rank"] is not None:
+        which += f" of rank {most['rank']}"
+    share = show_share(most["idle_us"] / most["step_us"])
     if devices == 1:
-        return f"{which} is idle {max(idle):.0%} of a step"
-    least = f"{min(idle):.0%} to " if len(idle) > 1 else ""
-    each = counted(devices, "device")
-    return f"{len(idle)} of {each} idle {least}{max(idle):.0%} of a step, most of all {which}"
+        return f"{which} is idle {share} of a step"
+    return f"{idle} of {devices} devices idle, most of all {which}: {share} of a step"
 
 
 _NAMED_STEPS = 3  # in a message
@@ -122,12 +117,13 @@ def uneven_steps(steps: Table) -> Iterator[Finding]:
         return
     place = int(np.where(many, counts, 0.0).argmax())
     numbers = np.unique(whole["step"][many & whole.known("step")]).tolist()
-    mean_us, median_us = float(whole["exposed_us"].mean()), float(np.median(whole["exposed_us"]))
+    mean_us = float(whole["exposed_us"].mean())
+    median_us = float(np.median(whole["exposed_us"]))
     yield TraceCode.STEPS_UNEVEN.finding(
-        f"{counted(len(numbers), 'step')} (step {listed(numbers, _NAMED_STEPS)}) {'holds' if len(numbers) == 1 else 'hold'} at "
-        f"least {TIMES_AS_MANY:g} times as many collectives as usual: {counts[place]:.0f} in step {whole['step'][place]}, "
-        f"{usual[place]:g} in the median step; exposed communication is {show_time(mean_us)} in the mean "
-        f"over steps and {show_time(median_us)} in the median"
+        f"{TIMES_AS_MANY:g} times as many collectives as usual, or more, in {counted(len(numbers), 'step')} "
+        f"(step {listed(numbers, _NAMED_STEPS)}): {counts[place]:.0f} in step {whole['step'][place]}, "
+        f"{usual[place]:g} in the median step; exposed communication is {show_time(mean_us)} in the "
+        f"mean over steps and {show_time(median_us)} in the median"
     )
 
 
@@ -157,7 +153,7 @@ def far_longer_steps(steps: Table, name: str = "") -> Iterator[Finding]:
         )
     left = len(usual.group("repeat", "step"))
     message = f"{listed(texts, _NAMED_STEPS)}; averages are of the other {counted(left, 'step')}"
-    yield TraceCode.STEPS_FAR_LONGER.finding(f"{name}: {message}".removeprefix(": "))
+    yield TraceCode.STEPS_FAR_LONGER.finding(message, about=name)
 
 
 def _longer_step(own: Table, usual: Table) -> str:

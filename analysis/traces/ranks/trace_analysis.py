@@ -250,7 +250,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
 
 
 def not_read(message: str) -> Finding:
-    return TraceCode.FILE_NOT_READ.finding(message=message)
+    return TraceCode.FILE_NOT_READ.finding(message)
 
 
 def none_read(message: str) -> DpscopeError:

@@ -28,7 +28,7 @@ import msgspec
 from isal import igzip_lib
 
 from dpscope.analysis.traces.reading.json_events import Codec
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, Severity
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
@@ -153,7 +153,7 @@ class TraceText:
                 if let_go < _MOST_LET_GO:
                     continue
                 endless = f"more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
-                self._report(TraceCode.EVENTS_UNREADABLE.finding(f"{self.path} holds {endless}"))
+                self._report(TraceCode.EVENTS_DAMAGED.finding(f"{self.path} holds {endless}"))
                 break
             if cut is None:  # one event larger than a chunk
                 parts, wanted, searched = [bytes(chunk)], 2 * size, size
@@ -207,36 +207,38 @@ class TraceText:
         """The text of a gzip file of one or more members, up to where it is damaged; never more
         than a block at once.
         """
-        inflater, data = _inflater(), file.read(BLOCK_BYTES)
+        inflater = _inflater()
+        data = file.read(BLOCK_BYTES)
         while True:
             try:
                 text = inflater.decompress(data, INFLATED_BYTES)
             except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stubs call it a plain object
-                return self._damage(f"is damaged ({error})")
+                self._damage(f"is damaged ({error})")
+                return
             if text:
                 yield text
             data = b""
-            if inflater.eof:
+            if inflater.eof:  # of a member; another may follow
                 data = inflater.unused_data or file.read(BLOCK_BYTES)
                 if len(data) < len(_GZIP_MAGIC):
                     data += file.read(BLOCK_BYTES)
                 if not data.startswith(_GZIP_MAGIC):
                     while data and not data.strip(b"\0"):  # padding
                         data = file.read(BLOCK_BYTES)
-                    return (
-                        self._damage("has other bytes after its end", TraceCode.GZIP_TRAILING_BYTES)
-                        if data
-                        else None
-                    )
+                    if data:
+                        self._damage("has other bytes after its end", "warning")
+                    return
                 inflater = _inflater()
             elif inflater.needs_input:
                 data = file.read(BLOCK_BYTES)
                 if not data:
-                    return self._damage("is cut short")
+                    self._damage("is cut short")
+                    return
 
-    def _damage(self, what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> None:
-        self.damaged = code is TraceCode.GZIP_DAMAGED
-        self._report(code.finding(f"the gzip file {self.path} {what}; what comes before was read"))
+    def _damage(self, what: str, severity: Severity = "error") -> None:
+        self.damaged = severity == "error"
+        message = f"the gzip file {self.path} {what}; what comes before was read"
+        self._report(TraceCode.TRACE_CUT_SHORT.finding(message, severity=severity))
 
 
 _inflater = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP)

@@ -111,15 +111,17 @@ class FusedBuilder:
             )
             finding = TraceCode.FUSED_RANKS.finding(
                 f"{self._path} holds {counted(len(ranks), 'rank')} ({shown}){order}: each was read by itself",
-                next_step="give each event its `args.rank` to name them correctly"
-                if assumed
-                else None,
+                "give each event its `args.rank` to name them correctly" if assumed else "",
                 severity="warning" if assumed else "info",
             )
             findings.append(finding)
         if unowned := int((group < 0).sum()):
             what = f"{unowned} device events of {self._path} could have been launched by several of its ranks, or by none"
-            findings.append(TraceCode.FUSED_EVENTS_UNOWNED.finding(f"{what}: left out"))
+            action = "read the original file of each rank, or set `args.rank` in each event"
+            finding = TraceCode.EVENTS_DAMAGED.finding(
+                f"{what}: left out", action, severity="error"
+            )
+            findings.append(finding)
         return ranks, findings
 
     def _groups(self) -> tuple[list[Owner], IntColumn]:

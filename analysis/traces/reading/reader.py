@@ -57,7 +57,9 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     """
     fields = _fields(text, path, report)
     distributed, base, devices = (fields.get(name) for name in _FIELDS[:3])
-    info = distributed if isinstance(distributed, dict) else {}
+    info = {}
+    if isinstance(distributed, dict):
+        info = distributed
 
     def number(what: str, value: object, least: int = 0) -> int | None:
         found = ordinal(value)
@@ -71,9 +73,13 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
 
     rank = number("rank", info.get("rank"))
     if rank is None:
-        matches = (pattern.search(path.name) for pattern in _FILE_NAME_RANK)
-        rank = number("rank in the name", next((match[1] for match in matches if match), None))
+        matches = [pattern.search(path.name) for pattern in _FILE_NAME_RANK]
+        written = next((match[1] for match in matches if match), None)
+        rank = number("rank in the name", written)
     named = [one.get("name", "unknown") for one in _listed(devices) if isinstance(one, dict)]
+    base_ns = 0  # a float is too coarse since 1970
+    if isinstance(base, int) and 0 <= base < 2**63:
+        base_ns = base
     return Header(
         rank=rank,
         world_size=number("world size", info.get("world_size"), least=1),
@@ -81,22 +87,22 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
         host=_text(fields.get("host_name")),
         device_names=tuple(str(name)[:_LONGEST_TEXT] for name in named),
         process_groups=tuple(_process_groups(info.get("pg_config"))),
-        # a float is too coarse since 1970
-        base_ns=base if isinstance(base, int) and 0 <= base < 2**63 else 0,
+        base_ns=base_ns,
     )
 
 
 def _process_groups(listed: object) -> Iterator[ProcessGroup]:
     """Kineto cuts long lists of ranks: such groups are left out."""
     for entry in _listed(listed):
-        if isinstance(entry, dict) and (name := _text(entry.get("pg_name"))) is not None:
-            ranks, size = entry.get("ranks"), entry.get("pg_size")
-            if (
-                isinstance(ranks, list)
-                and len(ranks) == size
-                and all(type(one) is int and one >= 0 for one in ranks)
-            ):
-                yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
+        if not isinstance(entry, dict):
+            continue
+        name = _text(entry.get("pg_name"))
+        ranks = entry.get("ranks")
+        if name is None or not isinstance(ranks, list):
+            continue
+        whole = len(ranks) == entry.get("pg_size")
+        if whole and all(type(one) is int and one >= 0 for one in ranks):
+            yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
 
 
 def _listed(value: object) -> list[Any]:
@@ -251,7 +257,10 @@ def read_events(
         if reading.ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             if len(text.tail) > TAIL_BYTES:
-                tail = f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; the rest was not read"
+                tail = (
+                    f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; the "
+                    "rest was not read"
+                )
                 report(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
@@ -292,47 +301,33 @@ def launching_calls(events: EventTable) -> BoolColumn:
 def _shows_device(events: EventTable) -> bool:
     if any(name.startswith("nccl:") for name in events.names):
         return True
-    return bool(events.is_category(*DEVICE_WORK).any() or launching_calls(events).any())
+    if events.is_category(*DEVICE_WORK).any():
+        return True
+    return bool(launching_calls(events).any())
 
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
     repaired = reading.repaired + lost["shapes"]
-    end = "its first whole event"
-    if rows:
-        end = f"its events do; the {rows:,} read are whole"
-    found = (
-        (
-            reading.skipped,
-            TraceCode.EVENTS_UNREADABLE,
-            f"{counted(reading.skipped, 'event')} of {path} could not be read as JSON; left out",
-        ),
-        (
-            repaired,
-            TraceCode.EVENTS_REPAIRED,
-            f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read",
-        ),
-        (
-            not reading.ended,
-            TraceCode.TRACE_TRUNCATED,
-            f"{path} ends before {end}",
-        ),
-        (
-            lost["without_time"],
-            TraceCode.EVENTS_WITHOUT_TIME,
-            f"no usable time in {counted(lost['without_time'], 'event')} of {path}",
-        ),
-        (
-            lost["device"],
-            TraceCode.DEVICES_UNKNOWN,
-            f"no device is named in {counted(lost['device'], 'device event')} of {path}, shown as device -1",
-        ),
-        (
-            lost["negative"],
-            TraceCode.NEGATIVE_DURATIONS,
-            f"an end before its start in {counted(lost['negative'], 'event')} of {path}; left out",
-        ),
-    )
-    return [code.finding(message) for is_so, code, message in found if is_so]
+    damage = {
+        "not readable as JSON; left out": reading.skipped,
+        "text that is not strict JSON; the times could be read": repaired,
+        "no usable time; left out": lost["without_time"],
+        "no valid device number; in the rows of device -1": lost["device"],
+        "an end before its start; left out": lost["negative"],
+    }
+    findings = []
+    for what, count in damage.items():
+        if count:
+            events = counted(count, "event")
+            text = f"{events} of {path}: {what}"
+            findings.append(TraceCode.EVENTS_DAMAGED.finding(text))
+    if not reading.ended:
+        end = "its first whole event"
+        if rows:
+            end = f"its events do; the {rows:,} read are whole"
+        text = f"{path} ends before {end}"
+        findings.append(TraceCode.TRACE_CUT_SHORT.finding(text))
+    return findings
 
 
 def _without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list[Finding]]:
@@ -365,7 +360,9 @@ def _without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, lis
     dropped = np.delete(suspects, first)
     if not len(dropped):
         return events, []
-    finding = TraceCode.DUPLICATE_EVENTS.finding(
-        f"{path} holds {counted(len(dropped), 'event')} twice, identical in every field; each was counted once"
+    finding = TraceCode.EVENTS_DAMAGED.finding(
+        f"{counted(len(dropped), 'event')} of {path}: twice in the file, identical in every field; "
+        "counted once",
+        "usual for merged traces; otherwise check how the file was made",
     )
     return events.rows(np.delete(np.arange(len(events)), dropped)), [finding]

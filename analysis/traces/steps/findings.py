@@ -59,7 +59,13 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
     """Findings about a trace's devices, steps and communication."""
     trace = attribution.trace
     if not len(trace.events) and not trace.cut_short and not trace.unread:
-        return [TraceCode.NO_EVENTS.finding(f"{trace.source} holds no event with a duration")]
+        return [
+            TraceCode.TRACE_INCOMPLETE.finding(
+                f"{trace.source} holds no event with a duration",
+                "trace while steps run; the training may have ended before the profiler's schedule "
+                "reached its active steps",
+            )
+        ]
     parts = (_device_findings, _events_of_no_step, _step_findings, _unknown_communication)
     return [finding for part in parts for finding in part(attribution)]
 
@@ -86,33 +92,30 @@ def _device_findings(attribution: Attribution) -> Iterator[Finding]:
 
 
 def _no_kernels(attribution: Attribution) -> Finding:
-    trace = attribution.trace
-    message, next_step = (
-        "calls that launch work on a device but no kernel: nothing is known of the device",
-        None,
+    source = attribution.trace.source
+    if attribution.trace.cut_short:  # what such a file does not show may only have been lost since
+        text = f"what could be read of {source} holds no kernel: nothing is known of the device"
+        return TraceCode.NO_KERNELS.finding(text, _WHOLE_FILE)
+    if launching_calls(attribution.events).any():
+        return TraceCode.NO_KERNELS.finding(
+            f"{source} holds calls that launch work on a device but no kernel: nothing is known of the device"
+        )
+    return TraceCode.NO_KERNELS.finding(
+        f"{source} holds collectives of NCCL and nothing of a device: it records the CPU alone",
+        "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
     )
-    if not launching_calls(attribution.events).any():
-        message = "collectives of NCCL and nothing of a device: it records the CPU alone"
-        next_step = "trace again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-    source = trace.source
-    if trace.cut_short:  # what such a file does not show may only have been lost since
-        source, next_step = f"what could be read of {source}", _WHOLE_FILE
-    return TraceCode.NO_KERNELS.finding(f"{source} holds {message}", next_step)
 
 
 def _communication_not_shown(attribution: Attribution) -> Finding:
-    missing = "no range of gloo and no kernel of a device that show how long they took"
-    next_step = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
-    if attribution.on_device:
-        missing = "no kernel of theirs"
-        next_step = "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
     source = attribution.trace.source
+    none_shown = "holds operators that communicate and nothing that shows how long they took: its communication is not given"
     if attribution.trace.cut_short:
-        source, next_step = f"what could be read of {source}", _WHOLE_FILE
-    message = (
-        f"{source} holds operators that communicate and {missing}: its communication is not given"
-    )
-    return TraceCode.TRACE_INCOMPLETE.finding(message, next_step)
+        text = f"what could be read of {source} {none_shown}"
+        return TraceCode.TRACE_INCOMPLETE.finding(text, _WHOLE_FILE)
+    action = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
+    if attribution.on_device:
+        action = "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
+    return TraceCode.TRACE_INCOMPLETE.finding(f"{source} {none_shown}", action)
 
 
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:
@@ -122,65 +125,46 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
             f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
         )
     if not shows_no_device(attribution):
-        empty, cut = empty_steps(attribution), np.flatnonzero(windows.cut)
         what = "work of a device" if attribution.on_device else "event"
-        yield from _not_timed(
-            attribution, empty, f"{'holds' if len(empty) == 1 else 'hold'} no {what}"
-        )
-        yield from _not_timed(attribution, cut, "may lack events that stood behind the file's end")
-    copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
-    texts = {
-        f"{copies} copies end after a later step does: they bound no step": copies,
-        f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are unknown": hidden,
-    }
-    seen = [text for text, count in texts.items() if count]
-    if seen:
-        yield TraceCode.STEPS_OUTLASTED.finding(f"in {trace.source} {'; '.join(seen)}")
+        empty = empty_steps(attribution)
+        cut = np.flatnonzero(windows.cut)
+        yield from _not_timed(attribution, empty, f"no {what} in them")
+        yield from _not_timed(attribution, cut, "events may be missing after the file's end")
+    hidden = np.flatnonzero(windows.hidden)
+    yield from _not_timed(attribution, hidden, "ended before an earlier step's work did")
 
 
-def _not_timed(attribution: Attribution, indices: IntColumn, what_lacks: str) -> Iterator[Finding]:
+def _not_timed(attribution: Attribution, indices: IntColumn, why: str) -> Iterator[Finding]:
     """One finding about the steps at these indices, if there are any."""
     steps = attribution.steps
     if not len(indices):
         return
-    named = (
-        f" (step {listed([steps.numbers[index] for index in indices.tolist()], _NAMED)})"
-        if steps.marked
-        else ""
-    )
-    times = "its time is" if len(indices) == 1 else "their times are"
-    yield TraceCode.STEPS_EMPTY.finding(
-        f"{len(indices)} of {counted(len(steps), 'step')} of {attribution.trace.source} {what_lacks}{named}: {times} not given",
+    numbers = listed([steps.numbers[index] for index in indices.tolist()], _NAMED)
+    named = f" (step {numbers})" if steps.marked else ""
+    yield TraceCode.STEPS_NOT_TIMED.finding(
+        f"no time for {len(indices)} of {counted(len(steps), 'step')} of {attribution.trace.source}{named}: {why}",
         severity="error" if len(indices) == len(steps) else "warning",
     )
 
 
 def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     """Events that no traced step launched: of a device, or the communication of a CPU."""
-    durations_us, on_device = attribution.events.duration_us, attribution.on_device
+    durations_us = attribution.events.duration_us
+    on_device = attribution.on_device
     own = attribution.rows(*(DEVICE_KINDS if on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)))
     outside = own & (attribution.step == NO_STEP)
     either = outside | attribution.by_time
-    own_us, all_us = float(durations_us[either].sum()), float(durations_us[own].sum())
+    own_us = float(durations_us[either].sum())
+    all_us = float(durations_us[own].sum())
     if not either.any() or (on_device and all_us > 0 and own_us / all_us <= _LEAST_SHARE):
         return
-    counted_in = "are counted in the step during which they ran (by_time_us)"
-    parts = [
-        f"{int(rows.sum())} ({float(durations_us[rows].sum()):,.1f} µs, "
-        f"{int((rows & attribution.rows(Kind.COLLECTIVE)).sum())} of them collectives) {text}"
-        for rows, text in (
-            (attribution.by_time, counted_in),
-            (outside, "are not in any step's sums"),
-        )
-        if rows.any()
-    ]
-    what = "device events" if on_device else "communication ranges"
-    often = (
-        "usual at a trace's edges; if they are many, call profiler.step() after each training step"
-    )
+    collectives = int((either & attribution.rows(Kind.COLLECTIVE)).sum())
+    events = "device event" if on_device else "communication range"
+    during, in_none = int(attribution.by_time.sum()), int(outside.sum())
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
-        f"{what} of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}",
-        None if on_device else often,
+        f"launched in no traced step: {counted(int(either.sum()), events)} of {attribution.trace.source} "
+        f"({own_us:,.1f} µs, {collectives} of them collectives): {during} count in the step during "
+        f"which they ran (by_time_us), {in_none} in none"
     )
 
 

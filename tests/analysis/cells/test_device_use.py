@@ -162,7 +162,7 @@ def test_more_than_the_peak_is_a_finding() -> None:
             for one in conclusions(run, compare(run))
             if one.code == RunCode.ABOVE_PEAK.code
         ]
-        assert found == [f"{DDP.name} reaches 101% of the specified peak of its GPU"] * above
+        assert found == [f"{DDP.name}: reaches 101% of the specified peak of its GPU"] * above
 
 
 def test_a_cpu_is_compared_with_the_fastest_product_that_the_run_timed() -> None:

@@ -125,11 +125,11 @@ def test_a_prediction_says_which_engine_it_assumes_and_which_was_calibrated(
     cells = {name: with_ranks(data, nccl_engine=ran) for name, data in run.cells.items()}
     source = msgspec.structs.replace(made(run, BOTH), nccl_engine=calibrated)
     report = make_report(replace(run, cells=cells), calibration=source)
-    found = [one for one in report.findings if one.code == "calibration_other_engine"]
+    found = [one for one in report.findings if one.code == "settings_differ"]
     assert len(found) == count
     for one in found:
         assert one.message.startswith(
-            "ddp-d2-b8 ran on ProcessGroupNCCL2, the calibration on ProcessGroupNCCL"
+            "ddp-d2-b8: ran on ProcessGroupNCCL2, the calibration on ProcessGroupNCCL"
         )
     notes = [
         note

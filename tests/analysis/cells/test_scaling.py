@@ -161,23 +161,21 @@ def test_strong_or_weak() -> None:
     (choice,) = scaling_choices(cells, step_spread(cells))
     assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
     assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
-    keeping = (
-        "keeping 16 samples per device gives 1.25x the throughput of splitting 16 over all devices"
+    text = (
+        "16 samples per device (weak) give 1.25x the throughput of 16 in all (strong): better (95%"
     )
-    assert keeping in strong_or_weak(choice).message
+    assert text in strong_or_weak(choice).message
     hooked = ScalingChoice(
         "ddp", 2, 16, "ddp-d2-b16-hook-fp16", "ddp-d2-b8-hook-fp16", Estimate(0.8, 0.75, 0.82, 20)
     )
-    splitting = (
-        "splitting 16 over all devices gives 1.25x the throughput of keeping 16 samples per device"
-    )
     assert strong_or_weak(hooked).message.startswith(
-        f"DDP hook-fp16 on 2 devices, batch 16: {splitting}"
+        "DDP hook-fp16 on 2 devices, batch 16: 16 samples per device (weak) give 0.80x the "
+        "throughput of 16 in all (strong): worse (95% interval 0.75 to 0.82"
     )
     for ratio, text in (
         (
             Estimate(1.1, 0.9, 1.2, 20),
-            "the difference between strong and weak scaling is not significant",
+            "no significant difference",
         ),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ):

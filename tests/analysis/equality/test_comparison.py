@@ -219,7 +219,7 @@ def test_without_a_judged_step_nothing_is_equal() -> None:
         replace(trained, rounding=training(SINGLE, process(diverged), kind="rounding"))
     )
     assert [(pair.verdict, pair.judged_steps) for pair in report.pairs] == [("not judged", 0)]
-    assert [one.code for one in report.findings if one.severity != "info"] == ["nothing_judged"]
+    assert [one.code for one in report.findings if one.severity != "info"] == ["steps_not_judged"]
     assert not report.sound
     alike = compare_trainings(
         data(training(SINGLE, process(diverged)), training(DP, process(diverged)))

@@ -35,13 +35,13 @@ def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() ->
         for variant, saved in (("", 2.1 * GB), ("-hook-fp16", 0.0))
     )
     assert strategy_cost_finding(plain).message.startswith(
-        "4 devices, batch 32 per device: FSDP takes"
+        "4 devices, batch 32 per device: FSDP's step takes"
     )
     assert strategy_cost_finding(plain).next_step.startswith(
         "use it if you need the memory that it saves"
     )
     assert strategy_cost_finding(hooked).message.startswith(
-        "4 devices, batch 32 per device, hook-fp16: FSDP takes"
+        "4 devices, batch 32 per device, hook-fp16: FSDP's step takes"
     )
     assert (
         strategy_cost_finding(hooked).next_step
@@ -54,31 +54,25 @@ def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() ->
     [
         (
             cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB),
-            "FSDP takes 7.0% more time per step than DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak "
-            "memory per device",
+            "FSDP's step takes 1.07x DDP's: slower (95% interval 1.05 to 1.09, 60 steps); peak memory of a device: 2.10 GB "
+            "less",
         ),
         (
             cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, strategy="hsdp", memory="state"),
-            "HSDP takes 10.0% less time per step than DDP (95% interval 5.0% to 15.0%, 60 steps); it needs another 500.0 MB "
-            "of parameters, buffers and optimizer state per device",
+            "HSDP's step takes 0.90x DDP's: faster (95% interval 0.85 to 0.95, 60 steps); parameters, buffers and optimizer "
+            "state of a device: 500.0 MB more",
         ),
         (
             cost(Estimate(1.02, 0.97, 1.07, 60), None),
-            "the difference in step time between FSDP and DDP is not significant (ratio 1.02, 95% interval 0.97 to 1.07, "
-            "60 steps)",
+            "FSDP's step takes 1.02x DDP's: no significant difference (95% interval 0.97 to 1.07, 60 steps)",
         ),
         (
             cost(Estimate(1.5, None, None, 4), None),
-            "FSDP looks 50.0% slower per step than DDP, but fewer than five steps cannot show it",
-        ),
-        (
-            cost(Estimate(1.5, None, None, 5), None),
-            "FSDP looks 50.0% slower per step than DDP, but too few repeats cannot show it",
+            "FSDP's step takes 1.50x DDP's: too few steps or repeats to tell (4 steps, no interval)",
         ),
         (
             cost(Estimate(1.04, 1.03, 1.05, 60), 0, strategy="ddp", devices=1),
-            "DDP takes 4.0% more time per step than the unwrapped model, before anything is communicated (95% interval "
-            "3.0% to 5.0%, 60 steps)",
+            "DDP's step takes 1.04x the unwrapped model's: slower (95% interval 1.03 to 1.05, 60 steps)",
         ),
     ],
 )
@@ -120,8 +114,7 @@ def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     table = cost_table(comparison)
     assert len(table.rows) == 3
     codes = [finding.code for finding in conclusions(run, comparison)]
-    assert codes.count("strategy_cost") == 2
-    assert codes.count("ddp_alone") == 1
+    assert codes.count("strategy_cost") == 3
     # no baseline
     alone = compare(run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None)))
     assert (alone.costs, alone.scaling) == ((), ())
@@ -149,7 +142,7 @@ def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool
     """
     one = gap(tracer_us)
     assert one.explained is explained
-    assert ("Tracing changed the timing too much" in gap_finding(one).next_step) is not explained
+    assert ("tracing changed the timing too much" in gap_finding(one).next_step) is not explained
     assert ("hatched" in _title(one)) is not explained
     assert gap_finding(one).message.startswith("2 devices, batch 8 per device: ")
     variant = gap_finding(replace(one, ddp="ddp-d2-b8-accumulate-2")).message

@@ -38,8 +38,8 @@ def traced(cost: float) -> RunData:
 
 def texts(run: RunData) -> list[str]:
     comparison = compare(run)
-    found, codes = run_verdict(run, comparison), ("communication_measured", "no_overlap")
-    messages = (one.message for one in conclusions(run, comparison) if one.code in codes)
+    found = run_verdict(run, comparison)
+    messages = (one.message for one in conclusions(run, comparison) if one.code == "no_overlap")
     return [found.cost.text, found.action.text, *messages]
 
 

@@ -20,8 +20,8 @@ from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.terminal import print_findings
 from dpscope.analysis.traces.ranks.job import planned_job
-from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.run import Cell, CellResult
+from dpscope.profiling.records.run_codes import RunCode
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
@@ -60,7 +60,10 @@ def test_whole_synthetic_batches_beyond_the_data_set_are_reported(run: RunData) 
         )
         return codes(changed).get("synthetic_epochs")
 
-    assert "d2-b8 as 4 of 16, 28.00% more than the data set" in known(excess(50))
+    assert (
+        "d2-b8: an epoch of 50 samples is timed as 4 whole batches of 16: 28.00% more than"
+        in known(excess(50))
+    )
     assert excess(64) is excess(50, epochs=None) is None
 
 
@@ -83,17 +86,14 @@ def with_steps(run: RunData, **factors: float) -> RunData:
 @pytest.mark.long
 def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
     assert (
-        "dp-host's step is 2.00x as fast as DDP's"
+        "dp-host's step takes 0.50x DDP's: faster (95%"
         in codes(with_steps(run, ddp=2.0))["strategy_gap"]
     )
     assert (
-        "DDP's step is 1.50x as fast as dp-host's"
+        "dp-host's step takes 1.50x DDP's: slower (95%"
         in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
     )
-    assert (
-        "the difference between dp-host and DDP is not significant"
-        in codes(with_steps(run))["strategy_gap"]
-    )
+    assert "no significant difference" in codes(with_steps(run))["strategy_gap"]
     alone = replace(
         run, cells={name: data for name, data in run.cells.items() if data.cell.strategy != "ddp"}
     )
@@ -135,9 +135,7 @@ def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
     skipped = replace(
         run, cells={**run.cells, cell.name: planned_job(cell, "the data set has 512 samples")}
     )
-    assert (
-        codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
-    )
+    assert codes(skipped)["cell_skipped"] == "ddp-d2-b999: left out: the data set has 512 samples"
     assert "cell_skipped" not in codes(run)
     waiting = replace(run, cells={**run.cells, cell.name: planned_job(cell)})  # never started
     assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
@@ -152,7 +150,7 @@ def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(
     lost = load_run(copied)
     assert codes(lost)["repeats_missing"].startswith("ddp-d2-b8: 1 of 2 repeats measured: ")
     assert "; 1 to 2 repeats of a cell; " in setting_of(lost)
-    assert not {"repeats_missing", "single_repeat"} & set(codes(run))
+    assert not {"repeats_missing", "few_samples"} & set(codes(run))
     assert "; 2 repeats of every cell; " in setting_of(run)
     assert " 1 thread per process; " in setting_of(run)
 
@@ -163,7 +161,7 @@ def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
     for repeat in (copied / "cells").glob("*/repeat1"):
         shutil.rmtree(repeat)
     alone = load_run(copied)
-    assert "one repeat of each cell" in codes(alone)["single_repeat"]
+    assert "one repeat of each cell" in codes(alone)["few_samples"]
     assert "repeats_missing" not in codes(alone)
     assert "; 1 repeat of every cell; " in setting_of(alone)
 
@@ -180,15 +178,13 @@ def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     def finding_on(result: CellResult) -> tuple[str, str]:
         changed = replace(run, cells={**run.cells, "ddp-d2-b8": replace(data, results=(result,))})
         (found,) = [
-            one
-            for one in conclusions(changed, compare(changed))
-            if one.code == f"cell_{result.status}"
+            one for one in conclusions(changed, compare(changed)) if one.code == "cell_failed"
         ]
         return found.message, found.next_step
 
     assert finding_on(stopped) == (
-        f"ddp-d2-b8, repeat 1: {message}",
-        "run it again if this cell is needed",
+        f"ddp-d2-b8, repeat 1: interrupted: {message}",
+        "run again if this cell is needed",
     )
     assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
     assert "fix the cause" in finding_on(crashed)[1]
@@ -211,9 +207,8 @@ def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -
     names, same = list(run.cells), [1] * len(run.cells)
     found = codes(with_threads(2, *same[1:]))
     assert found["threads_differ"].startswith(
-        f"processes use different numbers of threads: {names[0]} with 2 threads, "
+        f"threads of each process: {names[0]} 2, {names[1]} 1"
     )
-    assert "threads" not in found
     assert "threads_differ" not in codes(with_threads(*same))
 
 
@@ -225,11 +220,15 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
     run = load_run(tmp_path / "run")
     assert run.training is None
     assert len(run.measured) == 3
-    (finding,) = [one for one in conclusions(run, compare(run)) if one.code == "no_epoch"]
+    (finding,) = [
+        one for one in conclusions(run, compare(run)) if one.code == "training_incomplete"
+    ]
     assert finding.severity == "warning"
     assert "train.json holds no epoch" in finding.message
     assert make_report(run).verdict.cell
-    assert "no_epoch" not in {one.code for one in conclusions(loaded(), compare(loaded()))}
+    assert "training_incomplete" not in {
+        one.code for one in conclusions(loaded(), compare(loaded()))
+    }
 
 
 @pytest.mark.long
@@ -237,7 +236,7 @@ def test_findings_that_are_equal_but_for_the_cell_are_one(run: RunData) -> None:
     """Of one code that no cell shares by nature; one that states something else of its cell stays
     apart.
     """
-    unread = AttachCode.COUNTERS_NOT_READ
+    unread = RunCode.COUNTERS_NOT_COMPARED
     texts = {
         "single-d1-b8": "not compared: a",
         "dp-host-d2-b8": "not compared: a",
@@ -246,7 +245,10 @@ def test_findings_that_are_equal_but_for_the_cell_are_one(run: RunData) -> None:
     cells = {
         name: replace(
             data,
-            findings=(unread.finding(f"{name}: {texts[name]}"), unread.finding("of the machine")),
+            findings=(
+                unread.finding(texts[name], about=name),
+                unread.finding("of the machine"),
+            ),
         )
         for name, data in run.cells.items()
     }

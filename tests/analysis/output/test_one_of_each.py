@@ -75,9 +75,9 @@ def test_of_traces(
     assert disagreements(printed) == []
     if damaged and output_format == "json":
         codes = (
-            "events_unreadable",
-            "events_without_time",
-            "negative_durations",
+            "events_damaged",
+            "events_damaged",
+            "events_damaged",
             "communication_unknown",
         )
         assert [code for code in codes if code not in printed] == []

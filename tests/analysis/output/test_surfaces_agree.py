@@ -181,7 +181,7 @@ def test_surfaces_of_made_traces_agree(
         assert [
             shown[max(0, one.start() - 60) : one.end() + 30] for one in DDP_ADVICE.finditer(shown)
         ] == []
-    assert DDP_ADVICE.search(RunCode.NO_OVERLAP.next_step)
+    assert DDP_ADVICE.search(RunCode.NO_OVERLAP.value.action)
 
 
 def check_findings(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

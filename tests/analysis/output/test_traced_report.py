@@ -392,7 +392,7 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     verdict = traces_verdict(analyze_traces([tmp_path]))
     assert verdict.cost.text == f"It was not measured: the traces of {which} do not show it."
     assert verdict.action.text == (
-        f"What could be read of {cut} holds calls that launch work on a device but no kernel: nothing is known of the device. "
+        f"What could be read of {cut} holds no kernel: nothing is known of the device. "
         "The file was cut short: read a whole copy of it, or trace again."
     )
     assert verdict.caveat is None

@@ -150,7 +150,7 @@ def test_of_several_reductions_in_a_step_the_counters_describe_the_one_before_th
     (finding,) = counter_findings(
         CELL, [], [check_counters(of_iterations(4, 9_000.0), reductions(3), 0)]
     )
-    assert (finding.severity, finding.code) == ("info", "counters_not_read")
+    assert (finding.severity, finding.code) == ("info", "counters_not_compared")
     assert "than the 4 that it counted" in finding.message
 
 
@@ -174,13 +174,13 @@ def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_
     not comparable with 7 ms.
     """
     for cpu_wait_us, expected in (
-        (None, ["span_mismatch"]),
-        (500.0, ["span_mismatch"]),
+        (None, ["counters_disagree"]),
+        (500.0, ["counters_disagree"]),
         (2_500.0, []),
     ):
         assert [one.code for one in waiting(cpu_wait_us)] == expected
     (finding,) = waiting(7_000.0)
-    assert (finding.code, finding.severity) == ("counters_not_read", "info")
+    assert (finding.code, finding.severity) == ("counters_not_compared", "info")
     assert (
         "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)"
         in finding.message
@@ -223,10 +223,22 @@ COPIED_US = 15_800.0
     ("table", "span_us", "sizes", "copied_us", "wrong"),
     [
         (all_reduces(), 10e3, (400, 900), None, set()),
-        (all_reduces(), 10e3, (400, 901), None, {"bucket_mismatch"}),
+        (all_reduces(), 10e3, (400, 901), None, {"the all-reduces' sizes"}),
         # 9.8 ms and 7.8 ms against 6 ms
-        (all_reduces(), 6e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),
-        (all_reduces().assign(step=99), 10e3, (1,), None, {"counters_not_compared"}),
+        (
+            all_reduces(),
+            6e3,
+            (400, 900),
+            None,
+            {"the communication span", "the all-reduces take longer"},
+        ),
+        (
+            all_reduces().assign(step=99),
+            10e3,
+            (1,),
+            None,
+            {"DDP's own counters could not be compared"},
+        ),
         # 1.9 ms more than DDP's 1 ms: on a CPU a thread may wait so long to be scheduled, on a
         # device not.
         (
@@ -234,19 +246,37 @@ COPIED_US = 15_800.0
             1e3,
             (400,),
             None,
-            {"span_mismatch", "span_exceeded"},
+            {"the communication span", "the all-reduces take longer"},
         ),
         (ALONE.assign(duration_us=2900.0), 1e3, (400,), None, set()),
         # What DDP waited for cannot take longer than DDP waited, on a CPU too.
-        (ALONE.assign(duration_us=60e3), 40e3, (400,), None, {"span_mismatch", "span_exceeded"}),
-        (ALONE.assign(duration_us=15e3), 5e3, (400,), None, {"span_mismatch", "span_exceeded"}),
+        (
+            ALONE.assign(duration_us=60e3),
+            40e3,
+            (400,),
+            None,
+            {"the communication span", "the all-reduces take longer"},
+        ),
+        (
+            ALONE.assign(duration_us=15e3),
+            5e3,
+            (400,),
+            None,
+            {"the communication span", "the all-reduces take longer"},
+        ),
         # From the first creation to the last copy, 6 ms behind the last all-reduce: 19.8 ms;
         # without copies an upper bound.
         (CREATED, 19.8e3, (400, 900), COPIED_US, set()),
-        (CREATED, 30e3, (400, 900), COPIED_US, {"span_mismatch"}),
+        (CREATED, 30e3, (400, 900), COPIED_US, {"the communication span"}),
         (CREATED, 30e3, (400, 900), None, set()),
         # half of the steps is no agreement
-        (ONE_SLOW, 10e3, (400, 900), None, {"span_mismatch", "span_exceeded"}),
+        (
+            ONE_SLOW,
+            10e3,
+            (400, 900),
+            None,
+            {"the communication span", "the all-reduces take longer"},
+        ),
     ],
 )
 def test_counters_that_agree_and_planted_mismatches(
@@ -259,6 +289,7 @@ def test_counters_that_agree_and_planted_mismatches(
     check = check_counters(made, table, 0, reduction_ends_us=ends)
     findings = list(counter_findings(CELL, [], [check]))
     assert {one.severity for one in findings} <= {"error"}
-    assert {one.code for one in findings} == wrong
+    assert len(findings) == len(wrong)
+    assert all(any(words in one.message for one in findings) for words in wrong)
     if span_us == 19.8e3:
         assert (check.steps, check.span_ratio) == (2, 1.0)

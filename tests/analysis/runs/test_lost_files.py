@@ -91,7 +91,7 @@ def test_damaged_counters_and_results_are_named_and_the_rest_is_read(run: Path) 
     data = load_run(run).cells[CELL]
     assert {repeat for repeat, _ in data.ranks} == {0}
     of_counters, *_ = (one.message for one in data.findings if one.code == "counters_not_compared")
-    (of_repeat,) = (one.message for one in data.findings if one.code == "repeat_incomplete")
+    (of_repeat,) = (one.message for one in data.findings if one.code == "repeats_missing")
     assert "counters/0_0.json is not a list" in of_counters
     assert "repeat 1 is left out" in of_repeat
     assert "result.json is not a CellResult" in of_repeat

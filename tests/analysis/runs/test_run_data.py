@@ -37,7 +37,7 @@ def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -
     shutil.rmtree(run / "cells" / "dp-host-d2-b8")  # of no interest here
     loaded = load_run(run)
     data = loaded.cells["ddp-d2-b8"]
-    assert "repeat_incomplete" in {finding.code for finding in data.findings}
+    assert "repeats_missing" in {finding.code for finding in data.findings}
     assert {repeat for repeat, _ in data.ranks} == {1}
     # throughput is of whole repeats only: the sum over one rank of two would be half of it
     row = compare(loaded).table.set_index("cell").loc["ddp-d2-b8"]
@@ -48,7 +48,7 @@ def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -
 def test_counters_and_traces_that_are_gone_are_reported(run: Path) -> None:
     whole = load_run(run).cells["ddp-d2-b8"]
     assert (whole.communication_known, len(whole.ranks)) == (True, 4)
-    assert not codes(run) & {"repeat_incomplete", "counters_not_compared", "trace_incomplete"}
+    assert not codes(run) & {"repeats_missing", "counters_not_compared", "trace_incomplete"}
     shutil.rmtree(run / REPEAT / "counters")
     assert "counters_not_compared" in codes(run)
     shutil.rmtree(run / REPEAT / "traces")

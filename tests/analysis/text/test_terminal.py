@@ -55,7 +55,7 @@ def test_no_line_ends_in_blanks() -> None:
             color_system="standard" if colour else None,
         )
         print_table(console, table)
-        print_findings(console, [TraceCode.NO_EVENTS.finding("a cell " * 12)])
+        print_findings(console, [TraceCode.TRACE_INCOMPLETE.finding("a cell " * 12)])
         text = console.file.getvalue()  # type: ignore[attr-defined]
         plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
         assert [line for line in plain.splitlines() if line != line.rstrip()] == []

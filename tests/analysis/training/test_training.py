@@ -156,7 +156,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     assert table.rows[0][4] == "NA"
     assert f"{few} seed" in table.missing[0]
     assert "few_seeds" in codes(data)
-    assert f"test accuracy is not judged (-15.00 points, {few} seed" in difference_message(one)
+    assert f"test accuracy is not judged (-15.00 points; {few} seed" in difference_message(one)
     assert difference_message(one).endswith(
         f"2.00x as fast ({few} epoch{'s'[: few - 1]}, no interval)"
     )

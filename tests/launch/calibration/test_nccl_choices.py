@@ -119,7 +119,7 @@ def calibrated(
 
 
 def unread(found: Calibration) -> list[str]:
-    return [one.message for one in found.findings if one.code == "nccl_choices_not_read"]
+    return [one.message for one in found.findings if one.code == "calibration_incomplete"]
 
 
 @pytest.mark.long
@@ -192,7 +192,7 @@ def test_contention_that_cannot_be_timed_loses_nothing_else(
 ) -> None:
     found = calibrated(Stub(loses_contention=True), monkeypatch)
     assert (len(found.points), found.contention, len(found.nccl)) == (4, (), 2)
-    (finding,) = [one for one in found.findings if one.code == "contention_not_timed"]
+    (finding,) = [one for one in found.findings if one.code == "calibration_incomplete"]
     assert "torchrun ended with exit status 1" in finding.message
     assert "assume no slowdown" in finding.next_step
 

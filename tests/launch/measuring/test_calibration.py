@@ -28,8 +28,8 @@ from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import Layout
-from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -190,7 +190,7 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(first: First, tmp_pa
     assert "rank 1 was killed" in finding.message
     assert not (tmp_path / "calibration.json").exists()
     assert first(timed(("all_reduce", 2))) == ()
-    lost = PlanCode.CONTENTION_NOT_TIMED.finding("contention could not be timed: rank 0 raised")
+    lost = RunCode.CALIBRATION_INCOMPLETE.finding("contention could not be timed: rank 0 raised")
     without = msgspec.structs.replace(timed(("all_reduce", 2)), findings=(lost,))
     assert first(without) == (lost,)  # the run reports it too
     (finding,) = first(DpscopeError("again"))  # stored results stay

@@ -246,7 +246,7 @@ def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.Monkey
             config, "cuda", 1, make_plan(config.matrix, config.workload.samples, "cuda")
         )
         codes[count] = [finding.code for finding in made.findings]
-    assert codes == {1: [], 2: ["mixed_devices", "mixed_links", "no_baseline"]}
+    assert codes == {1: [], 2: ["mixed_devices", "mixed_devices", "no_baseline"]}
 
 
 def test_a_job_done_by_hand_since_it_was_planned_is_not_run_again(tmp_path: Path) -> None:

@@ -250,9 +250,7 @@ def test_too_few_cores_or_workers_are_a_finding(
     config = resolve(load_config(None, settings), FOUR_GPUS)
     found = plan_findings(config.workload, config.matrix, "cuda")
     codes = (
-        []
-        if expected is None
-        else ["loader_workers_uneven" if "DDP" in expected else "few_host_cores"]
+        [] if expected is None else ["loader_workers" if "DDP" in expected else "few_host_cores"]
     )
     assert [finding.code for finding in found] == codes
     assert expected is None or expected in found[0].message

@@ -81,14 +81,17 @@ def test_learning_rate_scaling_has_no_effect_under_strong_scaling(tmp_path: Path
     (tmp_path / "train.toml").write_text('learning_rate_scaling = "linear"')
     plan, findings = planned(tmp_path / "train.toml", devices="2")
     assert {one.learning_rate for one in plan} == {0.1}
-    assert list(findings) == ["learning_rate_not_scaled"]
+    assert list(findings) == ["schedule_without_effect"]
 
 
 def test_milestones_and_warm_up_beyond_the_end_are_warnings() -> None:
-    _, findings = planned(devices="2", epochs=8, milestones="6,8,9", warmup_epochs=8)
-    assert list(findings) == ["milestone_after_the_end", "warmup_to_the_end"]
-    late = findings["milestone_after_the_end"]
-    assert (late.severity, "--milestones 8,9: with 8 epochs" in late.message) == ("warning", True)
+    milestone, warm_up = (
+        planned(devices="2", epochs=8, **settings)[1]["schedule_without_effect"]
+        for settings in ({"milestones": "6,8,9"}, {"warmup_epochs": 8})
+    )
+    assert {milestone.severity, warm_up.severity} == {"warning"}
+    assert "--milestones 8,9: with 8 epochs" in milestone.message
+    assert "--warmup-epochs 8: with 8 epochs" in warm_up.message
     assert not planned(devices="2", epochs=8, milestones="6,7", warmup_epochs=7)[1]
 
 

@@ -84,6 +84,6 @@ def test_a_repeat_with_such_a_number_is_left_out_with_the_reason(repeat: RepeatF
     path = repeat.samples_path(0, 1)
     pd.read_parquet(path).assign(samples=-1).to_parquet(path, index=False)
     data = load_run(repeat.run.path).cells["ddp-d2-b8"]
-    (message,) = (one.message for one in data.findings if one.code == "repeat_incomplete")
+    (message,) = (one.message for one in data.findings if one.code == "repeats_missing")
     assert "samples is -1 in" in message
     assert {number for number, _ in data.ranks} == {1}

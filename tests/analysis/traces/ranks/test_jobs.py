@@ -113,7 +113,7 @@ def test_jobs_at_the_same_time_are_separated_by_host() -> None:
         *(trace(rank, f"{host}{rank}", 0.0, host=host) for rank in (0, 1) for host in "ab")
     )
     assert list(by_host.values()) == [["a0", "a1"], ["b0", "b1"]]
-    assert "ranks_not_unique" in codes(trace(0, "a"), trace(0, "b"), trace(1, "c"))
+    assert "several_jobs" in codes(trace(0, "a"), trace(0, "b"), trace(1, "c"))
 
 
 def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
@@ -131,7 +131,7 @@ def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
 def test_identical_content_is_one_rank() -> None:
     traces = (trace(0, content="x"), trace(1, content="x"), trace(0, "copy.json", content="x"))
     assert jobs(*traces) == {"": ["rank0.json", "rank1.json"]}
-    assert codes(*traces) == ["trace_copied"]
+    assert codes(*traces) == ["file_not_read"]
 
 
 def test_later_windows_of_the_same_processes_are_one_job() -> None:
@@ -205,7 +205,7 @@ def test_windows_of_the_same_processes_are_matched_window_by_window(tmp_path: Pa
     assert transfers > 0
     assert analysis.collectives["transfer_us"].sum() == 2 * transfers
     assert len(analysis.steps) == 2 * len(alone.steps)
-    assert "ranks_not_unique" not in {one.code for one in analysis.findings}
+    assert "several_jobs" not in {one.code for one in analysis.findings}
 
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -58,7 +58,7 @@ def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
     analysis = analyze_traces(
         [write_trace(fused_trace(ranks, "same_launches"), tmp_path / "all.json")]
     )
-    assert {"fused_ranks", "fused_events_unowned"} <= codes(analysis)
+    assert {"fused_ranks", "events_damaged"} <= codes(analysis)
     assert analysis.steps.empty or analysis.steps["communication_us"].isna().all()
 
 
@@ -247,7 +247,7 @@ def test_equal_launches_on_both_ranks_are_reported(tmp_path: Path, later_us: flo
     second = rank_events(1, 60, 1, 30.0, delay_us=190.0, start_us=later_us)
     found, reported = computed(tmp_path / "all.json", first, second)
     assert found == {}
-    assert "fused_events_unowned" in reported
+    assert "events_damaged" in reported
 
 
 def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
     found, reported = computed(tmp_path / "all.json", first, second)
     assert found.get((0, 0)) == [200.0] * 2
     # the second's kernels have launches of both before them
-    assert "fused_events_unowned" in reported
+    assert "events_damaged" in reported
 
 
 def test_a_process_named_by_two_ranks_identifies_neither(tmp_path: Path) -> None:

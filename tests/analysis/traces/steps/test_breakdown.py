@@ -111,11 +111,9 @@ def analyzed_steps(folder: Path, *events: Event, world_size: int = 1) -> Job:
 
 
 def empty(analysis: Job) -> list[tuple[str, str]]:
-    found = [one for one in analysis.findings if one.code == "steps_empty"]
-    return [
-        (one.severity, one.message.partition(" of ")[0] + one.message[one.message.index(" hold") :])
-        for one in found
-    ]
+    found = [one for one in analysis.findings if one.code == "steps_not_timed"]
+    path = analysis.summaries[0].source
+    return [(one.severity, one.message.replace(f" of {path}", "")) for one in found]
 
 
 def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
@@ -126,7 +124,7 @@ def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
     assert second[TIMES].isna().all(axis=None)
     assert second["partial_window"].tolist() == [True]
     assert analysis.steps.loc[analysis.steps["step"] == 1, "communication_us"].tolist() == [0.0]
-    assert empty(analysis) == [("warning", "1 holds no event (step 2): its time is not given")]
+    assert empty(analysis) == [("warning", "no time for 1 of 4 steps (step 2): no event in them")]
 
 
 def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path) -> None:
@@ -141,7 +139,7 @@ def test_a_trace_of_empty_steps_is_an_error(tmp_path: Path) -> None:
     analysis = analyzed_steps(tmp_path, event("user_annotation", "before", 10, 20))
     assert analysis.steps[TIMES].isna().all(axis=None)
     assert empty(analysis) == [
-        ("error", "4 hold no event (step 1, 2, 3, 4): their times are not given")
+        ("error", "no time for 4 of 4 steps (step 1, 2, 3, 4): no event in them")
     ]
 
 
@@ -160,7 +158,7 @@ def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> 
     assert analysis.steps["step_us"].tolist() == [50.0, 50.0]
     assert analysis.steps["partial_window"].tolist() == [True, True]
     assert empty(analysis) == [
-        ("warning", "2 hold no work of a device (step 2, 4): their times are not given")
+        ("warning", "no time for 2 of 4 steps (step 2, 4): no work of a device in them")
     ]
 
 

@@ -144,7 +144,7 @@ def test_ranges_of_gloo_in_no_step_are_reported(tmp_path: Path) -> None:
         tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)]
     )
     assert (
-        "1 (150.0 µs, 1 of them collectives) are not in any"
+        "(150.0 µs, 1 of them collectives): 0 count in the step during which they ran (by_time_us), 1 in none"
         in messages_by_code(analysis)["events_of_no_step"]
     )
 

@@ -35,8 +35,8 @@ SUMS = (
 )
 MATTERS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 LOST = {
-    "events_unreadable", "events_repaired", "events_without_time", "negative_durations", "trace_truncated",
-    "header_unreadable", "duplicate_events",
+    "events_damaged", "trace_cut_short",
+    "header_unreadable",
 }  # fmt: skip
 
 
