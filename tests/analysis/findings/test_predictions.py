@@ -97,7 +97,7 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
         (
             calibrated,
             ["transfer", "exposed"],
-            ["waiting (of exposed communication alone): 70.0 µs"],
+            ["waiting: 70.0 µs"],
         ),
         (
             with_values(off, queue_us=50.0),
