@@ -158,12 +158,27 @@ def scaling(cell: CellView) -> None:
         raise Missing(cell.data.no_scaling)
 
 
-def _ratio_ends(cell: CellView, single: CellView) -> tuple[float, float]:
+def _over(cell: CellView, single: CellView) -> Estimate:
+    """The single device's median step over the cell's."""
+    return ratio_estimate(single.data.step_samples(), cell.data.step_samples(), cell.spreads.step)
+
+
+@once
+def same_batch_ratio(cell: CellView) -> Estimate:
+    """t_1(b) / t_N(b)."""
+    return _over(cell, single_at_same_batch(cell))
+
+
+@once
+def global_batch_ratio(cell: CellView) -> Estimate:
+    """t_1(G) / t_N(G/N)."""
+    return _over(cell, single_at_global_batch(cell))
+
+
+def _ends(cell: CellView, ratio: Estimate) -> tuple[float, float]:
     if cell.traits.baseline:
         raise Missing("one device: 1 by definition")
-    return ends_of(
-        ratio_estimate(single.data.step_samples(), cell.data.step_samples(), cell.spreads.step)
-    )
+    return ends_of(ratio)
 
 
 @TIME.column("weak speedup", "ratio", "N t_1(b) / t_N(b): same batch per device", needs=scaling)
@@ -174,23 +189,23 @@ def weak_speedup(cell: CellView) -> float:
 @TIME.column(
     "weak eff.",
     "share",
-    "t_1(b) / t_N(b)",
+    "t_1(b) / t_N(b), without the machine's drift where it is clear",
     needs=scaling,
-    interval=lambda cell, _: _ratio_ends(cell, single_at_same_batch(cell)),
+    interval=lambda cell, _: _ends(cell, same_batch_ratio(cell)),
 )
 def weak_efficiency(cell: CellView) -> float:
-    return quotient(single_at_same_batch(cell).step_us, cell.step_us, NO_STEP)
+    return known(same_batch_ratio(cell).value, NO_STEP)
 
 
 @TIME.column(
     "strong speedup",
     "ratio",
-    "t_1(G) / t_N(G/N): same global batch",
+    "t_1(G) / t_N(G/N): same global batch, without the machine's drift where it is clear",
     needs=scaling,
-    interval=lambda cell, _: _ratio_ends(cell, single_at_global_batch(cell)),
+    interval=lambda cell, _: _ends(cell, global_batch_ratio(cell)),
 )
 def strong_speedup(cell: CellView) -> float:
-    return quotient(single_at_global_batch(cell).step_us, cell.step_us, NO_STEP)
+    return known(global_batch_ratio(cell).value, NO_STEP)
 
 
 @TIME.column("strong eff.", "share", "strong speedup / N", needs=scaling)

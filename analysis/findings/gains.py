@@ -1,6 +1,4 @@
-"""The gain of a cell over one device: by each estimator, and at the same global batch next to the
-same batch per device.
-"""
+"""The gain of a cell over one device, by each estimator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +10,7 @@ from dpscope.analysis.cells.scaling import ScalingSeries
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.job import Job
 
 BY_TOTAL, BY_BLOCKS = "by the total time of the same steps", "by whole blocks"
 
@@ -20,21 +19,17 @@ BY_TOTAL, BY_BLOCKS = "by the total time of the same steps", "by whole blocks"
 class Gain:
     """Samples per second over those of one device: by the median step, `others` by estimator.
 
-    At the same batch per device where that was measured, then `at_same_global_batch` is the gain at
-    one device's batch split.
+    At the same batch per device where that was measured, else at one device's batch split.
     """
 
     by_median: Estimate
     others: Mapping[str, float] = field(default_factory=dict)
-    at_same_global_batch: Estimate | None = None
 
     @property
     def estimators_agree(self) -> bool:
         """Whether all estimators are above one device's throughput, or all below it."""
-        values = [
-            *self.others.values(),
-            *([] if self.by_median.value is None else [self.by_median.value]),
-        ]
+        every = (self.by_median.value, *self.others.values())
+        values = [value for value in every if value is not None]
         return min(values, default=1.0) >= 1.0 or max(values, default=1.0) <= 1.0
 
     @property
@@ -44,28 +39,32 @@ class Gain:
 
 
 def gain_of(run: RunData, comparison: Comparison, cell: str) -> Gain | None:
-    """None for a cell that was not compared with one device."""
+    """None for a cell that was not compared with one device, or has no timed step."""
     weak_first = sorted(comparison.scaling, key=lambda series: series.scaling != "weak")
-    points = [
-        (series, point) for series in weak_first for point in series.points if point.cell == cell
-    ]
-    if not points:
-        return None
-    series, point = points[0]
-    strong = next((other.speedup for kind, other in points[1:] if kind.scaling == "strong"), None)
-    return Gain(point.speedup, _other_estimates(run, comparison, cell, series), strong)
+    for series in weak_first:
+        for point in series.points:
+            if point.cell == cell and point.speedup.value is not None:
+                return Gain(point.speedup, _other_estimates(run, comparison, cell, series))
+    return None
 
 
 def _other_estimates(
     run: RunData, comparison: Comparison, cell: str, series: ScalingSeries
 ) -> dict[str, float]:
-    data, found = run.cells[cell], dict[str, float]()
+    data = run.cells[cell]
+    found: dict[str, float] = {}
     single = single_device_baselines(run, data.cell).get(series.batch_size)
     if single is None:
         return found
-    times_us = [float(np.mean(np.concatenate(one.step_samples()))) for one in (single, data)]
-    found[BY_TOTAL] = times_us[0] / times_us[1] * (data.devices if series.scaling == "weak" else 1)
-    alone, several = (comparison.rows[one.name].block_samples_per_s for one in (single, data))
+    # at the same batch per device, a step of several trains more samples
+    times_as_many = data.devices if series.scaling == "weak" else 1
+    found[BY_TOTAL] = _mean_step_us(single) / _mean_step_us(data) * times_as_many
+    alone = comparison.rows[single.name].block_samples_per_s
+    several = comparison.rows[cell].block_samples_per_s
     if alone and several:
         found[BY_BLOCKS] = several / alone
     return found
+
+
+def _mean_step_us(data: Job) -> float:
+    return float(np.mean(np.concatenate(data.step_samples())))

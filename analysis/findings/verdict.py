@@ -6,7 +6,7 @@ one case: the largest number of devices measured and, among their cells, the lar
 device at which the strategies were compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,67 +14,167 @@ import numpy as np
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
-from dpscope.analysis.findings.answers import (
-    NO_SHORTCUT,
-    NO_SINGLE_DEVICE,
+from dpscope.analysis.findings.actions import Situation, next_fact
+from dpscope.analysis.findings.cost import cost_fact, late_fact
+from dpscope.analysis.findings.facts import (
+    Fact,
+    Scale,
     Verdict,
-    cost_answer,
-    shortcuts_text,
-    traces_verdict,
-)
-from dpscope.analysis.findings.comparisons import bounds, gap_sentence
-from dpscope.analysis.findings.gains import Gain, gain_of
-from dpscope.analysis.findings.ledger_text import (
-    COMPARED,
-    NOT_MEASURED,
-    Answer,
-    Situation,
     basis_of,
-    best_action,
-    slowed_by_tracing,
+    digits,
+    ends,
+    percent,
 )
+from dpscope.analysis.findings.gains import Gain, gain_of
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.runs.cell_findings import more_samples
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import choose_unit, show
+from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.records.finding import grouped
+from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
-# largest over smallest median of a cell's repeats, above which a warning precedes all conclusions
+# largest over smallest median of a cell's repeats, above which a warning precedes all facts
 REPEATS_APART = 1.3
-_MOST_LISTED = 3  # medians listed one by one; of more repeats, only the smallest and the largest
 _DECIDING_REPEATS = 5
-_GAIN = "The gain over one device"
-STAND_IN = "CPU stand-in (dp-host for nn.DataParallel): the results do not apply to GPUs."
-CPU_RUN = "CPU run: the results do not apply to GPUs."
-SCRIPT_ON_CPU = "The script ran on a CPU: compute and communication shared its cores, so the results do not apply to GPUs."
-NOT_COMPARED = (
-    "No strategy on several devices was compared with one device, so none can be recommended."
+STAND_IN = "CPU stand-in for DataParallel: not valid for GPUs."
+CPU_RUN = "CPU run: not valid for GPUs."
+CPU_TRACES = "CPU traces: compute and communication shared the cores; not valid for GPUs."
+_LOST = (
+    TraceCode.NO_KERNELS.code,
+    TraceCode.TRACE_INCOMPLETE.code,
+    TraceCode.DEVICE_NOT_READ.code,
 )
+_TRACE_MORE = "Trace every rank of a job on several devices"
+_ONE_STEP = "shows what happened once, not what is typical"
+
+
+def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
+    """The verdict on a job of foreign traces; `row` is its row of the comparison with models, None
+    without models.
+    """
+    ledger = data.ledger
+    setting = _traces_setting(data)
+    moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
+    if data.communication_known and (data.devices < 2 or not moved):
+        return Verdict(setting, facts=(_no_communication(data), _next(_TRACE_MORE)))
+    if data.devices < 2 or ledger is None:
+        unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
+        lost = _lost(data)
+        again = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost else _TRACE_MORE
+        return Verdict(setting, facts=(unknown, _next(again)))
+    known = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
+    situation = Situation(
+        replace(known, ledger=ledger),
+        data.late,
+        data.on_device,
+        data.messages,
+        data.last_rank,
+        knows_options=False,
+        not_split=data.not_split,
+    )
+    return _about(
+        Verdict(setting, strategy=data.strategy, cells=(data.name,)),
+        data,
+        situation,
+        rows=[],
+        with_shortcuts=row is not None and row.ring_us is not None,
+    )
+
+
+def _lost(data: Job) -> Finding | None:
+    """The error for which the traces do not show the device."""
+    errors = (one for one in data.findings if one.severity == "error")
+    return next((one for one in errors if one.code in _LOST), None)
+
+
+def _no_communication(data: Job) -> Fact:
+    cost = "none: there is no collective in the traces"
+    ledger = data.ledger
+    if data.on_device and ledger is not None and ledger.idle_us is not None:
+        share = percent(ledger.idle_us / ledger.traced_step_us)
+        cost = f"{cost}; the device is idle {share} of the time"
+    return Fact("cost", "COST", (cost,))
+
+
+def _next(line: str) -> Fact:
+    return Fact("next", "NEXT", (line,))
+
+
+def _traces_setting(data: Job) -> str:
+    """Ranks, strategy and traced steps of a job of which nothing else is known, and what they are
+    not valid for.
+    """
+    ranks = len(data.summaries)
+    setting = f"{ranks} of {counted(data.processes, 'rank')}, {_parallelism(data)}"
+    if data.ledger is not None:
+        steps = data.ledger.steps
+        setting = f"{setting}, {counted(steps, 'traced step')}"
+        if steps == 1:
+            setting = f"{setting}: {_ONE_STEP}"
+    return f"{setting}." if data.on_device or _lost(data) else f"{setting}. {CPU_TRACES}"
+
+
+def _parallelism(data: Job) -> str:
+    """The strategy; where the traces do not show it, the kinds of their collectives."""
+    traits = traits_of(data.strategy)
+    if traits.identified:
+        return traits.label
+    collectives = data.tables.collectives
+    firsts = collectives.take(collectives.group("kind", in_order=True).first)
+    kinds = sorted(one["kind"] for one in firsts.records(("kind",)) if one["kind"] is not None)
+    if kinds:
+        return f"strategy not recognised ({', '.join(kinds)})"
+    return "no collectives" if data.communication_known else "communication not known"
+
+
+def _about(
+    begun: Verdict,
+    data: Job,
+    situation: Situation,
+    rows: Sequence[CellRow],
+    with_shortcuts: bool,
+) -> Verdict:
+    """The verdict with the facts about one cell: cost, shortcuts, the late rank, what to do."""
+    chosen = situation.chosen
+    late = situation.late
+    facts = [*begun.facts, cost_fact(chosen, situation.on_device)]
+    if with_shortcuts:
+        facts.append(shortcuts_fact(chosen, data))
+    if late is not None and chosen.ledger is not None:
+        facts.append(late_fact(late, chosen.ledger))
+    following = next_fact(rows, situation)
+    return replace(
+        begun,
+        facts=(*facts, following.fact),
+        cell=data.name,
+        ledger=chosen.ledger,
+        late=late,
+        part=following.part,
+        saves_us=following.saves_us,
+    )
 
 
 def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     """The verdict on a run, or on traces with their comparison."""
     if run.recorded is None:
         (data,) = run.cells.values()
-        row, shortcuts = comparison.rows[data.name], None
-        if row.traced_step_us is not None and row.ledger is not None:
-            alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
-            row = replace(row, reasons={**row.reasons, **alone})
-            shortcuts = NO_SINGLE_DEVICE if row.ring_us is None else shortcuts_text(row, data)
-        return traces_verdict(data, shortcuts)
-    case, caveat = _largest_case(comparison), _caveat(run, comparison)
+        row = comparison.rows[data.name]
+        known = row.traced_step_us is not None and row.ledger is not None
+        return traces_verdict(data, row if known else None)
+    case = _largest_case(comparison)
     if not case:
-        return _nothing_parallel(run, comparison, caveat)
+        return _nothing_parallel(run, comparison)
     chosen, gap = _chosen(comparison, case)
-    gain, data = gain_of(run, comparison, chosen.cell), run.cells[chosen.cell]
-    speedup = None if gain is None else gain.by_median
-    which, strategy = _which(comparison, chosen, gap, gain, data.batch_text)
+    data = run.cells[chosen.cell]
+    gain = gain_of(run, comparison, chosen.cell)
+    which, strategy = _which(comparison, chosen, gap, gain)
     late = data.late if slowed_by_tracing(chosen) is None else None
     shown = None if gain is None else _direction(gain)
-    launch_bound = any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings)
+    undecided = gain is not None and shown not in ("above", "below")
     situation = Situation(
         chosen,
         late,
@@ -83,35 +183,42 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         data.last_rank,
         comparison.knows_options,
         slower=shown == "below",
-        launch_bound=launch_bound,
+        more_repeats=_more_repeats(run) if undecided else None,
+        launch_bound=any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
     )
-    action = best_action(_alike(comparison, chosen), situation)
-    if speedup is not None and shown not in ("above", "below"):
-        repeats = max(
-            _DECIDING_REPEATS, 2 * max((len(one.results) for one in run.measured), default=1)
-        )
-        name = traits_of(chosen.strategy).label
-        more = (
-            f"Measure more repeats to decide between {name} and one device (--repeats {repeats})."
-        )
-        action = replace(
-            action, text=f"{more} {action.text}", basis=f"{_GAIN}: {basis_of(speedup)}"
-        )
-    shortcuts = shortcuts_text(chosen, data)
-    return Verdict(
-        which=which,
-        cost=cost_answer(chosen, late, launch_bound),
-        shortcuts=Answer(shortcuts, COMPARED if chosen.ledger else NOT_MEASURED),
-        action=action,
-        caveat=caveat,
-        unsteady=_unsteady(run, comparison, case),
+    begun = Verdict(
+        _setting(run, comparison, data),
+        tuple(_limits(run, comparison, case)),
+        (which,),
         strategy=strategy,
-        cell=data.name,
-        ledger=chosen.ledger,
-        late=late,
         cells=tuple(row.cell for row in case),
     )
+    return _about(begun, data, situation, _alike(comparison, chosen), with_shortcuts=True)
+
+
+def _more_repeats(run: RunData) -> int:
+    """With which a run that did not decide may do so: twice as many, at least five."""
+    repeats = [len(data.results) for data in run.measured]
+    return max(_DECIDING_REPEATS, 2 * max(repeats, default=1))
+
+
+def _setting(run: RunData, comparison: Comparison, data: Job | None) -> str:
+    """What was measured and where in one line, and what that is not valid for."""
+    manifest = run.manifest
+    name = manifest.script or manifest.config.workload.model.rpartition(":")[2]
+    batch = "" if data is None else f", batch {data.batch_text} per device"
+    environment = manifest.environment
+    if run.device_type == "cpu":
+        machine = counted(environment.cpu_count, "CPU core")
+    else:
+        names = sorted({one.name or "unknown GPU" for one in environment.accelerators})
+        machine = f"{len(environment.accelerators)} x {', '.join(names)}"
+    setting = f"{name}{batch}, {machine}, {repeats_text(run)}."
+    if run.device_type != "cpu":
+        return setting
+    with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
+    return f"{setting} {STAND_IN if with_stand_in else CPU_RUN}"
 
 
 def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:
@@ -124,17 +231,17 @@ def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:
     ]
 
 
-def _nothing_parallel(run: RunData, comparison: Comparison, caveat: str | None) -> Verdict:
-    more = "Measure two or more devices: dpscope run --devices 1,2."
+def _nothing_parallel(run: RunData, comparison: Comparison) -> Verdict:
+    more = "Measure two or more devices: dpscope run --devices 1,2"
     if _on_shared_cores(run):
-        more = "Measure two or more devices with a core each."
+        more = "Measure two or more devices with a core each"
     if not comparison.knows_options:  # its processes may have trained independently
-        more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
+        more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2"
     if jobs := comparison.unmeasured_jobs:
-        more = f"Attach again on {' and '.join(jobs)}: the finding about it says why nothing was measured."
-    texts = (NOT_COMPARED, "Nothing was measured on several devices.", NO_SHORTCUT, more)
-    which, cost, shortcuts, action = map(Answer, texts)
-    return Verdict(which, cost, shortcuts, action, caveat)
+        more = f"Attach again on {' and '.join(jobs)}: the finding about it says why nothing was measured"
+    none = "no strategy on several devices was compared with one device"
+    facts = (Fact("which", "NO CHOICE", (none,)), _next(more))
+    return Verdict(_setting(run, comparison, None), tuple(_limits(run, comparison, ())), facts)
 
 
 def _on_shared_cores(run: RunData) -> list[Job]:
@@ -142,55 +249,58 @@ def _on_shared_cores(run: RunData) -> list[Job]:
     return [data for data in run.measured if data.no_scaling and not data.trained_alone]
 
 
-def _caveat(run: RunData, comparison: Comparison) -> str | None:
-    on_cpu = run.device_type == "cpu"
-    sentences, batches = [SCRIPT_ON_CPU] if on_cpu else [], ", ".join(comparison.batches_seen)
-    if comparison.knows_options:
-        with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
-        sentences = [STAND_IN if with_stand_in else CPU_RUN] if on_cpu else []
-    for why, known in grouped(
+def _limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
+    """What limits all facts that follow."""
+    if noisy := _noisy(run, comparison, case):
+        differ = f"medians of repeats differ by over {REPEATS_APART - 1:.0%}: {'; '.join(noisy)}"
+        yield Fact("limits", "NOISY", (differ,), "median untraced step of each repeat")
+    drift = run.spreads.step.drift
+    if drift is not None:
+        yield _drifted(drift.slope * (len(run.measured) - 1))
+    for why, cores in grouped(
         (data.no_scaling, data.cores) for data in _on_shared_cores(run)
     ).items():
-        cores = known[0] or 1
-        remedy = f"use --devices up to {cores}" if cores > 1 else "use a machine with more cores"
-        sentences.append(f"{why}, so nothing is concluded from them: {remedy}.")
-    if batches:
-        sentences.append(
-            f"Batch per device, inferred from the model's calls: {batches} (or set --batch-size)."
-        )
+        remedy = f"use --devices up to {cores[0]}" if (cores[0] or 1) > 1 else "use more cores"
+        yield Fact("limits", "TOO FEW CORES", (f"{why}, so these cells say nothing: {remedy}",))
+    if batches := ", ".join(comparison.batches_seen):
+        line = f"{batches} per device, inferred from the model's calls (or set --batch-size)"
+        yield Fact("limits", "BATCH", (line,))
     if cycles := sorted({data.cycle for data in run.measured} - {1}):
         many = " and ".join(map(str, cycles))
-        sentences.append(
-            f"The script's steps repeat in cycles of {many}: times are means over whole cycles."
-        )
-    return " ".join(sentences) or None
+        line = f"the script's steps repeat in cycles of {many}: times are means over whole cycles"
+        yield Fact("limits", "CYCLES", (line,))
 
 
-def _unsteady(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> str | None:
+def _drifted(change: float) -> Fact:
+    """That steps changed within a round of all cells, by a logarithm."""
+    direction = "longer" if change > 0 else "shorter"
+    share = percent(abs(np.expm1(change)))
+    line = (
+        f"steps became {share} {direction} within a round of all cells: "
+        "ratios and efficiency leave that out, times do not"
+    )
+    basis = "least squares over the places of all cells in their rounds"
+    return Fact("limits", "DRIFT", (line,), basis)
+
+
+def _noisy(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> list[str]:
     """The medians of the repeats of the case's cells and their baselines, for cells whose medians
     differ too much.
     """
-    batches, unsteady = {row.batch_size for row in case}, []
+    batches = {row.batch_size for row in case}
     baselines = [
         row
         for row in _timed(comparison)
         if traits_of(row.strategy).baseline and row.batch_size in batches
     ]
+    noisy = []
     for name in (row.cell for row in (*baselines, *case) if row.cell in run.cells):
-        medians = [
-            float(np.median(steps)) for steps in run.cells[name].step_samples() if len(steps)
-        ]
+        repeats = run.cells[name].step_samples()
+        medians = [float(np.median(steps)) for steps in repeats if len(steps)]
         if medians and max(medians) > REPEATS_APART * min(medians):
-            unit = choose_unit("time", medians)
-            listed = ", ".join(show(one, unit) for one in medians)
-            if len(medians) > _MOST_LISTED:
-                listed = f"{show(min(medians), unit)} to {show(max(medians), unit)}"
-            unsteady.append(f"{name} {listed} {unit.label}")
-    return (
-        f"Repeats' medians differ by more than {REPEATS_APART - 1:.0%}: {'; '.join(unsteady)}."
-        if unsteady
-        else None
-    )
+            scale = Scale(medians)
+            noisy.append(f"{name} {scale.number(min(medians))} to {scale.time(max(medians))}")
+    return noisy
 
 
 def _timed(comparison: Comparison) -> list[CellRow]:
@@ -208,10 +318,13 @@ def _largest_case(comparison: Comparison) -> list[CellRow]:
         for row in _timed(comparison)
         if row.devices > 1 and row.cell not in comparison.no_scaling
     )
-    sizes = ((row.devices, row.batch_size or 0, row) for row in several)
-    cases = grouped(
-        ((devices, (devices, batch) in compared, batch), row) for devices, batch, row in sizes
-    )
+
+    def size(row: CellRow) -> tuple[int, bool, int]:
+        """By which the largest case is chosen."""
+        batch = row.batch_size or 0
+        return row.devices, (row.devices, batch) in compared, batch
+
+    cases = grouped((size(row), row) for row in several)
     case = cases[max(cases)] if cases else []
     return [row for row in case if not comparison.variants.get(row.cell)] or case
 
@@ -226,53 +339,19 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
     names = {row.cell: row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
     if gap is None:
-        return min(
+        fastest = min(
             case,
             key=lambda row: (traits_of(row.strategy).stands_for is not None, row.step_us or 0.0),
-        ), None
+        )
+        return fastest, None
     dp_wins = verdict(gap.ratio) == "below" and not traits_of(names[gap.dp].strategy).stands_for
     chosen = names[gap.dp if dp_wins else gap.ddp]
     against = [one for one in comparison.costs if one.against == chosen.cell and one.cell in names]
     faster = [one for one in against if verdict(one.ratio) == "below"]
-    return names[
-        min(faster, key=lambda one: one.ratio.value or 1.0).cell
-    ] if faster else chosen, gap
-
-
-def _which(
-    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, gain: Gain | None, batch: str
-) -> tuple[Answer, str | None]:
-    """The answer, and the strategy that it recommends."""
-    name, where = (
-        traits_of(chosen.strategy).label,
-        f"on {devices_text(chosen.devices, chosen.nodes)}",
-    )
-    if chosen.steps_per_s is None:  # set instead of samples per second if the batch is unknown
-        where += f", batch {batch} each"
-    between = f" {gap_sentence(gap)}" if gap else ""
-    if gain is None or gain.by_median.value is None:
-        relative, basis = _relative_to_itself(comparison, chosen)
-        return Answer(f"{name} {where} {relative}{between}", basis), None
-    times = f"{_times(gain)} {where}.{_at_same_global_batch(gain)}{between}"
-    shown = _direction(gain)
-    undecided = "" if gain.estimators_agree else ", as the estimates disagree"
-    text, strategy = f"Not decided between {name} and one device{undecided}: {times}", None
-    if shown == "below":
-        text, strategy = f"Do not parallelise at this size: {name} reaches {times}", "single"
-    elif shown == "above" and (original := traits_of(chosen.strategy).stands_for):
-        stand_in = f"{name} stands in for {traits_of(original).label} and exists only in dpscope"
-        text = f"No strategy is recommended: {stand_in}; it reaches {times}"
-    elif shown == "above":
-        alike = (
-            gap is not None
-            and verdict(gap.ratio) not in ("above", "below")
-            and chosen.cell in (gap.dp, gap.ddp)
-        )
-        if gap and alike and not traits_of(comparison.rows[gap.dp].strategy).stands_for:
-            times = f"{name} reaches {times}"
-            name = f"DDP or {gap.dp_label}, whichever is simpler"
-        text, strategy = f"Use {name}: {times}", chosen.strategy
-    return Answer(text, f"{_GAIN}: {basis_of(gain.by_median)}"), strategy
+    # such as DDP with another option
+    if faster:
+        chosen = names[min(faster, key=lambda one: one.ratio.value or 1.0).cell]
+    return chosen, gap
 
 
 def _direction(gain: Gain) -> str | None:
@@ -282,28 +361,75 @@ def _direction(gain: Gain) -> str | None:
     return verdict(gain.by_median) if gain.estimators_agree else None
 
 
-def _times(gain: Gain) -> str:
-    value = f"{gain.by_median.value:.2f}x one device's throughput"
-    if gain.estimators_agree:
-        return f"{value} ({bounds(gain.by_median)})"
-    return f"{value} by the median step ({bounds(gain.by_median)}), {gain.others_text}"
+def _which(
+    comparison: Comparison, chosen: CellRow, gap: StrategyGap | None, gain: Gain | None
+) -> tuple[Fact, str | None]:
+    """The fact about the strategy, and the strategy that it recommends."""
+    name = traits_of(chosen.strategy).label
+    where = devices_text(chosen.devices, chosen.nodes)
+    between = [_gap_line(gap)] if gap is not None and gap.ratio.value is not None else []
+    if gain is None:
+        line, basis = _over_itself(comparison, chosen, where)
+        return Fact("which", "NO CHOICE", (line, *between), basis), None
+    lines = [f"{where}: {_gain_line(chosen, gain)}"]
+    lines += between
+    label = f"{name} OR ONE?"
+    strategy = None
+    stand_in = traits_of(chosen.strategy).stands_for
+    shown = _direction(gain)
+    if shown == "below":
+        label = "USE ONE"
+        strategy = "single"
+        lines[0] = f"one device; {name} on {lines[0]}"
+    elif shown == "above" and stand_in:
+        label = "NO CHOICE"
+        lines[0] = f"{name} on {lines[0]}"
+        lines.append(f"{name} stands in for {traits_of(stand_in).label} and exists only in dpscope")
+    elif shown == "above":
+        label = f"USE {name}"
+        strategy = chosen.strategy
+        if gap is not None and _even(comparison, chosen, gap):
+            label = f"USE DDP/{gap.dp_label}"
+    elif not gain.estimators_agree:
+        lines.insert(1, f"not decided, as estimates disagree: {gain.others_text}")
+    return Fact("which", label, tuple(lines), basis_of(gain.by_median)), strategy
 
 
-def _at_same_global_batch(gain: Gain) -> str:
-    split = gain.at_same_global_batch
-    if split is None or split.value is None:
-        return ""
-    return f" At the same global batch: {split.value:.2f}x."
+def _even(comparison: Comparison, chosen: CellRow, gap: StrategyGap) -> bool:
+    """Whether neither of DP and DDP is clearly faster, so that either may be used."""
+    stand_in = traits_of(comparison.rows[gap.dp].strategy).stands_for
+    return not _is_clear(gap) and not stand_in and chosen.cell in (gap.dp, gap.ddp)
 
 
-def _relative_to_itself(comparison: Comparison, chosen: CellRow) -> tuple[str, str]:
+def _is_clear(gap: StrategyGap) -> bool:
+    return verdict(gap.ratio) in ("above", "below")
+
+
+def _gain_line(chosen: CellRow, gain: Gain) -> str:
+    """Throughput against one device's, its ratio with interval, and the efficiency."""
+    gained = gain.by_median.value or 0.0
+    # the first interval on the screen, which names the level of all others
+    interval = ends(gain.by_median, "95% interval ")
+    efficiency = percent(gained / chosen.devices)
+    ratio = f"{gained:.2f}x one device {interval}, {efficiency} efficient"
+    if chosen.samples_per_s is None:
+        return ratio
+    return f"{digits(chosen.samples_per_s)} samples/s, {ratio}"
+
+
+def _gap_line(gap: StrategyGap) -> str:
+    """DP's step against DDP's."""
+    times = f"{gap.dp_label} takes {gap.ratio.value or 0.0:.2f}x DDP's step {ends(gap.ratio)}"
+    return times if _is_clear(gap) else f"{times}: no clear difference"
+
+
+def _over_itself(comparison: Comparison, chosen: CellRow, where: str) -> tuple[str, str]:
     """The gain over one device under the same strategy, as under torchrun, where no plain single
     device was measured.
     """
-    over_itself = comparison.over_itself.get(chosen.cell)
-    if over_itself is None or over_itself.value is None:
-        return "was not compared with one device, so its gain is unknown.", NOT_MEASURED
     name = traits_of(chosen.strategy).label
-    text = f"reaches {over_itself.value:.2f}x the throughput of one device under {name} ({bounds(over_itself)})"
-    text = f"{text}; one device without {name} was not measured, so the gain over that is unknown."
-    return text, basis_of(over_itself)
+    gained = comparison.over_itself.get(chosen.cell)
+    if gained is None or gained.value is None:
+        return f"{name} on {where} was not compared with one device", "not measured"
+    line = f"{name} on {where}: {gained.value:.2f}x one device under {name} {ends(gained)}"
+    return f"{line}; one device without {name} was not measured", basis_of(gained)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport
 from dpscope.analysis.text.terminal import (
     Trimmed,
@@ -22,10 +23,8 @@ from dpscope.analysis.text.terminal import (
     print_table,
     print_tables,
     progress,
-    table_lines,
 )
 from dpscope.analysis.text.text_table import OutputFormat, csv_with_notes, reasons
-from dpscope.analysis.text.units import sentence
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
@@ -168,14 +167,14 @@ def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "s
 
 
 def _print_everything(console: Console, report: PrintedReport, page: Path | None) -> None:
-    print_summary(console, report, page, whole=True)
+    console.print(fact_grid(report.verdict))
     console.print()
     console.print(Trimmed(folded(report.setting, "dim")))
-    for table in report.tables:
+    for table in (report.summary, *report.tables):
         print_table(console, table)
     print_missing(console, report.missing)
     print_findings(console, report.findings)
-    console.print(f"\n{place_of_page(page)}", highlight=False, soft_wrap=True)
+    console.print(f"\nReport: {place_of_page(page)}", highlight=False, soft_wrap=True)
 
 
 def print_run(
@@ -207,86 +206,45 @@ def print_run(
     return report.printed.sound
 
 
-MOST_FINDINGS = 3
-# of the whole at 80 columns: findings take what the answers and the tables leave; errors are always
-# shown
-_LINES = 30
-_STYLES = {"error": "bold red", "warning": "yellow"}
-
-
-def print_summary(
-    console: Console, report: PrintedReport, page: Path | None, whole: bool = False
-) -> None:
-    """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing
-    after them.
+def print_summary(console: Console, report: PrintedReport, page: Path | None) -> None:
+    """The first screen, at most 24 lines at 80 columns: the facts, the steps of the cells that they
+    are about, errors, and where the rest is.
     """
-    answers = answer_grid(report.warnings, report.answers)
-    tables = [report.summary, *([] if report.shortcuts is None else [report.shortcuts])]
-    if not whole:
-        # Notes are with the whole tables: the first screen has no line for them.
-        shown = report.first_cells
-        tables = [
-            replace(one, rows=tuple(row for row in one.rows if row[0] in shown), notes=())
-            for one in tables
-        ]
-    console.print(answers)
-    for table in tables:
-        print_table(console, table)
-    if whole:
-        return
-    serious = [one for one in report.findings if one.severity != "info"]
-    used = _height(console, answers) + sum(1 + table_lines(console, table) for table in tables)
-    used += 3  # a blank line, what is left out, where the report is
-    listed = next(
-        (
-            count
-            for count in range(min(MOST_FINDINGS, len(serious)), 0, -1)
-            if used + _height(console, _findings(serious[:count])) <= _LINES
-        ),
-        sum(one.severity == "error" for one in serious),
-    )
-    if listed:
-        console.print()
-        console.print(_findings(serious[:listed]))
+    console.print(fact_grid(report.verdict))
+    # Notes are with the whole table: the first screen has no line for them.
+    rows = tuple(row for row in report.summary.rows if row[0] in report.first_cells)
+    print_table(console, replace(report.summary, rows=rows, notes=()))
+    errors = [one for one in report.findings if one.severity == "error"]
+    if errors:
+        print_findings(console, errors)
     left = {
-        "finding": len(report.findings) - listed,
-        "cell": len(report.summary.rows) - len(tables[0].rows),
+        "finding": len(report.findings) - len(errors),
+        "cell": len(report.summary.rows) - len(rows),
     }
-    if more := [counted(count, f"more {noun}") for noun, count in left.items() if count]:
-        console.print(Text(f"{' and '.join(more)}: in the report, or with --verbose.", style="dim"))
-    console.print(place_of_page(page), highlight=False, soft_wrap=True)
+    more = [counted(count, f"more {noun}") for noun, count in left.items() if count]
+    if more:
+        console.print(f"{', '.join(more)}: --verbose", highlight=False)
+    console.print(f"Report: {place_of_page(page)}", highlight=False, soft_wrap=True)
 
 
 def place_of_page(page: Path | None) -> str:
     """Where the page is; None: the run folder may only be read."""
-    none = "No page: this folder may only be read; give --report FOLDER for one."
-    return none if page is None else f"Report: {page}"
+    none = "no page: this folder may only be read; give --report FOLDER for one"
+    return none if page is None else f"{page}"
 
 
-def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> Trimmed:
-    """The answers with their labels, after what comes before any conclusion."""
+def fact_grid(verdict: Verdict) -> Trimmed:
+    """What was measured, then each line of each fact next to its label."""
     grid = Table.grid(padding=(0, 1))
-    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(no_wrap=True)
     grid.add_column()
-    for label, answer in answers:
-        grid.add_row(label, folded(answer))
+    for fact in verdict.shown:
+        style = "bold yellow" if fact.question == "limits" else "bold"
+        first, *others = fact.lines
+        grid.add_row(Text(fact.label, style=style), folded(first))
+        for line in others:
+            grid.add_row("", folded(line))
     both = Table.grid()
-    for warning in warnings:
-        both.add_row(folded(warning, "yellow"))
+    both.add_row(folded(verdict.setting))
     both.add_row(grid)
-    return Trimmed(both if warnings else grid)
-
-
-def _findings(findings: Sequence[Finding]) -> Trimmed:
-    """Errors whole, warnings by their meaning; the page has each in full."""
-    grid = Table.grid(padding=(0, 1))
-    for one in findings:
-        short = sentence(one.message.split("; ")[0])  # with the first cell that it names
-        if one.severity == "error":
-            short = f"{sentence(one.message)} {sentence(one.next_step)}"
-        grid.add_row(Text(one.severity, style=_STYLES[one.severity]), folded(short))
-    return Trimmed(grid)
-
-
-def _height(console: Console, drawn: RenderableType) -> int:
-    return len(console.render_lines(drawn, pad=False))
+    return Trimmed(both)

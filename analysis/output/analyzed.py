@@ -11,7 +11,8 @@ from textwrap import shorten, wrap
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.costs.calibration_files import costs_at
-from dpscope.analysis.findings.answers import Verdict, traces_verdict
+from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.report.build import Report, make_report
 from dpscope.analysis.runs.run_data import RunData, load_run, traced_run
 from dpscope.analysis.traces.ranks import trace_analysis
@@ -67,7 +68,7 @@ class Analysis:
 
     @property
     def verdict(self) -> Verdict:
-        """The four answers, as `dpscope analyze` prints them, and the facts behind them."""
+        """The facts that `dpscope analyze` prints, and the numbers behind them."""
         return self.report.verdict
 
     @property
@@ -112,7 +113,7 @@ class Analysis:
     def __repr__(self) -> str:
         cells = ", ".join(self.run.cells)
         lines = [f"Analysis of {self.run.path}: {cells}"]
-        lines += [f"{label}: {text}" for label, text in self.verdict.labelled]
+        lines += [self.verdict.setting, *(fact.text for fact in self.verdict.shown)]
         shown = [shorten(line, _MOST_LETTERS, placeholder=" ...") for line in lines]
         return "\n".join([*shown, *wrap(f"frames: {', '.join(self.frames)}", _MOST_LETTERS)])
 
@@ -149,7 +150,7 @@ class AnalyzedJob(Job):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The four answers, as `dpscope analyze` prints them, and the facts behind them."""
+        """The facts that `dpscope analyze` prints, and the numbers behind them."""
         return traces_verdict(self)
 
 

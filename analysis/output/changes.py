@@ -15,10 +15,11 @@ from rich.console import Console
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.device_use import UseChange, use_changes, use_table
-from dpscope.analysis.findings.answers import Verdict, traces_verdict
-from dpscope.analysis.findings.verdict import run_verdict
+from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
 from dpscope.analysis.output.analyze import load
 from dpscope.analysis.output.traced_report import read_jobs
+from dpscope.analysis.report.files import facts_in_markdown
 from dpscope.analysis.runs.compare import (
     DEFAULT_SHARE,
     TRACED_STEP,
@@ -128,7 +129,7 @@ def _github(found: Judgement) -> str:
         *map(finding_line, found.findings),
     ]
     if found.after is not None:
-        parts += ["\n**After**\n", *map(in_markdown, _answers(found.after, "- **", "**: ")), ""]
+        parts += ["\n**After**\n", *facts_in_markdown(found.after), ""]
     folded = "\n".join(others)
     parts += [f"\n<details><summary>Every quantity</summary>\n\n{folded}\n</details>"]
     return "\n".join(parts)
@@ -140,14 +141,6 @@ def _tables(found: Judgement) -> list[TextTable]:
 
 
 _PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github}
-
-
-def _answers(verdict: Verdict, before: str, between: str) -> list[str]:
-    """The later run's verdict, a line for each warning and answer."""
-    return [
-        *verdict.warnings,
-        *(f"{before}{label}{between}{text}" for label, text in verdict.labelled),
-    ]
 
 
 def print_comparison(

@@ -13,11 +13,12 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.findings.answers import Verdict, traces_verdict
-from dpscope.analysis.findings.ledger_text import ledger_table
+from dpscope.analysis.findings.cost import ledger_table
+from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
+from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.hosts.places import read_topology
-from dpscope.analysis.output.analyze import Targets, answer_grid
+from dpscope.analysis.output.analyze import Targets, fact_grid
 from dpscope.analysis.output.traces import (
     WAIT_FIELDS,
     Folded,
@@ -48,7 +49,7 @@ from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
-from dpscope.profiling.records.finding import Finding, grouped, listed
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
@@ -122,9 +123,13 @@ def print_traces(
     limits: ReadLimits,
     console: Console,
     targets: Targets,
+    verbose: bool = False,
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard
     error names.
+
+    On a terminal the facts, where a step goes and errors come first; all other tables and findings
+    follow if that is `verbose`, or if waiting by switch was asked for.
     """
     jobs = _with_places(read_jobs(paths, limits), targets)
     report = page = None
@@ -144,14 +149,11 @@ def print_traces(
         write_out(traces_json(jobs, modelled) + "\n")
     elif output_format == "csv":
         write_out(job_csv(jobs))
+    elif output_format == "table":
+        _print_screen(console, jobs, modelled, whole=verbose or targets.topology is not None)
     else:
-        if output_format == "table":
-            _print_verdicts(console, jobs)
-        # on a terminal it stands with the verdict
-        tables = job_tables(jobs, with_ledger=output_format != "table")
-        print_tables([*tables, *model_tables(modelled)], output_format, console)
-        if output_format == "table":
-            print_findings(console, few_of_each_kind(findings))
+        tables = [*job_tables(jobs, with_ledger=True), *model_tables(modelled)]
+        print_tables(tables, output_format, console)
     if page is not None:
         target = console if output_format == "table" else Terminal(stderr=True)  # data stays data
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
@@ -182,14 +184,34 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     return jobs
 
 
+def _print_screen(console: Console, jobs: ReadJobs, modelled: "Report | None", whole: bool) -> None:
+    """Facts, where a step goes, what models predict, and findings; if `whole`, all tables."""
+    _print_verdicts(console, jobs)
+    tables = [*(job_tables(jobs) if whole else []), *model_tables(modelled)]
+    print_tables(tables, "table", console)
+    _print_findings(console, job_findings(jobs), whole)
+
+
 def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
     for name, job in jobs.items():
-        console.print()
         if name:
+            console.print()
             console.print(Trimmed(folded(f"Job {name.removeprefix('job ')}", "bold")))
-        console.print(answer_grid(job.verdict.warnings, job.verdict.labelled))
-        if job.verdict.ledger is not None:
-            print_table(console, ledger_table(job.verdict.ledger))
+        console.print(fact_grid(job.verdict))
+        if (steps := ledger_table(job.analysis)) is not None:
+            print_table(console, steps)
+
+
+def _print_findings(console: Console, findings: Sequence[Finding], whole: bool) -> None:
+    """All findings, those of a kind together; else errors, and how many more there are."""
+    errors = [one for one in findings if one.severity == "error"]
+    shown = few_of_each_kind(findings if whole else errors)
+    if shown:
+        print_findings(console, shown)
+    if not whole:
+        left = len(findings) - len(errors)
+        more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
+        console.print(f"{more} of steps, collectives and ranks: --verbose")
 
 
 def model_tables(report: "Report | None") -> list[TextTable]:
@@ -254,9 +276,9 @@ def job_tables(jobs: ReadJobs, with_ledger: bool = False) -> list[TextTable]:
     """
     by_title: dict[str, dict[tuple[str, ...], dict[str, TextTable]]] = {}
     for name, job in jobs.items():
-        ledger = job.verdict.ledger if with_ledger else None
+        ledger = ledger_table(job.analysis) if with_ledger else None
         for table in (
-            *([ledger_table(ledger)] if ledger else ()),
+            *([ledger] if ledger is not None else ()),
             *to_tables(job.analysis, job.few),
         ):
             by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table

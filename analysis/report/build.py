@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.findings.answers import QUESTIONS, Verdict
+from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.comparison_tables import comparison_csv, first_cells
-from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport, write_with_figures
+from dpscope.analysis.report.files import (
+    DEFAULT_FORMATS,
+    PrintedReport,
+    facts_in_markdown,
+    write_with_figures,
+)
 from dpscope.analysis.report.nccl_tables import run_chapter
 from dpscope.analysis.report.results import Results
 from dpscope.analysis.report.setting import environment_facts, setting_of
@@ -96,12 +101,10 @@ class Report(Results):
         unknown = [one for table in shown for one in table.unknown]
         return PrintedReport(
             setting=self.setting,
-            warnings=self.verdict.warnings,
-            answers=self.verdict.labelled,
+            verdict=self.verdict,
             summary=summary,
-            shortcuts=others[0] if others else None,
             first_cells=first_cells(self.comparison, self.verdict.cells),
-            tables=tuple(tables),
+            tables=(*others, *tables),
             missing=tuple(reasons(unknown, _MOST_HEADINGS)),
             findings=self.findings,
         )
@@ -194,12 +197,8 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
 
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
-    lines = [f"# dpscope: {report.run.path.name}", report.setting, *report.verdict.warnings]
-    lines += [
-        f"**{question}** {one.text}"
-        for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)
-    ]
-    parts = [f"{in_markdown(line)}\n" for line in lines]
+    title = f"# dpscope: {in_markdown(report.run.path.name)}\n"
+    parts = [title, *facts_in_markdown(report.verdict), ""]
     parts += [
         render(table, "markdown") for table in (*report.first.values(), *report.tables.values())
     ]

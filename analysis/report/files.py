@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.text.text_table import TextTable, in_markdown
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.files import write_together
 from dpscope.profiling.store.ownership import check_report_folder, marked_figures
@@ -20,18 +21,13 @@ DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page embeds its figu
 
 @dataclass(frozen=True)
 class PrintedReport:
-    """`answers` are a verdict's, each with its label; `warnings` precede them; `missing` states why
-    values are NA.
-
-    `summary` is the first table (where a step goes), `shortcuts` the second (measured against the
-    shortcuts). `first_cells` are those whose rows a terminal shows of both.
+    """`summary` is the first table (where a step goes), of which the first screen shows the rows of
+    `first_cells`; `missing` states why values are NA.
     """
 
     setting: str
-    warnings: tuple[str, ...]
-    answers: tuple[tuple[str, str], ...]
+    verdict: Verdict
     summary: TextTable
-    shortcuts: TextTable | None
     first_cells: tuple[str, ...]
     tables: tuple[TextTable, ...]
     missing: tuple[str, ...]
@@ -41,6 +37,12 @@ class PrintedReport:
     def sound(self) -> bool:
         """False if a finding is an error, such as a failed cell."""
         return not any(finding.severity == "error" for finding in self.findings)
+
+
+def facts_in_markdown(verdict: Verdict) -> list[str]:
+    """The setting, then each fact as an item of a list."""
+    items = [f"- **{one.label}** {in_markdown('; '.join(one.lines))}" for one in verdict.shown]
+    return [f"{in_markdown(verdict.setting)}\n", *items]
 
 
 def write_with_figures(

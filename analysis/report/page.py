@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from dpscope.analysis.figures.style import COLOURS
-from dpscope.analysis.findings.answers import QUESTIONS, Verdict
+from dpscope.analysis.findings.facts import QUESTIONS, Verdict
 from dpscope.analysis.report.timeline import TimelineView, as_plain
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence

@@ -377,11 +377,11 @@ def _repeat_s(job: Job) -> float:
 
 
 def repeats_text(run: RunData) -> str:
-    """Such as ``2 repeats of every cell`` or ``1 to 2 repeats of a cell``."""
+    """Of every cell, such as ``2 repeats`` or ``1 to 2 repeats``."""
     counts = measured_repeats(run).values()
     if min(counts) == max(counts):
-        return f"{counted(max(counts), 'repeat')} of every cell"
-    return f"{min(counts)} to {counted(max(counts), 'repeat')} of a cell"
+        return counted(max(counts), "repeat")
+    return f"{min(counts)} to {counted(max(counts), 'repeat')}"
 
 
 def repeat_findings(run: RunData) -> Iterator[Finding]:

@@ -33,20 +33,26 @@ def _traces(values: OptionValues) -> bool:
     return not options.any_run(values)
 
 
+def _no_screen(values: OptionValues) -> bool:
+    """Whether `analyze` prints data or the tables of studies rather than its answers."""
+    return bool(values["classic"]) or values["output_format"] != "table"
+
+
 def _no_report(values: OptionValues) -> bool:
     """Whether `analyze` prints something else than a run's report, of which the terminal shows more
     or less.
     """
-    return _traces(values) or values["classic"] or values["output_format"] != "table"
+    return _traces(values) or _no_screen(values)
 
 
 IDLE = (
     Idle("classic", _traces, "trace files alone hold no epochs; give a run folder"),
     Idle(
-        "verbose quiet",
-        _no_report,
-        "it only applies to a run's report without --format and --tables",
+        "verbose",
+        _no_screen,
+        "it only applies to what a terminal shows, without --format and --tables",
     ),
+    Idle("quiet", _no_report, "it only applies to a run's report without --format and --tables"),
     Idle(
         "figures open_page",
         lambda values: _no_report(values) and values["report"] is None,
@@ -181,7 +187,9 @@ def analyze(request: AnalyzeRequest) -> None:
         from dpscope.analysis.output.traced_report import print_traces
 
         raise typer.Exit(
-            print_traces(request.paths, request.output_format, limits, console, targets)
+            print_traces(
+                request.paths, request.output_format, limits, console, targets, request.verbose
+            )
         )
     if request.output_format == "table" and not request.classic:
         sound = show_run(runs[0], targets, console, options.detail(request.verbose, request.quiet))

@@ -30,10 +30,11 @@ from dpscope.analysis import (
 )
 from dpscope.analysis.cells.columns import OWN, columns
 from dpscope.analysis.cells.view import REGISTERED
-from dpscope.analysis.findings.answers import traces_verdict
+from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.report.build import render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from tests.helpers.examples import FIVE_REPEATS
+from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 V100, RANK_0 = DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -86,7 +87,7 @@ def test_the_repr_of_a_result_fits_a_screen(tmp_path: Path) -> None:
 def test_the_verdict_is_on_what_is_returned() -> None:
     analysis = analyze_traces(V100)
     assert analysis.verdict == traces_verdict(analysis)
-    assert "5.66 ms waiting for late ranks" in analysis.verdict.cost.text
+    assert "5.7 waiting for late ranks" in said(analysis.verdict, "cost")
     (job,) = analyze_jobs(V100).values()
     assert job.verdict.record() == analysis.verdict.record()
 

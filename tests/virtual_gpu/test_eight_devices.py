@@ -11,6 +11,7 @@ import pytest
 
 from dpscope.analysis import analyze_traces, waits_caused
 from dpscope.analysis.output.analyzed import AnalyzedJob
+from tests.helpers.made_verdicts import said
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import (
     Collectives,
@@ -135,4 +136,4 @@ def test_the_late_rank_is_named(ran: Ran) -> None:
     for rank in range(DEVICES):
         assert caused.get(rank, 0) == pytest.approx(lost_us.get(rank, 0), rel=0.01, abs=20)
     assert caused.idxmax() == lost_us.idxmax() == ran.planted.late_rank
-    assert f"rank {ran.planted.late_rank}" in analysis.verdict.cost.text
+    assert f"rank {ran.planted.late_rank}" in said(analysis.verdict, "late")

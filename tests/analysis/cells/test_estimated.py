@@ -16,7 +16,7 @@ from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.findings.answers import shortcuts_text
+from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import ESTIMATES
 from dpscope.analysis.report.formulas import formula_table
@@ -508,7 +508,7 @@ def test_the_rate_of_a_ring_is_that_of_the_cells_own_nodes() -> None:
         "ring model on 2 devices: 10 GB/s",
         "ring model on 2x1 devices: 1 GB/s",
     ]
-    assert ["10 GB/s" in shortcuts_text(row, far) for row in rows] == [True, False]
+    assert ["10 GB/s" in shortcuts_fact(row, far).text for row in rows] == [True, False]
 
 
 def test_what_hsdp_runs_within_nodes_is_explained_by_times_within_a_node() -> None:

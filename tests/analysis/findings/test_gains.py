@@ -1,4 +1,4 @@
-"""The gain over one device by each estimator, and at the same global batch."""
+"""The gain over one device by each estimator."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, TimedBlock
 from tests.helpers.known import known
+from tests.helpers.made_verdicts import said
 from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 UNEVEN = [100.0] * 7 + [200.0] * 3  # median 100, mean 130
@@ -23,8 +24,8 @@ def timed(strategy: str, devices: int, batch: int, steps_us: Sequence[float]) ->
     return cell_data(cell, repeats, windows(cell, 2, 3, step_us=2.0, compute_us=1.0, idle_us=1.0))
 
 
-def run(ddp_step_us: float, *more: Job) -> RunData:
-    return run_of(timed("single", 1, 8, UNEVEN), timed("ddp", 2, 8, [ddp_step_us] * 10), *more)
+def run(ddp_step_us: float) -> RunData:
+    return run_of(timed("single", 1, 8, UNEVEN), timed("ddp", 2, 8, [ddp_step_us] * 10))
 
 
 def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
@@ -36,11 +37,9 @@ def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
     assert gain.others == {BY_TOTAL: pytest.approx(1.2207, rel=1e-3)}
     found = run_verdict(made, compared)
     assert found.strategy is None
-    assert found.which.text.startswith(
-        "Not decided between DDP and one device, as the estimates disagree: 0.94x"
-    )
-    assert "0.94x one device's throughput by the median step (95% interval" in found.which.text
-    assert "1.22x by the total time of the same steps on 2 devices" in found.which.text
+    assert known(found.fact("which")).label == "DDP OR ONE?"
+    assert "0.94x one device (95% interval" in said(found, "which")
+    assert "estimates disagree: 1.22x by the total time of the same steps" in said(found, "which")
 
 
 def blocks_of(data: Job, steps: int, duration_s: float) -> Job:
@@ -71,11 +70,10 @@ def test_whole_blocks_are_an_estimator_too(block_s: float, gain: float, decided:
         BY_BLOCKS: pytest.approx(gain),
     }
     assert found.estimators_agree is decided
-    which = run_verdict(made, compared).which.text
-    assert which.startswith(
-        "Do not parallelise" if decided else "Not decided between DDP and one device"
-    )
-    assert decided or "0.94x by the total time of the same steps, 1.25x by whole blocks" in which
+    which = known(run_verdict(made, compared).fact("which"))
+    assert which.label == ("USE ONE" if decided else "DDP OR ONE?")
+    others = "0.94x by the total time of the same steps, 1.25x by whole blocks"
+    assert decided or others in which.text
 
 
 def test_three_estimators_of_two_directions_recommend_nothing() -> None:
@@ -85,28 +83,15 @@ def test_three_estimators_of_two_directions_recommend_nothing() -> None:
     made = run_of(single, ddp)
     found = run_verdict(made, compare(made))
     assert found.strategy is None
-    assert "0.94x one device's throughput by the median step" in found.which.text
-    assert "1.22x by the total time of the same steps, 1.19x by whole blocks" in found.which.text
+    others = "1.22x by the total time of the same steps, 1.19x by whole blocks"
+    assert others in said(found, "which")
 
 
 @pytest.mark.parametrize(
-    ("step_us", "strategy", "begin"), [(150.0, "ddp", "Use DDP"), (300.0, "single", "Do not")]
+    ("step_us", "strategy", "label"), [(150.0, "ddp", "USE DDP"), (300.0, "single", "USE ONE")]
 )
-def test_estimators_that_agree_recommend_as_before(
-    step_us: float, strategy: str, begin: str
-) -> None:
+def test_estimators_that_agree_recommend(step_us: float, strategy: str, label: str) -> None:
     made = run(step_us)
     found = run_verdict(made, compare(made))
-    assert (found.strategy, found.which.text.startswith(begin)) == (strategy, True)
-    assert "total time" not in found.which.text
-
-
-def test_the_gain_at_the_same_global_batch_is_stated_too() -> None:
-    """One device takes 178 us for 16 samples: 178 / 150 = 1.19 where the same batch per device
-    gives 2 x 100 / 150 = 1.33.
-    """
-    made = run(150.0, timed("single", 1, 16, [178.0] * 10))
-    text = run_verdict(made, compare(made)).which.text
-    assert text.startswith("Use DDP: 1.33x one device's throughput")
-    assert "At the same global batch: 1.19x." in text
-    assert "global batch" not in run_verdict(run(150.0), compare(run(150.0))).which.text
+    assert (found.strategy, known(found.fact("which")).label) == (strategy, label)
+    assert "total time" not in said(found, "which")

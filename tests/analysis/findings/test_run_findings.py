@@ -149,9 +149,9 @@ def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(
     (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
     lost = load_run(copied)
     assert codes(lost)["repeats_missing"].startswith("ddp-d2-b8: 1 of 2 repeats measured: ")
-    assert "; 1 to 2 repeats of a cell; " in setting_of(lost)
+    assert "; 1 to 2 repeats; " in setting_of(lost)
     assert not {"repeats_missing", "few_samples"} & set(codes(run))
-    assert "; 2 repeats of every cell; " in setting_of(run)
+    assert "; 2 repeats; " in setting_of(run)
     assert " 1 thread per process; " in setting_of(run)
 
 
@@ -163,7 +163,7 @@ def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
     alone = load_run(copied)
     assert "one repeat of each cell" in codes(alone)["few_samples"]
     assert "repeats_missing" not in codes(alone)
-    assert "; 1 repeat of every cell; " in setting_of(alone)
+    assert "; 1 repeat; " in setting_of(alone)
 
 
 @pytest.mark.long

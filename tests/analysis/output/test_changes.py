@@ -162,11 +162,11 @@ def test_json_and_github_say_what_the_exit_status_does(
     assert step["ratio"] == pytest.approx(3.0)
     assert step["ratio_low"] < 3.0 < step["ratio_high"]
     verdict = verdict_of(load_run(slower))
-    assert (content["after"]["cell"], content["after"]["cost"]) == (verdict.cell, verdict.cost.text)
+    assert content["after"] == json.loads(json.dumps(verdict.record()))
     text = said(slower, "github", 1)
     assert text.splitlines()[0] == "### dpscope compare: regression"
     assert "<details><summary>Every quantity</summary>" in text
-    assert all(one.text in text for one in verdict.answers)
+    assert all(line in text for one in verdict.facts for line in one.lines)
     content = json.loads(said(lost, "json", 3))
     assert (content["verdict"], content["regressions"]) == ("cannot be judged", [])
     assert f"{DDP} cannot be judged" in content["findings"][0]["message"]

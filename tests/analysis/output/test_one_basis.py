@@ -20,6 +20,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
+from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import fitted, timed
 
@@ -40,10 +41,6 @@ def numbers(table: TextTable, cell: str) -> dict[str, float]:
         for name, value in zip(table.headings[1:], row[1:], strict=True)
         if value != "NA"
     }
-
-
-def shown_times(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"(\d+\.\d+) ms", text)]
 
 
 @pytest.mark.long
@@ -71,31 +68,30 @@ def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report:
     """The speedup in words is the ratio of the samples/s in the table, and lies in the interval
     next to it.
     """
-    found = known(
-        re.search(
-            r"([\d.]+)x one device's throughput \(95% interval ([\d.]+) to ([\d.]+)\)",
-            report.verdict.which.text,
-        )
-    )
+    interval = r"([\d.]+)x one device \(95% interval ([\d.]+) to ([\d.]+)\)"
+    found = known(re.search(interval, said(report.verdict, "which")))
     speedup, low, high = map(float, found.groups())
     table = report.first["step"]
     several, single = numbers(table, "ddp-d2-b128"), numbers(table, "single-d1-b128")
     assert several["samples/s"] / single["samples/s"] == pytest.approx(speedup, abs=0.01)
     assert 2 * several["eff.[%]"] / 100 == pytest.approx(speedup, abs=0.01)
+    assert f", {several['eff.[%]']:.0f}% efficient" in said(report.verdict, "which")
     assert low < speedup < high
     assert several["samples/s"] == pytest.approx(256 / several["step"] * 1e3, rel=0.005)
 
 
-def test_the_cost_sentence_holds_the_tables_numbers(report: Report) -> None:
+def test_the_cost_holds_the_tables_numbers(report: Report) -> None:
     """Exposed communication and the traced step, then parts that add up to it; nothing of the
     untraced step.
     """
-    exposed, step, _, *parts = shown_times(report.verdict.cost.text)
+    line = known(report.verdict.fact("cost")).lines[0]
+    exposed, step = map(float, known(re.search(r"adds ([\d.]+) of ([\d.]+) ms", line)).groups())
+    wait, transfer = map(float, re.findall(r"([\d.]+) (?:waiting|moving)", line))
     ledger = known(report.verdict.ledger)
-    assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.01)
-    assert sum(parts) == pytest.approx(exposed, abs=0.02)
+    assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.05)
+    assert wait + transfer == pytest.approx(exposed, abs=0.1)
     assert numbers(report.first["shortcuts"], "ddp-d2-b128")["exposed"] == pytest.approx(
-        exposed, abs=0.01
+        exposed, abs=0.05
     )
 
 
@@ -115,18 +111,16 @@ def test_the_figure_has_the_tables_parts(report: Report) -> None:
 def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
     """What an action saves is a part of the ledger; values are the centres of their intervals."""
     verdict, ledger = report.verdict, known(report.verdict.ledger)
-    assert any(
-        known(verdict.action.saves_us) == pytest.approx(part) for part in ledger.parts_us.values()
-    )
-    assert "No faster link helps" not in verdict.action.text
+    assert any(known(verdict.saves_us) == pytest.approx(part) for part in ledger.parts_us.values())
     assert {"compute", "exposed_wait", "exposed_transfer", "idle", "tracer", "slowdown"} <= set(
         ledger.intervals
     )
     for name, bounds in ledger.intervals.items():
         assert (bounds.low + bounds.high) / 2 == pytest.approx(getattr(ledger, f"{name}_us")), name
-    unsteady = "Repeats' medians differ by more than 30%: single-d1-b128 17.6 to 26.8 ms"
-    assert known(verdict.unsteady).startswith(unsteady)  # before any conclusion
-    assert report.printed.warnings[-1] == verdict.unsteady
+    (noisy,) = verdict.limits
+    assert noisy.label == "NOISY"
+    assert "single-d1-b128 17.6 to 26.8 ms" in noisy.text
+    assert verdict.shown[0] == noisy  # before any conclusion
 
 
 def test_what_tracing_costs_is_one_ratio_and_its_difference(report: Report) -> None:
@@ -139,9 +133,9 @@ def test_what_tracing_costs_is_one_ratio_and_its_difference(report: Report) -> N
 @pytest.mark.long
 def test_what_foreign_traces_lose_waiting_is_exposed() -> None:
     verdict = ReadJob(analyze_traces([DATA / "v100x8_ddp_dlrm"])).verdict
-    whom = "(mean over ranks; 78% of it for rank 7 in 1 traced step)"
-    assert f"5.66 ms waiting for late ranks {whom}" in verdict.cost.text
-    assert "Rank 7, which the others wait for, is itself without a launch" in verdict.action.text
+    assert "5.7 waiting for late ranks" in said(verdict, "cost")
+    assert "rank 7 causes 78% of the waiting (4.4 of 5.7 ms a step)" in said(verdict, "late")
+    assert "on rank 7 for 6.8 ms" in said(verdict, "next")
 
 
 def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""The first screen of a run at 80 columns: the verdict, two tables, the worst findings, the
-report's path.
-"""
+"""The first screen at 80 columns: facts, one table, errors, the report's path."""
 
 import io
 import shutil
@@ -11,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.findings.answers import LABELS
+from dpscope.analysis.findings.facts import Fact, Verdict
 from dpscope.analysis.findings.verdict import STAND_IN
 from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
 from dpscope.analysis.report.comparison_tables import first_cells
@@ -19,17 +17,22 @@ from dpscope.analysis.report.files import PrintedReport
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.launch.contents import app
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from tests.helpers.made_rows import made_row
-from tests.helpers.paths import EXAMPLE_RUN, ROOT
-
-SCREEN = 30  # lines
+from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
-def shown(report: PrintedReport, whole: bool = False) -> list[str]:
+def shown(report: PrintedReport) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    print_summary(console, report, Path("run_cpu/report/report.html"), whole)
+    print_summary(console, report, Path("run_cpu/report/report.html"))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
+
+
+def of_traces(place: Path) -> list[str]:
+    """What `analyze` prints of traces."""
+    ended = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["analyze", str(place)])
+    return ended.stdout.strip("\n").splitlines()
 
 
 def in_readme(after: str) -> list[str]:
@@ -51,29 +54,35 @@ def test_the_readme_shows_what_is_printed_of_a_run_and_of_gpu_traces(
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
     monkeypatch.chdir(tmp_path)
     of_run = shown(report_of(Path("run_cpu"), Targets()).printed)
-    assert of_run == in_readme("the whole output of `dpscope analyze")
-    monkeypatch.chdir(ROOT)
-    printed = (
-        CliRunner(env={"COLUMNS": "80"})
-        .invoke(app, ["analyze", "tests/data/v100x8_ddp_dlrm"])
-        .stdout
-    )
-    of_traces = printed.split("\nSteps\n")[0].strip("\n").splitlines()
-    assert of_traces == in_readme("`dpscope analyze tests/data/v100x8_ddp_dlrm`")
+    assert of_run == in_readme("the whole output of `dpscope analyze examples/run_cpu`")
     assert max(map(len, of_run)) <= 80
-    assert max(map(len, (of_run, of_traces))) <= SCREEN
+    assert len(of_run) <= 24
+    monkeypatch.chdir(ROOT)
+    printed = of_traces(Path("tests/data/v100x8_ddp_dlrm"))
+    assert printed == in_readme("`dpscope analyze tests/data/v100x8_ddp_dlrm`")
 
 
-def demo(answer: str, findings: int) -> PrintedReport:
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["v100x8_ddp_dlrm", "a100x2_ddp_resnet50_rank0.json.gz"])
+def test_what_is_printed_of_traces_fits_a_screen(name: str) -> None:
+    lines = of_traces(DATA / name)
+    assert 10 < len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+
+
+LABELS = ("NOISY", "USE DDP", "COST", "SHORTCUTS", "LATE RANK", "NEXT")
+
+
+def demo(findings: tuple[Finding, ...] = ()) -> PrintedReport:
     """A report as `make demo` leaves it: three strategies and DDP alone, on one device and two, at
-    two batches.
+    two batches. Each fact fills two lines.
     """
     cells = [
         f"{name}-b{batch}"
         for batch in (4, 8)
         for name in ("single-d1", "ddp-d1", "dp-host-d2", "ddp-d2")
     ]
-    headings = (
+    headings = [
         "cell",
         "step",
         "samples/s",
@@ -84,60 +93,41 @@ def demo(answer: str, findings: int) -> PrintedReport:
         "transfer",
         "other",
         "idle",
-    )
-    rows = tuple(
-        (cell, "1481.4", "13.90", "100.0", "1488.3", "1188.3", "11.8", "239.9", "33.8", "14.5")
-        for cell in cells
-    )
-    second = ("cell", "exposed", "T_N-T_1", "error", "transfers", "ring", "error")
-    shortcuts = tuple(
-        (cell, "285.5", "301.2", "15.7", "239.9", "41.5", "-198.4")
-        for cell in cells
-        if "-d2-" in cell
-    )
-    return PrintedReport(
-        setting="", warnings=(STAND_IN,),
-        answers=tuple((label, answer) for label in LABELS),
-        summary=TextTable("Where a step goes [ms]", headings, rows),
-        shortcuts=TextTable("Against the shortcuts [ms]", second, shortcuts),
-        first_cells=tuple(rows[index][0] for index in (4, 6, 7)), tables=(), missing=(),
-        findings=tuple(
-            RunCode.TRACER_COST.finding(f"{cells[number]}: a traced step takes 1.25x as long as an untraced one")
-            for number in range(findings)
-        ),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("answer", ["Use DDP. " * 12, "Not decided: DDP gives 1.10x. " * 8])
-def test_the_demo_ends_within_a_screen(answer: str) -> None:
-    lines = shown(demo(answer, findings=7))
-    assert len(lines) <= SCREEN
-    labels = [
-        line.split()[0]
-        for line in lines
-        if line.startswith(("Which ", "Cost ", "Shortcuts ", "To do "))
     ]
-    assert labels == ["Which", "Cost", "Shortcuts", "To"]
+    values = ["1481.4", "13.90", "100.0", "1488.3", "1188.3", "11.8", "239.9", "33.8", "14.5"]
+    facts = [Fact("which", label, ("twelve char " * 10,)) for label in LABELS]
+    return PrintedReport(
+        setting="",
+        verdict=Verdict(f"vgg11, 2 CPU cores. {STAND_IN}", tuple(facts[:1]), tuple(facts[1:])),
+        summary=TextTable(
+            "Where a step goes [ms]", tuple(headings), tuple((cell, *values) for cell in cells)
+        ),
+        first_cells=tuple(cells[index] for index in (4, 6, 7)),
+        tables=(),
+        missing=(),
+        findings=findings,
+    )
+
+
+def test_several_batches_fit_a_screen_and_what_is_left_out_is_counted() -> None:
+    slow = RunCode.TRACER_COST.finding("ddp-d2-b8: a traced step takes 1.25x as long")
+    lines = shown(demo(findings=(slow,) * 7))
+    assert len(lines) <= 30
+    assert [label for line in lines for label in LABELS if line.startswith(label)] == [*LABELS]
     first = [line.split()[0] for line in lines if line.split()[1:2] == ["1481.4"]]
     assert first == [f"{name}-b8" for name in ("single-d1", "dp-host-d2", "ddp-d2")]
-    assert [line.split()[0] for line in lines if line.split()[1:2] == ["285.5"]] == first[1:]
-    printed = sum(line.startswith("warning ") for line in lines)
-    assert (
-        f"{7 - printed} more findings and 5 more cells: in the report, or with --verbose." in lines
-    )
-    assert lines[-1] == "Report: run_cpu/report/report.html"
-
-
-def test_verbose_shows_every_cell_and_no_finding_is_invented() -> None:
-    assert (
-        sum(line.split()[1:2] == ["1481.4"] for line in shown(demo("Use DDP.", 0), whole=True)) == 8
-    )
-    assert not [
-        line
-        for line in shown(demo("Use DDP.", 0))
-        if "finding" in line or line.startswith("warning")
+    assert lines[-2:] == [
+        "7 more findings, 5 more cells: --verbose",
+        "Report: run_cpu/report/report.html",
     ]
-    assert len([line for line in shown(demo("Use DDP.", 1)) if line.startswith("warning ")]) == 1
+
+
+def test_errors_are_on_the_first_screen_and_no_finding_is_invented() -> None:
+    failed = RunCode.CELL_FAILED.finding("ddp-d2-b4: failed: out of memory")
+    lines = shown(demo(findings=(failed,)))
+    assert any(line.startswith("error ") and "out of memory" in line for line in lines)
+    assert "5 more cells: --verbose" in lines
+    assert not [line for line in shown(demo()) if "finding" in line or line.startswith("error")]
 
 
 def test_the_rows_shown_first_are_those_of_the_answers() -> None:
@@ -199,7 +189,7 @@ def test_a_run_folder_that_may_only_be_read_is_printed_without_a_page(
     console = Console(file=io.StringIO(), width=80)
     show_run(run, Targets(), console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert printed.startswith("CPU stand-in")
-    assert "give --report FOLDER for one." in printed
+    assert "COST" in printed
+    assert "give --report FOLDER for one" in printed
     with pytest.raises(PermissionError):
         show_run(run, Targets(report=tmp_path / "there"), console)

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.findings.answers import Verdict
+from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.output.analyze import Targets, print_run, print_summary
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
@@ -31,6 +31,7 @@ from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import Trace, ddp_trace, dp_trace, parallel_trace, write_trace
 from tests.helpers.examples import reported
 from tests.helpers.made_traces import event, launch, on_device, step, write
+from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 RUNS = (EXAMPLE_RUN, ROOT / "examples" / "run_cpu")
@@ -92,13 +93,14 @@ def plain(text: str) -> str:
 
 
 def check(verdict: Verdict, surfaces: dict[str, str], record: dict[str, object]) -> None:
-    """Each answer and warning stands in each surface, and the record holds the same facts."""
+    """Each fact stands in each surface, and the record holds the same facts."""
+    lines = [verdict.setting, *(line for fact in verdict.shown for line in fact.lines)]
     for name, shown in surfaces.items():
-        for text in (*verdict.warnings, *(one.text for one in verdict.answers)):
-            assert plain(text) in plain(shown), name
+        for line in lines:
+            assert plain(line) in plain(shown), name
     assert record == json.loads(json.dumps(verdict.record()))
     if verdict.late is not None:
-        assert f"rank {verdict.late.rank}" in verdict.cost.text + verdict.action.text
+        assert f"rank {verdict.late.rank} " in said(verdict, "late")
         assert record["late_rank"] == verdict.late.rank
     if verdict.ledger is not None:
         parts = verdict.ledger.parts_us
@@ -152,9 +154,7 @@ def test_markdown_of_traces_begins_with_where_a_step_goes(
     console = Console(file=StringIO(), width=200)
     for output_format in ("markdown", "table"):
         print_traces([REAL[0]], output_format, DEFAULT_LIMITS, console, Targets())
-    assert capsys.readouterr().out.startswith(
-        "**Where a step goes: compute + wait + transfer + other + idle = traced step**"
-    )
+    assert capsys.readouterr().out.startswith("**Where a step goes [ms]: compute + wait + transfer")
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().count("Where a step goes") == 1
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.findings.answers import ONE_JOB, traces_verdict
+from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.tensorboard import write_tensorboard
@@ -47,6 +47,7 @@ from tests.generated_traces.generator import (
     write_trace,
 )
 from tests.helpers.made_traces import launch, on_device, operator, step, write
+from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.run_cells import fitted, timed
 from tests.helpers.several_jobs import write_job
@@ -113,7 +114,7 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     assert [name for name in unknown if row[name] is not None and row[name] == row[name]] == []
     reasons = report.comparison.reasons
     assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
-    assert report.verdict.which.text == ONE_JOB
+    assert report.verdict.fact("which") is None
     assert {"time", "memory", "checks"} & set(report.tables) == set()
 
 
@@ -352,30 +353,21 @@ def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
             world_size=ranks,
             distributedInfo={"rank": rank, "world_size": ranks},
         )
-    return (
-        next(line for line in printed(folder) if line.startswith("Cost"))
-        .removeprefix("Cost")
-        .strip()
-    )
+    line = next(line for line in printed(folder) if line.startswith("COST"))
+    return line.removeprefix("COST").strip()
 
 
 @pytest.mark.long
-def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
-    idle = "idle 74% of the time (74.0 µs of a 100.0 µs step)."
-    said = {
-        "device": f"There is no collective in this trace; the device is {idle}",
-        "cpu": "There is no collective in this trace.",
-        "ranks": f"There is no collective in these traces; the devices are {idle}",
-    }
-    for name, sentence in said.items():
-        (tmp_path / name).mkdir()
-        assert (
-            no_collective(tmp_path / name, device=name != "cpu", ranks=1 + (name == "ranks"))
-            == sentence
-        )
+@pytest.mark.parametrize(("device", "ranks"), [(True, 1), (False, 1), (True, 2)])
+def test_a_trace_without_communication_costs_nothing(
+    tmp_path: Path, device: bool, ranks: int
+) -> None:
+    none = "none: there is no collective in the traces"
+    idle = "; the device is idle 74% of the time" if device else ""
+    assert no_collective(tmp_path, device, ranks) == f"{none}{idle}"
 
 
-@pytest.mark.parametrize(("whole", "which"), [(True, "2 ranks"), (False, "1 of 2 ranks")])
+@pytest.mark.parametrize(("whole", "which"), [(True, "2 of 2 ranks"), (False, "1 of 2 ranks")])
 def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     tmp_path: Path, whole: bool, which: str
 ) -> None:
@@ -390,12 +382,11 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     if whole:
         write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")
     verdict = traces_verdict(analyze_traces([tmp_path]))
-    assert verdict.cost.text == f"It was not measured: the traces of {which} do not show it."
-    assert verdict.action.text == (
-        f"What could be read of {cut} holds no kernel: nothing is known of the device. "
-        "The file was cut short: read a whole copy of it, or trace again."
-    )
-    assert verdict.caveat is None
+    assert "not measured" in said(verdict, "cost")
+    assert verdict.setting.startswith(which)
+    assert f"What could be read of {cut} holds no kernel" in said(verdict, "next")
+    assert "The file was cut short: read a whole copy of it" in said(verdict, "next")
+    assert "CPU" not in verdict.setting
 
 
 @pytest.fixture

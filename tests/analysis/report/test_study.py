@@ -19,6 +19,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
 from tests.helpers.examples import FIVE_REPEATS, loaded, reported
 from tests.helpers.known import known
+from tests.helpers.made_verdicts import said
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows
 
@@ -189,8 +190,8 @@ def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own_and_named_by_the_fi
     shown = rows(report.study["study_epochs"])
     speedups = {name: row["speedup at same b"] for name, row in shown.items()}
     assert (speedups["ddp"], speedups["ddp, 2 nodes"]) == ("1.25", "2.00")
-    assert "on 2 devices over 2 nodes" in run_verdict(report.run, report.comparison).which.text
-    assert "nodes" not in run_verdict(alone.run, alone.comparison).which.text
+    assert "2 devices over 2 nodes" in said(run_verdict(report.run, report.comparison), "which")
+    assert "nodes" not in said(run_verdict(alone.run, alone.comparison), "which")
 
 
 def test_phases_of_a_traced_step_are_a_table() -> None:

@@ -77,7 +77,7 @@ def test_cycles_of_steps_are_traced_whole(notes: dict[str, list[list[str]]], out
         (8, 8 * 8)
     }
     assert row.samples_per_s == pytest.approx(2 * 8e6 / (row.step_us or 0.0))
-    assert "repeat in cycles of 2: times are means over whole cycles" in str(report.verdict.caveat)
+    assert "repeat in cycles of 2: times are means over whole cycles" in str(report.verdict.limits)
 
 
 def test_a_rank_with_too_few_steps_is_not_measured(

@@ -10,10 +10,11 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
-from dpscope.analysis.findings.verdict import NOT_COMPARED, run_verdict
+from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.job import Job
+from tests.helpers.known import known
 from tests.helpers.run_cells import run_of
 from tests.helpers.script_jobs import run_scripts
 
@@ -210,7 +211,7 @@ def test_processes_that_do_not_share_work_show_no_speedup(
     comparison = compare(run)
     assert comparison.scaling == ()
     assert comparison.reasons[alone.cell.name, "weak_speedup"] == "each process trained alone"
-    assert run_verdict(run, comparison).which.text == NOT_COMPARED
+    assert known(run_verdict(run, comparison).fact("which")).label == "NO CHOICE"
     assert not cut.trained_alone
     (warning,) = (finding for finding in cut.findings if finding.code == "model_parallel")
     assert warning.message == (

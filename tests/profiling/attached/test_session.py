@@ -396,7 +396,7 @@ def test_steps_of_a_cycle_are_timed_and_traced_as_whole_cycles(tmp_path: Path) -
     (message,) = (one.message for one in rank.findings if one.code == "step_cycles")
     assert message == "the script's steps repeat in cycles of 3: 3 whole cycles timed"
     report = report_of(tmp_path, Targets())
-    assert "repeat in cycles of 3: times are means over whole cycles" in str(report.verdict.caveat)
+    assert "repeat in cycles of 3: times are means over whole cycles" in str(report.verdict.limits)
 
 
 def test_unlike_steps_that_the_warm_up_did_not_show_are_a_warning(tmp_path: Path) -> None:

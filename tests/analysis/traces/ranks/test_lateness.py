@@ -4,13 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.findings.answers import Verdict
+from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.traces.ranks.job import Job, as_repeats
-from dpscope.analysis.traces.ranks.lateness import LastRank, last_rank
+from dpscope.analysis.traces.ranks.lateness import (
+    MOST_CHANCE,
+    LastRank,
+    chance_of_some_rank,
+    last_rank,
+)
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import known
+from tests.helpers.made_verdicts import said
 from tests.helpers.paced_ranks import paced
 
 LATE = (40.0, 60.0)  # ms that each rank computes: rank 1 arrives 20 ms after rank 0
@@ -25,7 +31,8 @@ def texts(analysis: Job) -> tuple[Verdict, list[str]]:
     """The verdict, and all that is stated of waiting."""
     verdict = ReadJob(analysis).verdict
     messages = [finding.message for finding in waiting_findings(analysis)]
-    return verdict, [verdict.cost.text, verdict.action.text, *messages]
+    late = verdict.fact("late")
+    return verdict, [said(verdict, "next"), *([late.text] if late else []), *messages]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 10])
@@ -43,8 +50,9 @@ def test_a_rank_that_is_late_in_every_step_is_named_everywhere(tmp_path: Path, s
     assert known(verdict.late).rank == verdict.record()["late_rank"] == 1
     assert all("rank 1" in text for text in stated)
     assert not any("no rank" in text.lower() for text in stated)
-    doubt = f"of {steps} traced step{'s' if steps > 1 else ''}: too few to exclude chance"
-    assert (doubt in verdict.action.text) == (steps < 6)
+    doubt = f"last in {steps} of {steps} traced step{'s' if steps > 1 else ''}, which may be chance"
+    assert (doubt in said(verdict, "late")) == (steps < 6)
+    assert ("Trace more steps" in said(verdict, "next")) == (steps < 6)
     assert any("is the straggler" in text for text in stated) == (steps >= 6)
 
 
@@ -55,15 +63,15 @@ def test_a_late_rank_costs_what_each_other_rank_loses(tmp_path: Path, transfer_m
     """
     analysis = paced(tmp_path, [LATE] * 5, transfer_ms)
     verdict, stated = texts(analysis)
-    assert verdict.action.text.startswith("Find out why rank 1 arrives late")
-    assert verdict.action.saves_us == pytest.approx(20e3, abs=1)
+    assert "Find out why rank 1 is late" in said(verdict, "next")
+    assert verdict.saves_us == pytest.approx(20e3, abs=1)
     assert known(verdict.ledger).exposed_wait_us == pytest.approx(10e3, abs=1)
     exposed = f"20.0 ms of the {20 + transfer_ms:.1f} ms that each other rank exposes is waiting for rank 1"
     assert exposed in stated[-1]
 
 
 def test_a_transfer_that_takes_longer_comes_before_a_late_rank(tmp_path: Path) -> None:
-    assert texts(paced(tmp_path, [LATE] * 6, 21.0))[0].action.saves_us == pytest.approx(21e3, abs=1)
+    assert texts(paced(tmp_path, [LATE] * 6, 21.0))[0].saves_us == pytest.approx(21e3, abs=1)
 
 
 def test_ranks_that_take_turns_are_counted(tmp_path: Path) -> None:
@@ -72,7 +80,7 @@ def test_ranks_that_take_turns_are_counted(tmp_path: Path) -> None:
     verdict, stated = texts(analysis)
     assert verdict.late is None
     turns = "rank 0 in 3 of 6 steps, rank 1 in 3"
-    assert verdict.action.text.startswith(f"No rank is always late ({turns}).")
+    assert f"No rank is always last ({turns})" in said(verdict, "next")
     assert f"no rank is always late ({turns})" in stated[-1]
 
 
@@ -83,7 +91,7 @@ def test_two_of_eight_ranks_are_late_in_turn(tmp_path: Path) -> None:
     other[3], other[5] = 59.9, 60.0
     verdict, _ = texts(paced(tmp_path, [one, other] * 3))
     assert verdict.late is None
-    assert "rank 3 in 3 of 6 steps, rank 5 in 3" in verdict.action.text
+    assert "rank 3 in 3 of 6 steps, rank 5 in 3" in said(verdict, "next")
 
 
 def test_one_pause_of_another_rank_does_not_withdraw_a_late_one(tmp_path: Path) -> None:
@@ -133,5 +141,24 @@ def test_nobody_is_late_where_one_rank_was_read(tmp_path: Path) -> None:
     assert last_rank(alone.step_collectives) is None
     verdict, stated = texts(alone)
     assert verdict.late is None
-    assert verdict.action.text.startswith("Read the traces of all ranks")
+    assert "Read the traces of all ranks" in said(verdict, "next")
     assert not any("straggler" in text for text in stated)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "of_steps", "chance"),
+    [
+        (2, 3, 3, 0.25),  # rank 0 or rank 1 in all three, 2 x (1/2)^3
+        (2, 6, 6, 2 / 64),
+        (4, 3, 3, 1 / 16),  # 4 x (1/4)^3
+        (2, 9, 10, 22 / 1024),  # 2 x (10 + 1) / 1024
+        (2, 0, 3, 1.0),
+    ],
+)
+def test_chance_by_hand(ranks: int, steps: int, of_steps: int, chance: float) -> None:
+    assert chance_of_some_rank(ranks, steps, of_steps) == pytest.approx(chance)
+
+
+def test_two_ranks_need_six_steps() -> None:
+    assert chance_of_some_rank(2, 5, 5) > MOST_CHANCE > chance_of_some_rank(2, 6, 6)
+    assert chance_of_some_rank(8, 2, 2) > MOST_CHANCE > chance_of_some_rank(8, 3, 3)

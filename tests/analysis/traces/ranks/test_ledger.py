@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase
-from dpscope.analysis.findings.ledger_text import cost_text
+from dpscope.analysis.findings.cost import cost_fact
 from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
@@ -20,6 +20,7 @@ from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import ddp_trace, dp_trace
 from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
+from tests.helpers.made_rows import made_row
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.run_cells import cell_data, run_of, windows, with_tables
 
@@ -138,14 +139,10 @@ def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
     assert (ledger.exposed_us, ledger.critical_device, ledger.devices_exposed_us) == (500, 0, 125)
     repeated = cell_data(DP, [], data_parallel_windows(2))
     assert (ledger.steps, known(repeated.traced_ledger).steps) == (3, 6)
-    text = cost_text("dp", ledger, None)
-    assert (
-        "DP exposes 0.50 ms of communication in a 5.00 ms traced step (10%; mean of 3 steps)"
-        in text
-    )
-    assert text.endswith(
-        "This is device 0, the least idle one; the mean over all devices is 0.12 ms."
-    )
+    row = made_row("dp-d4-b8", "dp", 4, ledger=ledger)
+    first, *_, last = cost_fact(row, on_device=True).lines
+    assert first.startswith("communication adds 0.5 of 5.0 ms a step (10%)")
+    assert last == "on device 0, the least idle one; mean of all devices 0.12 ms"
 
 
 def test_processes_with_one_device_keep_all_their_windows() -> None:

@@ -29,6 +29,7 @@ from tests.helpers.made_traces import (
     steps_with,
     write,
 )
+from tests.helpers.made_verdicts import said
 from tests.helpers.run_cells import windows
 from tests.helpers.several_jobs import lengthened, write_job
 
@@ -133,7 +134,8 @@ def test_idle_time_in_which_unknown_communication_may_lie_is_no_finding(tmp_path
     assert not {"device_idle", "launch_bound"} & codes
     assert not any("would not shorten" in finding.message for finding in analysis.findings)
     verdict = ReadJob(analysis).verdict
-    assert not any("devices are idle" in answer.text for answer in verdict.answers)
+    assert "not measured" in said(verdict, "cost")
+    assert "communication not known" in verdict.setting
 
 
 def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
@@ -214,7 +216,7 @@ def test_step_numbers_are_labels_of_a_rank(
     assert caused["steps"] == 2  # the first one is partial
     run = traced_run(analysis, [tmp_path])
     assert "2 whole steps of each" in traces_text(run)
-    assert "; mean of 2 steps)" in ReadJob(analysis).verdict.cost.text
+    assert "means over 2 traced steps" in known(ReadJob(analysis).verdict.fact("cost")).basis
 
 
 @pytest.mark.parametrize(
@@ -254,11 +256,10 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     """One rank of two, in an all-reduce for 900 us of each step of 1,000 us."""
     events = steps_with([(50, 950)] * 3, **RECORDED)
     run = traced_run(analyze_traces([write(tmp_path, events, 0, 2)]), [tmp_path])
-    action = run_verdict(run, compare(run)).action.text
+    action = said(run_verdict(run, compare(run)), "next")
     assert "Read the traces of all ranks" in action
     assert "because only one process was read" in action
-    assert "Exposed communication: 900.0 µs of a 1.00 ms traced step (90%)" in action
-    assert "saves" not in action  # reading traces shortens no step
+    assert "(exposed communication: 0.9 of 1.0 ms, 90%)" in action
 
 
 @pytest.mark.parametrize(("factor", "errors"), [(1000.0, ["step_times_apart"]), (20.0, [])])

@@ -1,0 +1,281 @@
+"""What to do next: for each part of a step what removes it, and how long that part is."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, percent, time
+from dpscope.analysis.findings.ledger_text import fewer_messages, slowed_by_tracing
+from dpscope.analysis.text.units import sentence
+from dpscope.analysis.traces.ranks.exposed_parts import Messages, NotSplit
+from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
+from dpscope.analysis.traces.ranks.ledger import (
+    IDLE,
+    TRANSFER,
+    UNSPLIT,
+    WAITING,
+    Ledger,
+    other_part,
+)
+from dpscope.analysis.traces.ranks.step_findings import MOST_UNLAUNCHED
+from dpscope.profiling.records.strategies import traits_of
+
+NOTABLE_SAVING = 0.02  # of a step: a smaller part is within the variation between steps
+# throughput of a larger batch over this one, from which on it is recommended
+BATCH_GAIN = 1.1
+_AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
+_IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an action depends on: the cell's row, the rank that it waits for, how it ran."""
+
+    chosen: CellRow
+    late: LateRank | None
+    on_device: bool
+    messages: Messages | None = None
+    # the rank that arrives last in most steps, also where ranks take turns
+    last: LastRank | None = None
+    knows_options: bool = True  # else dpscope's options do not apply
+    # for foreign traces, why waiting is not separated from transfer
+    not_split: NotSplit | None = None
+    slower: bool = False  # significantly slower than one device
+    # with which the run may decide between several devices and one; None: it did
+    more_repeats: int | None = None
+    launch_bound: bool = False  # the cell has the finding `launch_bound`
+    # that the late rank trains on more samples than the others
+    late_samples: str | None = None
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do about one part of a step, `time_us` of `step_us`; removing that may shorten other
+    parts too, or turn it into another one: `dpscope whatif` predicts the step without it.
+    """
+
+    part: str
+    time_us: float
+    advice: str
+    step_us: float
+    traced: bool = True
+
+    @property
+    def share(self) -> float:
+        return self.time_us / self.step_us
+
+    @property
+    def line(self) -> str:
+        """The advice with what it is about."""
+        scale = Scale([self.time_us, self.step_us])
+        of_step = f"{scale.number(self.time_us)} of {scale.time(self.step_us)}"
+        return f"{self.advice} ({self.part}: {of_step}, {percent(self.share)})"
+
+
+@dataclass(frozen=True)
+class Next:
+    """The fact, and of its first action the part of the step and how long that is."""
+
+    fact: Fact
+    part: str | None = None
+    saves_us: float | None = None
+
+
+def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
+    """What to do, numbered if that is several things; `rows` are the measured cells with the same
+    options on as many nodes.
+    """
+    found = _next(rows, situation)
+    lines = list(found.fact.lines)
+    if situation.more_repeats is not None:
+        lines.insert(0, f"Measure more repeats to decide (--repeats {situation.more_repeats})")
+    late = situation.late
+    if late is not None and not late.significant:
+        lines.append(f"Trace more steps to see whether rank {late.rank} is always late")
+    if len(lines) > 1:
+        lines = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+    return replace(found, fact=replace(found.fact, lines=tuple(lines)))
+
+
+def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
+    """What saves most."""
+    chosen = situation.chosen
+    larger = _larger_batch(rows, situation)
+    if larger is not None:
+        return _said(larger, TIMED)
+    if situation.slower:
+        step = "" if chosen.step_us is None else f" ({time(chosen.step_us)})"
+        return _said(
+            f"Train on one device, or try a larger batch or model: this step{step} is too short to split",
+            TIMED,
+        )
+    slowed = slowed_by_tracing(chosen)
+    if slowed is not None:
+        return _said(
+            f"Measure a larger batch or model: tracing made a step {slowed:.1f}x as long, so no saving can be stated"
+        )
+    actions = sorted(_actions(rows, situation), key=lambda action: -action.time_us)
+    if not actions:
+        return _said("Measure the cell again: its trace does not show where the step's time goes")
+    first = actions[0]
+    if first.time_us <= 0:
+        return _said("Nothing stands out: no waiting or communication could be removed", TRACED)
+    if first.share < NOTABLE_SAVING:
+        of_step = f"{time(first.time_us)} ({first.share:.1%} of the step)"
+        line = f"Nothing stands out: the largest part that could be removed, {first.part}, is {of_step}"
+        lines: tuple[str, ...] = (line,)
+    else:
+        second = [one for one in actions[1:2] if one.time_us >= _AS_MUCH * first.time_us]
+        lines = (first.line, *(one.line for one in second))
+    basis = TRACED if first.traced else TIMED
+    return Next(Fact("next", "NEXT", lines, basis), first.part, first.time_us)
+
+
+def _said(line: str, basis: str = "not measured") -> Next:
+    return Next(Fact("next", "NEXT", (line,), basis))
+
+
+def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> str | None:
+    """A larger batch per device of the same strategy and devices, if its throughput is clearly
+    higher by both intervals.
+    """
+    chosen = situation.chosen
+    rate, batch = chosen.samples_per_s, chosen.batch_size
+    if rate is None or batch is None:
+        return None
+    at_most = chosen.number("samples_per_s_high") or math.inf
+    larger = [
+        row
+        for row in rows
+        if (row.strategy, row.devices) == (chosen.strategy, chosen.devices)
+        and (row.batch_size or 0) > batch
+        and (row.number("samples_per_s_low") or 0.0) > BATCH_GAIN * at_most
+    ]
+    if not larger:
+        return None
+    best = max(larger, key=lambda row: row.samples_per_s or 0.0)
+    gain = (best.samples_per_s or 0.0) / rate
+    check = "dpscope train shows whether" if situation.knows_options else "check that"
+    return f"Raise the batch to {best.batch_size} per device: {gain:.2f}x as many samples per second; {check} accuracy holds"
+
+
+def _actions(rows: Sequence[CellRow], situation: Situation) -> Iterator[Action]:
+    chosen, ledger = situation.chosen, situation.chosen.ledger
+    if ledger is None:
+        return
+    if traits_of(chosen.strategy).one_process:
+        yield from _copies(rows, chosen, ledger)
+    else:
+        yield from _communication(situation, ledger)
+    if chosen.step_us is not None and chosen.step_without_wait_us is not None:
+        loader_us = chosen.step_us - chosen.step_without_wait_us
+        feed = "Feed the devices faster: more loader workers (--workers)"
+        yield Action("waiting for the loader", loader_us, feed, chosen.step_us, traced=False)
+    # On a CPU idle time is when other processes used the cores.
+    if ledger.idle_us is not None and situation.on_device:
+        yield Action(IDLE, ledger.idle_us, _of_idle(situation, ledger), ledger.traced_step_us)
+
+
+def _of_idle(situation: Situation, ledger: Ledger) -> str:
+    unlaunched_us, idle_us = ledger.unlaunched_us, ledger.idle_us or 0.0
+    if situation.launch_bound:
+        return (
+            "Larger batch, or fewer launches (torch.compile, CUDA graphs): the step is launch-bound"
+        )
+    if unlaunched_us is not None and unlaunched_us < MOST_UNLAUNCHED * idle_us:
+        waited = time(idle_us - unlaunched_us)
+        return f"See what kernels wait for (other streams, copies): for {waited} work is queued and none runs"
+    if not unlaunched_us:
+        return "See what the host does between launches: loader, .item(), many small kernels"
+    late = situation.late
+    of_late = ""
+    if late is not None and late.unlaunched_us:
+        of_late = f", on rank {late.rank} for {time(late.unlaunched_us)}"
+    return (
+        "Look at the host first (loader, .item(), many small kernels): no GPU work was queued for "
+        f"{time(unlaunched_us)} of a step{of_late}"
+    )
+
+
+def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> Iterator[Action]:
+    """DataParallel's copies of the model: DDP makes none, but is not chosen where it was measured
+    and is no faster.
+    """
+    if ledger.exposed_other_us is None:
+        return
+    case = (chosen.devices, chosen.batch_size)
+    with_ddp = any(
+        traits_of(row.strategy).reducer for row in rows if (row.devices, row.batch_size) == case
+    )
+    advice = "Use DDP: DP copies the model in every step and hides none of that"
+    if with_ddp:
+        advice = (
+            "Larger batch per device, so that each copy of the model serves more samples; DDP makes no copies, "
+            "but is not clearly faster here"
+        )
+    yield Action(UNSPLIT, ledger.exposed_other_us, advice, ledger.traced_step_us)
+
+
+def _communication(situation: Situation, ledger: Ledger) -> Iterator[Action]:
+    """Waiting, transfer and other communication, each with what removes it."""
+    step_us = ledger.traced_step_us
+    if ledger.exposed_wait_us is None or ledger.exposed_transfer_us is None:
+        if ledger.exposed_other_us is not None:
+            advice = _to_split(situation.not_split)
+            yield Action(UNSPLIT, ledger.exposed_other_us, advice, step_us)
+        return
+    yield from _waiting(situation, ledger, ledger.exposed_wait_us)
+    yield Action(TRANSFER, ledger.exposed_transfer_us, _of_transfer(situation, ledger), step_us)
+    for kind, time_us in ledger.other_by_kind_us.items():
+        if kind != "broadcast":
+            advice = f"See which {kind} operations are exposed"
+        elif situation.late is not None:
+            continue  # waiting for that rank
+        else:
+            advice = _of_broadcasts(situation)
+        yield Action(other_part(kind), time_us, advice, step_us)
+
+
+def _to_split(not_split: NotSplit | None) -> str:
+    if not_split is None:
+        return "Trace every rank: without all of them waiting cannot be told from transfer"
+    next_step = sentence(not_split.next_step).removesuffix(".")
+    return f"{next_step}: waiting cannot be told from transfer, because {not_split.reason}"
+
+
+def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[Action]:
+    late, step_us = situation.late, ledger.traced_step_us
+    turns = f" ({situation.last.turns})" if situation.last is not None else ""
+    compare = f"No rank is always last{turns}: stop other programs, check input lengths and loader"
+    if late is None:
+        yield Action(WAITING, wait_us, f"{compare}; a faster link does not help", step_us)
+        return
+    if situation.late_samples is not None:
+        advice = f"Give the ranks equal batches: {situation.late_samples}"
+    else:
+        advice = f"Find out why rank {late.rank} is late; a faster link does not help"
+    idle_us = late.unlaunched_us or late.idle_us or 0.0
+    if situation.on_device and idle_us >= _IDLE_ITSELF * step_us:
+        what = "without queued work" if late.unlaunched_us else "idle"
+        advice += f"; its own device is {what} for {time(idle_us)} of a step"
+    yield Action("each other rank's wait", late.lateness_us, advice, late.step_us)
+    yield Action("waiting for other ranks", wait_us * (1.0 - late.share), compare, step_us)
+
+
+def _of_transfer(situation: Situation, ledger: Ledger) -> str:
+    messages, transfer_us = situation.messages, ledger.exposed_transfer_us or 0.0
+    if messages is not None and messages.many and messages.small_transfer_us > transfer_us / 2:
+        return sentence(fewer_messages(messages)).removesuffix(".")
+    # else the traces do not show the parallelism
+    if traits_of(situation.chosen.strategy).identified:
+        return "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, faster link"
+    return "Hide or shrink the transfers: larger batch, faster link"
+
+
+def _of_broadcasts(situation: Situation) -> str:
+    if not traits_of(situation.chosen.strategy).identified:
+        return "See what the broadcasts carry: each step waits for their root"
+    argument = "DDP's broadcast_buffers=False"
+    how = "--broadcast-buffers off" if situation.knows_options else argument
+    return f"Try DDP without broadcasting buffers ({how}): each step waits for rank 0"

@@ -1,0 +1,158 @@
+"""What communication costs in a step, which rank is late, and the ledger as a table."""
+
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.findings.facts import Fact, Scale, percent
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.stats.samples import CONFIDENCE
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import show_bytes
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.lateness import LateRank
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
+from dpscope.profiling.records.finding import counted
+
+_NOTHING = 0.005  # of exposed communication: smaller parts are omitted
+_NOTABLE_LATE = 0.1  # of the waiting: other late ranks with less are omitted
+_NAMED = 2  # other late ranks
+_TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, both are stated
+_KINDS = {"copy": "copies between devices"}
+
+
+def cost_fact(row: CellRow, on_device: bool) -> Fact:
+    """The exposed communication of a traced step and its parts, from the ledger."""
+    ledger, slowed = row.ledger, slowed_by_tracing(row)
+    if ledger is None or ledger.exposed_us is None:
+        return Fact("cost", "COST", (f"not measured: the trace of {row.cell} does not show it",))
+    if slowed is not None:
+        lines = [f"unknown: tracing made a step {slowed:.1f}x as long, and all parts with it"]
+        if row.bytes_per_step is not None and row.collectives_per_step is not None:
+            moved = f"{show_bytes(row.bytes_per_step)} in {counted(round(row.collectives_per_step), 'collective')}"
+            lines.append(f"tracing does not change what a step moves: {moved}")
+        return Fact("cost", "COST", tuple(lines))
+    scale = Scale([ledger.traced_step_us, ledger.exposed_us])
+    lines = [f"{_exposed(ledger, ledger.exposed_us, scale)}{_split(ledger, scale)}"]
+    if on_device:
+        lines.append(_device_use(ledger, scale))
+    lines.extend(_hidden(ledger, scale))
+    if ledger.critical_device is not None and ledger.devices_exposed_us is not None:
+        mean = scale.time(ledger.devices_exposed_us)
+        lines.append(
+            f"on device {ledger.critical_device}, the least idle one; mean of all devices {mean}"
+        )
+    untraced_us = ledger.traced_step_us + (ledger.tracer_us or 0.0)
+    if abs(ledger.tracer_us or 0.0) > _TRACED_APART * untraced_us:
+        lines.append(f"without tracing a step takes {scale.time(untraced_us)}")
+    return Fact("cost", "COST", tuple(lines), _basis(ledger))
+
+
+def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
+    share = percent(exposed_us / ledger.traced_step_us)
+    bounds = ledger.intervals.get("exposed")
+    interval = "" if bounds is None else f"; {scale.ends(bounds)}"
+    times = f"{scale.number(exposed_us)} of {scale.time(ledger.traced_step_us)} a step"
+    return f"communication adds {times} ({share}{interval})"
+
+
+def _split(ledger: Ledger, scale: Scale) -> str:
+    """Waiting, moving data and the rest by kind, or that they cannot be separated."""
+    exposed_us, kinds = ledger.exposed_us or 0.0, ledger.other_by_kind_us
+    parts = []
+    if ledger.is_split:
+        parts = [
+            f"{scale.number(ledger.exposed_wait_us or 0.0)} waiting for late ranks",
+            f"{scale.number(ledger.exposed_transfer_us or 0.0)} moving data",
+        ]
+    parts += [
+        f"{scale.number(time_us)} {_KINDS.get(kind, kind)}"
+        for kind, time_us in kinds.items()
+        if time_us > _NOTHING * exposed_us
+    ]
+    unmatched = not ledger.is_split and not set(kinds) <= {"copy", "broadcast", "reduce"}
+    if unmatched:
+        return ", waiting included: no collective was matched across all ranks"
+    return f": {', '.join(parts)}" if parts and exposed_us else ""
+
+
+def _device_use(ledger: Ledger, scale: Scale) -> str:
+    step_us = ledger.traced_step_us
+    if ledger.compute_us is None or ledger.idle_us is None:
+        return "the trace does not show how long the devices compute"
+    computing = f"devices compute {scale.number(ledger.compute_us)} ({percent(ledger.compute_us / step_us)})"
+    idle = f"idle {scale.number(ledger.idle_us)} ({percent(ledger.idle_us / step_us)})"
+    if not ledger.unlaunched_us:
+        return f"{computing}, {idle}"
+    return f"{computing}, {idle}: for {scale.time(ledger.unlaunched_us)} the CPU had queued no work"
+
+
+def _hidden(ledger: Ledger, scale: Scale) -> list[str]:
+    """What compute hides, and what that costs the compute."""
+    hidden_us = ledger.hidden_us or 0.0
+    if hidden_us <= _NOTHING * ledger.traced_step_us:
+        return []
+    line = f"{scale.time(hidden_us)} more is hidden: compute runs at the same time"
+    ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
+    if ledger.contention_us is None or ratio is None or bounds is None or bounds.low <= 1.0:
+        return [line]
+    slows = f"{ratio:.2f}x ({bounds.low:.2f} to {bounds.high:.2f})"
+    return [line, f"it slows that compute {slows}, which costs {scale.time(ledger.contention_us)}"]
+
+
+def _basis(ledger: Ledger) -> str:
+    left_out = ledger.left_out_steps
+    means = (
+        f"means over {counted(ledger.steps, 'traced step')} and {counted(ledger.windows, 'window')}"
+    )
+    if left_out:
+        means += f", {counted(left_out, 'far longer step')} left out"
+    if "exposed" not in ledger.intervals:
+        return f"{means}; no interval"
+    return f"{means}; {CONFIDENCE:.0%} interval from how the repeats differ"
+
+
+def late_fact(late: LateRank, ledger: Ledger) -> Fact:
+    """The rank that the others wait for, its part of the waiting, and the next ones."""
+    total_us = late.wait_us / late.share if late.share else late.wait_us
+    scale = Scale([total_us])
+    times = f"{scale.number(late.wait_us)} of {scale.time(total_us)}"
+    line = f"rank {late.rank} causes {percent(late.share)} of the waiting ({times} a step)"
+    others = [
+        f"{rank} ({percent(wait_us / total_us)})"
+        for rank, wait_us in ledger.wait_by_rank_us.items()
+        if rank != late.rank and wait_us > _NOTABLE_LATE * total_us
+    ]
+    if others:
+        line += f"; then {', '.join(others[:_NAMED])}"
+    counts = f"it is {late.last.counts}"
+    lines = (line,) if late.significant else (line, f"{counts}, which may be chance")
+    return Fact("late", "LATE RANK", lines, f"{counts}; means over ranks and traced steps")
+
+
+def ledger_table(data: Job) -> TextTable | None:
+    """A traced step and the parts that add up to it: the mean of all ranks, the slowest rank and
+    the one that waits longest. None without a known step.
+    """
+    ledger, windows = data.ledger, data.whole_windows
+    if ledger is None:
+        return None
+    ranks = windows.group("rank")
+    numbers = windows["rank"][ranks.first].tolist()
+    rows = {"mean of ranks" if len(ranks) > 1 else f"rank {numbers[0]}": ledger}
+    if len(ranks) > 1:
+        of_ranks = {
+            rank: found
+            for rank, code in zip(numbers, range(len(ranks)), strict=True)
+            if (found := ledger_of(windows.take(ranks.code == code), data.tables.exposed_parts))
+        }
+        slowest = max(of_ranks, key=lambda rank: of_ranks[rank].traced_step_us)
+        waiting = max(of_ranks, key=lambda rank: of_ranks[rank].exposed_wait_us or 0.0)
+        rows[f"rank {slowest}, slowest"] = of_ranks[slowest]
+        if ledger.is_split and waiting != slowest:
+            rows[f"rank {waiting}, waits longest"] = of_ranks[waiting]
+    note = f"{counted(ledger.windows, 'step')}, counted on each rank; wait, transfer and other are exposed communication"
+    if not ledger.is_split:
+        note = f"{note}; other includes all of it, as no collective was matched across all ranks"
+    names = {"traced_step": "traced", **STEP_PARTS}
+    fields = [Field("", "of"), *(Field(name, f"{part}_us", "time") for part, name in names.items())]
+    title = f"Where a step goes [{{unit}}]: {' + '.join(STEP_PARTS.values())} = traced"
+    records = [{"of": of, **vars(found)} for of, found in rows.items()]
+    return table_of(title, fields, records, [note])

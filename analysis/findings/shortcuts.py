@@ -1,0 +1,141 @@
+"""The two shortcuts against what was measured: T_N - T_1 and the ring formula, with the sign, size
+and reason of their errors.
+"""
+
+from dataclasses import dataclass
+
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.ranks.job import Job
+
+CLOSE = 0.1  # of the measured value: an estimate within it agrees
+# of the measured value: a wider interval proves no agreement
+_WIDE = 0.5
+# of the error: a term that explains as much is called most of it
+_MOST = 0.5
+
+
+def shortcuts_fact(row: CellRow, data: Job) -> Fact:
+    """A line for each estimate."""
+    basis = f"T_N - T_1: {TIMED}; what it is compared with: {TRACED}"
+    return Fact("shortcuts", "SHORTCUTS", (_subtraction(row, data), _ring(row, data)), basis)
+
+
+def _subtraction(row: CellRow, data: Job) -> str:
+    name, estimate_us = f"T_{data.devices} - T_1", row.same_local_batch_us
+    if estimate_us is None:
+        why = row.reasons.get("same_local_batch_us", "no single-device cell was measured")
+        return f"{name} unknown: {why}"
+    bounds = row.interval("same_local_batch_us")
+    scale = Scale([row.traced_step_us])
+    interval = "" if bounds is None else f" ({scale.ends(bounds)})"
+    result = f"{name} (added step time) = {scale.time(estimate_us)}{interval}"
+    if slowed_by_tracing(row) is not None:
+        return f"{result}: cannot be checked, as tracing slows the step too much"
+    exposed_us = row.ledger.exposed_us if row.ledger is not None else None
+    if exposed_us is None:
+        return f"{result}: the traces do not show what is exposed"
+    judged = _against_exposed(estimate_us, exposed_us, bounds, scale)
+    if judged is not None:
+        return f"{result}: {judged}"
+    error_us = estimate_us - exposed_us
+    compared = _ratio(estimate_us, exposed_us, scale)
+    return f"{result}: {compared}{_why(row, data.on_device, error_us, scale)}"
+
+
+def _against_exposed(
+    estimate_us: float, exposed_us: float, bounds: Interval | None, scale: Scale
+) -> str | None:
+    """That the estimate agrees or is too noisy to differ; None where it is off."""
+    if abs(estimate_us - exposed_us) <= CLOSE * exposed_us:
+        wide = bounds is not None and bounds.half_width(estimate_us) > _WIDE * exposed_us
+        return "agrees, too noisy to prove it" if wide else "agrees"
+    if bounds is not None and bounds.low <= exposed_us <= bounds.high:
+        return f"too noisy to differ from the {scale.number(exposed_us)} measured"
+    return None
+
+
+def _ratio(estimate_us: float, exposed_us: float, scale: Scale) -> str:
+    measured = f"the {scale.number(exposed_us)} measured"
+    if estimate_us < 0:
+        return f"negative, against {measured}"
+    if exposed_us and estimate_us > exposed_us:
+        return f"{estimate_us / exposed_us:.2g}x {measured}"
+    return f"less than {measured}"
+
+
+@dataclass(frozen=True)
+class _Term:
+    """One of T_N - T_1 = exposed + slowdown + change of idle + change of tracer."""
+
+    time_us: float | None
+    more: str
+    less: str
+
+    @property
+    def words(self) -> str:
+        return self.more if (self.time_us or 0.0) > 0 else self.less
+
+
+def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
+    """The largest term that has the error's sign, if it is most of the error."""
+    slower = "compute runs slower" + ("" if on_device else " on shared cores")
+    terms = (
+        _Term(
+            row.ledger.slowdown_us if row.ledger else None, slower, "compute is shorter than on one device"
+        ),
+        _Term(row.added_idle_us, "devices are idle longer", "devices are idle for less time"),
+        _Term(row.added_tracer_us, "traced steps do not show it", "tracing adds time"),
+    )  # fmt: skip
+    alike = [one for one in terms if (one.time_us or 0.0) * error_us > 0]
+    if not alike:
+        return ""
+    largest = max(alike, key=lambda one: abs(one.time_us or 0.0))
+    time_us = abs(largest.time_us or 0.0)
+    if time_us < _MOST * abs(error_us):
+        return ""
+    return f": {largest.words} ({scale.time(time_us)})"
+
+
+def _ring(row: CellRow, data: Job) -> str:
+    ring_us, transfer_us = row.ring_us, row.transfer_us
+    if ring_us is None:
+        return f"ring formula gives no value: {row.reasons.get('ring_us', NA)}"
+    scale = Scale([row.traced_step_us])
+    rates = " and ".join(dict.fromkeys(f"{rate.gb_per_s:.3g}" for rate in row.ring_rates))
+    of_link = row.text("ring_source") == "specification"
+    source = "the link's" if of_link else "calibrated"
+    result = f"ring formula = {scale.time(ring_us)} at {source} {rates} GB/s"
+    if transfer_us is None:
+        missing = row.reasons.get("ring_error_us", "ranks are missing")
+        return f"{result}: the transfer time is unknown ({missing})"
+    measured = f"the transfers took {scale.number(transfer_us)}"
+    if abs(ring_us - transfer_us) <= CLOSE * transfer_us:
+        return f"{result}: agrees, {measured}"
+    return f"{result}, {measured}{_ring_error(row, data, of_link, scale)}"
+
+
+def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:
+    """Why the formula is off, from what the calibration and the traces show."""
+    ring_us, transfer_us = row.ring_us or 0.0, row.transfer_us or 0.0
+    error_us, fitted_us = transfer_us - ring_us, row.predicted_transfer_us
+    if error_us < 0:
+        return ": the link is faster than that"
+    size, algbw = row.bytes_per_step, row.algbw_gb_per_s
+    # us in which at least one all-reduce transfers
+    busy_us = size / algbw / 1e3 if size is not None and algbw else transfer_us
+    if transfer_us - busy_us >= _MOST * error_us:
+        at_once = int(data.tables.collectives["concurrent"].max(initial=1)) + 1
+        return f": up to {at_once} all-reduces were in flight at once"
+    if of_link:
+        return ": it leaves out latency and protocol"
+    if fitted_us is not None and fitted_us - ring_us >= _MOST * error_us:
+        return f": it leaves out latency ({scale.number(fitted_us)} with it)"
+    if row.hidden_us is not None and row.hidden_us >= _MOST * transfer_us:
+        return ": compute ran at the same time"
+    if fitted_us is None:
+        return ""
+    return f", {scale.number(fitted_us)} with latency: the traces do not show what takes the rest"

@@ -1,0 +1,179 @@
+"""What to do next: the largest part of a step that can be removed, with its length. By hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.findings.actions import Next, Situation, next_fact
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
+from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING
+from dpscope.profiling.records.trace_codes import TraceCode
+from tests.helpers.known import known
+from tests.helpers.made_verdicts import (
+    AHEAD,
+    DDP,
+    DP,
+    FASTER,
+    SINGLE,
+    answer,
+    cell,
+    comparison,
+    said,
+    verdict_on,
+)
+
+
+def following(late: LateRank | None = None, **values: Any) -> Next:
+    row = cell("ddp", 4, 32, **values)
+    return next_fact([row], Situation(row, late, on_device=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "part", "advice", "length"),
+    [
+        ({}, TRANSFER, "Hide or shrink the transfers", "20.0 of 100 ms, 20%"),
+        ({"idle_us": 40e3}, IDLE, "See what the host does between", "40.0 of 100 ms, 40%"),
+        (
+            {"idle_us": 40e3, "unlaunched_us": 30e3},
+            IDLE,
+            "no GPU work was queued for 30.0 ms of a step",
+            "40.0 of 100 ms, 40%",
+        ),
+        (
+            {"idle_us": 40e3, "unlaunched_us": 4e3},
+            IDLE,
+            "for 36.0 ms work is queued and none runs",
+            "40.0 of 100 ms, 40%",
+        ),
+        (
+            {"step_us": 80e3, "step_without_wait_us": 52e3},
+            "waiting for the loader",
+            "Feed the devices faster",
+            "28.0 of 80.0 ms, 35%",
+        ),
+        (
+            {"exposed_wait_us": 15e3, "exposed_transfer_us": 5e3},  # jitter
+            WAITING,
+            "No rank is always last",
+            "15.0 of 100 ms, 15%",
+        ),
+    ],
+)
+def test_the_largest_part_that_can_be_removed_is_named_with_its_length(
+    values: dict[str, Any], part: str, advice: str, length: str
+) -> None:
+    found = following(None, **values)
+    (line,) = found.fact.lines
+    assert found.part == part
+    assert advice in line
+    assert line.endswith(f"({part}: {length})")
+    assert known(found.saves_us) == 1e3 * float(length.split()[0])
+
+
+def test_a_second_part_is_named_if_it_is_nearly_as_long() -> None:
+    """9 of 11 ms are 82%, 8 are 73%."""
+    near = following(exposed_wait_us=9e3, exposed_transfer_us=11e3)
+    first, second = near.fact.lines
+    assert first.startswith("1. Hide or shrink the transfers")
+    assert second.startswith("2. No rank is always last")
+    assert second.endswith(f"({WAITING}: 9.0 of 100 ms, 9%)")
+    assert len(following(exposed_wait_us=8e3, exposed_transfer_us=11e3).fact.lines) == 1
+
+
+def test_a_part_of_a_hundredth_is_nothing_to_act_on() -> None:
+    assert "Nothing stands out" in following(exposed_transfer_us=1e3).fact.text
+
+
+@pytest.mark.parametrize("launch_bound", [True, False])
+def test_a_launch_bound_step_is_called_that(launch_bound: bool) -> None:
+    """Idle 60 of 100 ms: by the finding of the cell alone."""
+    idle = cell("ddp", 4, 32, idle_us=60e3)
+    of = comparison(SINGLE, DP, idle, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD)
+    code = TraceCode.LAUNCH_BOUND if launch_bound else TraceCode.DEVICE_IDLE
+    found = answer(of, "cuda", {"ddp-d4-b32": (code.finding("ddp-d4-b32: idle"),)})
+    assert ("the step is launch-bound" in said(found, "next")) == launch_bound
+    assert found.part == IDLE
+
+
+def test_ddp_is_advised_against_dps_copies_only_where_it_was_not_measured() -> None:
+    parts = {"exposed_wait_us": None, "exposed_transfer_us": None, "exposed_other_us": 20e3}
+    copies = cell("dp", 4, 32, **parts)
+    both = verdict_on(copies, DDP, of="dp-d4-b32", ratio=Estimate(0.8, 0.75, 0.85, 60))
+    assert "Larger batch per device" in said(both, "next")
+    alone = verdict_on(copies, of="dp-d4-b32")
+    assert "Use DDP: DP copies the model in every step" in said(alone, "next")
+    assert (both.part, both.saves_us) == (alone.part, alone.saves_us) == (UNSPLIT, 20e3)
+
+
+def test_broadcasts_of_buffers_are_switched_off_by_the_option_or_the_argument() -> None:
+    """Of 20 ms exposed 5 ms wait, 6 ms are transfers and 9 ms DDP's broadcasts."""
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
+    found = verdict_on(row)
+    assert "(--broadcast-buffers off)" in said(found, "next")
+    assert (found.part, found.saves_us) == ("broadcasts of buffers", 9e3)
+    of_script = replace(
+        comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), knows_options=False
+    )
+    assert "broadcast_buffers=False" in said(answer(of_script, "cuda"), "next")
+
+
+def test_a_late_rank_is_named_and_whether_it_is_idle_itself() -> None:
+    """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, if it is shown: 14 ms over 4
+    ranks, 18.7 over the 3 that wait.
+
+    14 ms of transfer are thus not nearly as much (80%). Idle time of 30 ms is more than the 17.1 ms
+    that 7 ranks wait for one.
+    """
+    last = LastRank(2, ranks=4, steps=40, of_steps=40, lateness_us=14e3 * 4 / 3)
+    late = LateRank(last, 14e3, 1.0, lateness_us=14e3 * 4 / 3, step_us=100e3, exposed_us=30e3)
+    found = following(late, exposed_wait_us=5e3, exposed_transfer_us=14e3, exposed_other_us=9e3)
+    assert found.fact.lines == (
+        "Find out why rank 2 is late; a faster link does not help (each other rank's wait: 18.7 of 100 ms, 19%)",
+    )
+    last = LastRank(7, ranks=8, steps=1, of_steps=1, lateness_us=15e3 * 8 / 7)
+    late = LateRank(
+        last,
+        15e3,
+        0.8,
+        lateness_us=15e3 * 8 / 7,
+        step_us=100e3,
+        exposed_us=20e3,
+        idle_us=50e3,
+        unlaunched_us=40e3,
+    )
+    first, second = following(late, exposed_wait_us=15e3, exposed_transfer_us=5e3).fact.lines
+    assert "why rank 7 is late" in first
+    assert "its own device is without queued work for 40.0 ms of a step" in first
+    assert second == "2. Trace more steps to see whether rank 7 is always late"
+    idle = {"idle_us": 30e3, "unlaunched_us": 25e3}
+    host, _ = following(late, exposed_wait_us=15e3, exposed_transfer_us=5e3, **idle).fact.lines
+    assert "no GPU work was queued for 25.0 ms of a step, on rank 7 for 40.0 ms" in host
+
+
+def test_more_repeats_come_first_where_the_run_does_not_decide() -> None:
+    undecided = known(verdict_on(DDP, gain=Estimate(1.1, 0.9, 1.3, 60)).fact("next"))
+    assert undecided.lines[0] == "1. Measure more repeats to decide (--repeats 5)"
+    assert undecided.lines[1].startswith("2. Hide or shrink")
+    slower = verdict_on(DDP, gain=Estimate(0.7, 0.6, 0.8, 60))
+    assert "Train on one device" in said(slower, "next")
+    untraced = ("traced_step_us", "communication_us", "exposed_us", "idle_us")
+    lost = verdict_on(cell("ddp", 4, 32, **dict.fromkeys(untraced)))
+    assert known(lost.fact("next")).basis == "not measured"
+
+
+def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
+    small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_low=990, samples_per_s_high=1010)
+    large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_low=1480, samples_per_s_high=1520)
+    found = said(verdict_on(DP, small, large, ratio=AHEAD), "next")
+    assert "Raise the batch to 64 per device: 1.50x as many samples per second" in found
+    # not by the batch alone
+    for other in (replace(large, nodes=2), replace(large, cell="ddp-d4-b64-amp-bf16")):
+        of = replace(
+            comparison(DP, small, other, ratio=AHEAD), variants={"ddp-d4-b64-amp-bf16": "amp-bf16"}
+        )
+        assert "Raise the batch" not in said(answer(of, "cuda"), "next")
+    # without an interval, which may reach beyond the larger batch's
+    unsteady = cell("ddp", 4, 32, samples_per_s=1000)
+    assert "Raise the batch" not in said(verdict_on(DP, unsteady, large, ratio=AHEAD), "next")

@@ -1,0 +1,136 @@
+"""The shortcuts: their errors, and the largest reason from the ledger. Numbers by hand."""
+
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.costs.data_sheet import RingRate
+from dpscope.analysis.findings.shortcuts import shortcuts_fact
+from dpscope.analysis.traces.ranks.job import NO_TABLES
+from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.profiling.records.run import Cell
+from tests.helpers.made_rows import made_row, with_values
+from tests.helpers.run_cells import cell_data, traced_table
+
+RATE = RingRate(1.08, "calibration", "calibrated")
+# Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB /
+# 41 ms = 1.09 GB/s.
+LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  # 32.5 ms exposed
+ROW = made_row(
+    cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
+    ring_us=41.5e3, ring_error_us=-38.1e3, ring_source="calibration", transfer_us=79.6e3, bytes_per_step=44.7e6,
+    algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, traced_step_us=552e3, reasons={"ring_us": "no link is known"},
+    ring_rates=(RATE,),
+)  # fmt: skip
+ONE_AT_A_TIME: dict[str, Any] = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3}
+
+
+def lines(ledger: Ledger = LEDGER, concurrent: int = 1, **values: Any) -> tuple[str, ...]:
+    """What is stated of T_2 - T_1, and of the ring formula."""
+    collectives = traced_table("collectives", [{"concurrent": concurrent}])
+    data = cell_data(Cell("ddp", 2, 8), [], NO_TABLES.steps, collectives)
+    return shortcuts_fact(with_values(ROW, ledger=ledger, **values), data).lines
+
+
+def test_how_far_off_and_why() -> None:
+    """242.9 / 32.5 = 7.5; 210.4 ms more, 180 of them slower compute. 38.1 ms more, 38.6 of them
+    transferred at once.
+    """
+    assert lines() == (
+        "T_2 - T_1 (added step time) = 243 ms: 7.5x the 32.5 measured: compute runs slower on "
+        "shared cores (180 ms)",
+        "ring formula = 41.5 ms at calibrated 1.08 GB/s, the transfers took 79.6: up to 2 "
+        "all-reduces were in flight at once",
+    )
+
+
+def test_rings_of_several_kinds_name_the_rate_of_each() -> None:
+    """FSDP's all-gathers and reduce-scatters were calibrated apart; a link has one rate for
+    both.
+    """
+    rates = (
+        RingRate(0.246, "calibration", "", "all_gather"),
+        RingRate(0.179, "calibration", "", "reduce_scatter"),
+    )
+    assert "at calibrated 0.246 and 0.179 GB/s" in lines(ring_rates=rates)[1]
+    link = RingRate(25.0, "specification", "NVLink")
+    assert "at the link's 25 GB/s" in lines(ring_rates=(link, link), ring_source="specification")[1]
+
+
+def test_a_negative_estimate_is_called_negative() -> None:
+    faster = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=-60e3)
+    found, _ = lines(faster, same_local_batch_us=-5e3, added_idle_us=2e3)
+    assert "= -5.0 ms: negative, against the 32.5 measured" in found
+    assert found.endswith("compute is shorter than on one device (60.0 ms)")
+
+
+@pytest.mark.parametrize(
+    ("added", "reason"),
+    [
+        ({"added_tracer_us": -5.06e3}, "compute runs slower on shared cores (8.2 ms)"),
+        ({"added_idle_us": 12e3}, "devices are idle longer (12.0 ms)"),
+        ({"added_tracer_us": 12e3}, "traced steps do not show it (12.0 ms)"),
+    ],
+)
+def test_the_largest_term_with_the_sign_of_the_error_is_the_reason(
+    added: dict[str, Any], reason: str
+) -> None:
+    """4 ms exposed, 20 estimated: of 16 ms more 8.2 are slower compute."""
+    slower = Ledger(38e3, 30e3, 1.5e3, 1.5e3, 1e3, 4e3, slowdown_us=8.21e3)
+    terms = {"added_idle_us": 0.0, "added_tracer_us": 0.0} | added
+    assert lines(slower, same_local_batch_us=20e3, **terms)[0].endswith(reason)
+
+
+def test_a_term_that_is_less_than_half_of_the_error_is_no_reason() -> None:
+    """4 ms exposed, 40 estimated: of 36 ms more 8.2 are slower compute."""
+    slower = Ledger(38e3, 30e3, 1.5e3, 1.5e3, 1e3, 4e3, slowdown_us=8.21e3)
+    found, _ = lines(slower, same_local_batch_us=40e3, added_idle_us=0.0, added_tracer_us=0.0)
+    assert found.endswith("10x the 4.0 measured")
+
+
+def test_what_is_close_needs_no_reason() -> None:
+    subtraction, ring = lines(same_local_batch_us=33e3, ring_us=80e3)
+    assert subtraction.endswith("= 33.0 ms: agrees")
+    assert ring.endswith("GB/s: agrees, the transfers took 79.6")
+
+
+def test_an_error_that_the_estimates_interval_covers_gets_no_reason() -> None:
+    found, _ = lines(
+        same_local_batch_us=40e3, same_local_batch_low_us=30e3, same_local_batch_high_us=50e3
+    )
+    assert found.endswith("= 40.0 ms (30.0 to 50.0): too noisy to differ from the 32.5 measured")
+    # by chance
+    close, _ = lines(
+        same_local_batch_us=33e3, same_local_batch_low_us=-10e3, same_local_batch_high_us=76e3
+    )
+    assert close.endswith("= 33.0 ms (-10.0 to 76.0): agrees, too noisy to prove it")
+
+
+def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
+    """One all-reduce at a time, 79.6 ms; 41.5 by the formula. 60.6 - 41.5 is half of 38.1 ms; 60.5
+    - 41.5 is less.
+    """
+
+    def ring(with_latency_us: float | None) -> str:
+        return lines(**ONE_AT_A_TIME, predicted_transfer_us=with_latency_us)[1]
+
+    assert ring(60.6e3).endswith("took 79.6: it leaves out latency (60.6 with it)")
+    assert "60.5 with latency: the traces do not show what takes the rest" in ring(60.5e3)
+    assert ring(None).endswith("the transfers took 79.6")
+
+
+def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> None:
+    """All of the 79.6 ms lie under compute: only what neither a specification's nor the formula's
+    gaps explain is compute's.
+    """
+    hidden: dict[str, Any] = ONE_AT_A_TIME | {"hidden_us": 79.6e3}
+    assert "compute ran" not in lines(**hidden, predicted_transfer_us=60.6e3)[1]
+    assert "compute ran" not in lines(**hidden, ring_source="specification")[1]
+    assert lines(**hidden, predicted_transfer_us=60.5e3)[1].endswith(
+        "took 79.6: compute ran at the same time"
+    )
+
+
+def test_what_is_missing_has_its_reason() -> None:
+    assert lines(ring_us=None)[1] == "ring formula gives no value: no link is known"
+    assert "cannot be checked" in lines(tracer_cost=2.0)[0]
