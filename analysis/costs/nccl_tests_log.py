@@ -4,7 +4,7 @@ Newer logs name their collective in a separate line; older ones only show it by 
 `redop` and `root` they have. If the columns fit several collectives, the ratio of busbw to algbw
 decides, which is 2(N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all
 (nccl-tests, doc/PERFORMANCE.md); else the file's name. A ratio that no collective has on the listed
-ranks shows that the rows are not theirs.
+ranks shows that the rows are not theirs; rates below half a GB/s are printed too coarsely to tell.
 
 Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and
 rank ("[1,0]<stdout>:"), Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01:
@@ -42,8 +42,8 @@ _OPTION = re.compile(r"\b(agg iters|graph|blocking): (\d+)")
 _VARIABLE = re.compile(r"NCCL INFO (NCCL_(?!DEBUG)\w+) set by environment to (\S+?)\.?\s*$")
 _DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
 _VARIANT_COLUMNS = ("type", "redop", "root")
-_PRINTED_GB_PER_S = 0.01  # rates have two decimals
-_RATIO_TOLERANCE = 0.01
+_FINE_GB_PER_S = 0.5  # with two decimals, either rate is printed within 1% from here on
+_RATIO_TOLERANCE = 0.025
 
 
 @dataclass(frozen=True)
@@ -252,78 +252,63 @@ def _check_ranks(section: _Section) -> None:
 
 
 def _collective(section: _Section) -> Collective:
-    """By the columns redop and root, which newer logs always have, with `none` and -1 where they
-    mean nothing; then by busbw / algbw; then by name."""
-    first = dict(zip(section.headings, section.rows[0], strict=True))
-    reduces, rooted = first.get("redop", "none") != "none", first.get("root", "-1") != "-1"
-    candidates: list[Collective] = (
-        ["all_reduce", "reduce_scatter"] if reduces else ["all_gather", "all_to_all"]
+    """Of those that the rates fit, the one that the log or its file is named after."""
+    candidates = _candidates(section)
+    ranks, ratios = len(section.ranks), _ratios(section)
+    factors = {name: bus_factor(name, ranks) or 1.0 for name in candidates}
+    fitting = []
+    for name, factor in factors.items():
+        if all(abs(ratio / factor - 1) < _RATIO_TOLERANCE for ratio in ratios):
+            fitting.append(name)
+    if not fitting:
+        expected = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
+        raise DpscopeError(
+            f"{section.path}: busbw / algbw is {ratios[-1]:.2f}, and on the {ranks} ranks listed it is {expected}: "
+            "the rows are of another job or number of ranks; give the log of one job"
+        )
+    by_file = _NAMED.search(section.path.name.lower())
+    named = COLLECTIVES[by_file[1].replace("_", "")] if by_file else None
+    if named in fitting and named is not None:
+        return named
+    if len(fitting) == 1:
+        return fitting[0]
+    raise DpscopeError(
+        f"{section.path}: its columns fit several collectives; name the file after it, such as all_gather.log"
     )
-    if rooted:
-        candidates = ["reduce"] if reduces else ["broadcast"]
-    named = None
+
+
+def _candidates(section: _Section) -> list[Collective]:
+    """The collective that the log names, else those that have its columns redop and root, which
+    newer logs always have, with `none` and -1 where they mean nothing.
+    """
     if section.program is not None:
         named = COLLECTIVES.get(section.program.replace("_", ""))
         if named is None:
             raise DpscopeError(
                 f"{section.path}: {section.program}_perf tests no collective that dpscope knows; leave it out"
             )
-        candidates = [named]
-    ratios = _ratios(section)
-    fitting = [name for name in candidates if _has_ratios(name, len(section.ranks), ratios)]
-    if not fitting:
-        expected = ", ".join(
-            f"{name} {_factor(name, len(section.ranks)):.2f}" for name in candidates
-        )
-        raise DpscopeError(
-            f"{section.path}: busbw / algbw is {_shown(ratios)}, and on the {len(section.ranks)} ranks listed it is {expected}: "
-            "the rows are of another job or number of ranks; give the log of one job"
-        )
-    by_file = _NAMED.search(section.path.name.lower())
-    named = named or (COLLECTIVES[by_file[1].replace("_", "")] if by_file else None)
-    if len(fitting) == 1 or named in fitting:
-        return named if named in fitting and named is not None else fitting[0]
-    raise DpscopeError(
-        f"{section.path}: its columns fit several collectives; name the file after it, such as all_gather.log"
-    )
+        return [named]
+    first = dict(zip(section.headings, section.rows[0], strict=True))
+    reduces = first.get("redop", "none") != "none"
+    if first.get("root", "-1") != "-1":
+        return ["reduce"] if reduces else ["broadcast"]
+    return ["all_reduce", "reduce_scatter"] if reduces else ["all_gather", "all_to_all"]
 
 
-def _factor(collective: Collective, ranks: int) -> float:
-    return bus_factor(collective, ranks) or 1.0
-
-
-def _ratios(section: _Section) -> list[tuple[float, float]]:
-    """The least and largest busbw / algbw of each row whose rates are printed finely enough; empty
-    without these columns.
+def _ratios(section: _Section) -> list[float]:
+    """busbw / algbw of the rows whose rates are printed finely enough; empty without these
+    columns.
     """
     if not (section.has("algbw") and section.has("busbw")):
         return []
-    places = section.column("algbw"), section.column("busbw")
-    rates = [tuple(row[place] for place in places) for row in section.rows]
+    algbw_column, busbw_column = section.column("algbw"), section.column("busbw")
     ratios = []
-    for algbw, busbw in (
-        (section.number(one), section.number(other))
-        for one, other in rates
-        if "N/A" not in (one, other)
-    ):
-        if algbw > _PRINTED_GB_PER_S:
-            low = (busbw - _PRINTED_GB_PER_S) / (algbw + _PRINTED_GB_PER_S)
-            ratios.append((low, (busbw + _PRINTED_GB_PER_S) / (algbw - _PRINTED_GB_PER_S)))
+    for row in section.rows:
+        if "N/A" not in (row[algbw_column], row[busbw_column]):
+            algbw = section.number(row[algbw_column])
+            if algbw >= _FINE_GB_PER_S:
+                ratios.append(section.number(row[busbw_column]) / algbw)
     return ratios
-
-
-def _has_ratios(collective: Collective, ranks: int, ratios: Sequence[tuple[float, float]]) -> bool:
-    factor = _factor(collective, ranks)
-    return all(
-        low * (1 - _RATIO_TOLERANCE) <= factor <= high * (1 + _RATIO_TOLERANCE)
-        for low, high in ratios
-    )
-
-
-def _shown(ratios: Sequence[tuple[float, float]]) -> str:
-    """The ratio of the row whose rates are printed most finely."""
-    low, high = min(ratios, key=lambda one: one[1] - one[0])
-    return f"{(low + high) / 2:.2f}"
 
 
 def _points(

@@ -5,20 +5,13 @@ from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTime
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
-from dpscope.analysis.stats.scaling_laws import (
-    FARTHEST_FACTOR,
-    Scaling,
-    fit_scaling,
-    predicted_speedup,
-)
+from dpscope.analysis.stats.scaling_laws import Scaling, fit_scaling
 
 _SCALINGS: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"}
 
 
 class EpochLaw(NamedTuple):
-    """The law that the speedups of one series support, and its speedup on twice the largest
-    measured count.
-    """
+    """The law that the speedups of one series support."""
 
     study: str | None
     run: str | None
@@ -29,9 +22,7 @@ class EpochLaw(NamedTuple):
     parameters: Mapping[str, float]
     speedups: Mapping[int, float]  # as measured, by device count
     worst_relative_error: float
-    predicted_devices: int
-    predicted_speedup: float | None
-    note: str  # why nothing is predicted, or how far the law is extrapolated
+    note: str  # where a limit cut the fit off
 
 
 _Series = tuple[str | None, str | None, str, int, Scaling]
@@ -55,19 +46,18 @@ def law_fits(rows: Sequence[EpochTime], estimates: Sequence[EpochEstimate]) -> l
 
 
 def _law(key: _Series, speedups: Mapping[int, float]) -> EpochLaw:
-    fit = fit_scaling(speedups, key[4])
+    *_, scaling = key
+    fit = fit_scaling(speedups, scaling)
     assert fit is not None
-    farthest = FARTHEST_FACTOR * fit.largest_devices
-    prediction = predicted_speedup(fit, farthest)
+    parameters = {}
+    for name, estimate in fit.parameters.items():
+        if estimate.value is not None:
+            parameters[name] = estimate.value
     return EpochLaw(
         *key,
         law=fit.law,
-        parameters={
-            name: one.value for name, one in fit.parameters.items() if one.value is not None
-        },
+        parameters=parameters,
         speedups=dict(sorted(speedups.items())),
         worst_relative_error=fit.worst_relative_error,
-        predicted_devices=farthest,
-        predicted_speedup=prediction.speedup.value,
-        note=prediction.note,
+        note=fit.note,
     )

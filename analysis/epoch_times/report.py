@@ -97,7 +97,8 @@ def estimate_tables(report: EstimateReport) -> list[TextTable]:
             table_of(where, _OVERVIEW, grouped((one.setting, one) for one in estimates).values())
         )
         if laws := laws_of.get(where):
-            notes = dict.fromkeys(f"{law.law}: {law.note}" for law in laws if law.note)
+            noted = [law for law in laws if law.note]
+            notes = dict.fromkeys(f"{law.law}: {law.note}" for law in noted)
             tables.append(table_of(f"{where}: laws fitted to these speedups", _LAWS, laws, notes))
     return tables
 
@@ -137,6 +138,12 @@ LEGEND = (
     f"device must move, divided by the added time; not a link's rate. {NA}: unknown; the findings and the JSON give the reason."
 )
 
+
+def _parameters(law: EpochLaw) -> str:
+    parts = [f"{name} {value:.3g}" for name, value in law.parameters.items()]
+    return ", ".join(parts)
+
+
 _LAWS = (
     Field("by", "strategy"),
     Field("batch", "batch_size"),
@@ -145,18 +152,12 @@ _LAWS = (
     Field("law", "law"),
     Field(
         "parameters",
-        lambda law: ", ".join(f"{name} {value:.3g}" for name, value in law.parameters.items()),
+        _parameters,
     ),
     Field(
         "error",
         "worst_relative_error",
         "share",
         "The largest distance of a measured speedup from the law's",
-    ),
-    Field(
-        "predicts",
-        lambda law: (
-            NA if law.note else f"{significant(law.predicted_speedup)}x on {law.predicted_devices}"
-        ),
     ),
 )

@@ -65,8 +65,8 @@ def test_three_epoch_times_give_bandwidth_and_a_law(tmp_path: Path) -> None:
     """Weak scaling: 100/55 and 100/32. Added: 5 and 7 s. 250 steps x 100 MB over 5 s, 125 x 150 MB
     over 7 s.
 
-    Gustafson: s = (0.55 x 0.1 + 0.96 x 0.28) / (0.55^2 + 0.96^2) = 0.2645; 4 - 3 s is 2.6% and 2 -
-    s 4.5% off; 8 - 7 s = 6.148.
+    Gustafson: s = (0.55 x 0.1 + 0.96 x 0.28) / (0.55^2 + 0.96^2) = 0.2645; 4 - 3 s is 2.6% and
+    2 - s 4.5% off.
     """
     table = tmp_path / "times.csv"
     table.write_text(THREE_TIMES)
@@ -77,7 +77,7 @@ def test_three_epoch_times_give_bandwidth_and_a_law(tmp_path: Path) -> None:
         ("ddp", "100", "2", "NA", "1.818", "50", "5", "5", "5", "5"),
         ("ddp", "100", "4", "NA", "3.125", "25", "7", "7", "7", "2.679"),
     )
-    assert laws.rows[0][-4:] == ("gustafson", "serial_fraction 0.265", "4.5", "6.148x on 8")
+    assert laws.rows[0][-3:] == ("gustafson", "serial_fraction 0.265", "4.5")
     (law,) = report.laws
     assert law.speedups == {2: pytest.approx(100 / 55), 4: pytest.approx(100 / 32)}
     table.write_text(THREE_TIMES.replace("per_device", "global"))

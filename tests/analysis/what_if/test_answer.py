@@ -12,7 +12,14 @@ import pytest
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.what_if.answer import RunAnswer, chapter_of, facts, ledger_table, run_answer
+from dpscope.analysis.what_if.answer import (
+    Predicted,
+    RunAnswer,
+    chapter_of,
+    facts,
+    ledger_table,
+    run_answer,
+)
 from dpscope.analysis.what_if.bases import Question, base_of_loaded, base_of_traces
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors
 from dpscope.analysis.what_if.options import placed, scenarios_of
@@ -155,7 +162,9 @@ def test_efficiencies_have_the_band_of_their_steps_and_none_is_drawn_without_one
     rows = [replace(known_step, devices=count) for count in (8, 2)] + [
         Prediction(4, 1, 8, 100.0, 90.0, 125.0)
     ]
-    answer = RunAnswer(Question(BASE, COSTS), CellErrors(()), tuple(({}, one) for one in rows))
+    answer = RunAnswer(
+        Question(BASE, COSTS), CellErrors(()), tuple(Predicted({}, one) for one in rows)
+    )
     (axes,) = known(answer.figure()).axes
     assert [tuple(point) for point in np.asarray(axes.get_lines()[0].get_xydata())] == [
         (2, 80),
@@ -163,7 +172,9 @@ def test_efficiencies_have_the_band_of_their_steps_and_none_is_drawn_without_one
     ]
     ends = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
     assert (ends.min(), ends.max()) == pytest.approx((64, 800 / 9))
-    assert RunAnswer(Question(BASE, COSTS), CellErrors(()), (({}, rows[2]),)).figure() is None
+    assert (
+        RunAnswer(Question(BASE, COSTS), CellErrors(()), (Predicted({}, rows[2]),)).figure() is None
+    )
 
 
 def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_devices_alone() -> (
