@@ -4,6 +4,7 @@ the link's specification.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from statistics import median
 from typing import Any
 
@@ -23,10 +24,9 @@ from dpscope.analysis.figures.style import (
     COLOURS,
     MARKERS,
     STYLE,
-    headline,
+    finish,
     literal,
     panel_grid,
-    shared_legend,
 )
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import show_bytes
@@ -65,9 +65,8 @@ def calibration_figure(calibration: Calibration) -> Figure:
             axes.set_title(
                 f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9
             )
-        shared_legend(figure, panels, 4)
         machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
-        headline(figure, f"Bus bandwidth by size ({machine})")
+        finish(figure, f"Bus bandwidth by size ({machine})", "range of the iterations")
     return figure
 
 
@@ -84,9 +83,15 @@ def _panel(
         for of in (median, max, min)
     )
     axes.errorbar(
-        sizes_bytes, medians, yerr=[medians - slowest, fastest - medians], fmt="o", markersize=3, linewidth=0.8,
-        color=COLOURS["transfer"], label="measured (range)",
-    )  # fmt: skip
+        sizes_bytes,
+        medians,
+        yerr=[medians - slowest, fastest - medians],
+        fmt="o",
+        markersize=3,
+        linewidth=0.8,
+        color=COLOURS["transfer"],
+        label="measured: median",
+    )
     draw_models(axes, (min(sizes_bytes), max(sizes_bytes)), kind, ranks, fit, link)
     _bandwidth_axes(axes)
 
@@ -129,12 +134,9 @@ def draw_models(
             )
     if link is not None:
         axes.axhline(link.gb_per_s, label="link's specification", **_LINK)
-        axes.annotate(
-            f"{literal(link.name)}, {link.gb_per_s:.4g} GB/s",
-            (sizes[0], link.gb_per_s),
-            fontsize=7,
-            va="bottom",
-        )
+        rate = f"{literal(link.name)}: {link.gb_per_s:.4g} GB/s"
+        axes.annotate(rate, (sizes[0], link.gb_per_s), fontsize=7, va="bottom")
+        axes.margins(y=0.15)  # so that this text stays below the panel's title
 
 
 MOST_PANELS = 4
@@ -158,14 +160,14 @@ def bandwidths(run: RunData, costs: Costs) -> Figure | None:
 
     chosen = sorted(sorted(transfers), key=lambda panel: -all_bytes(panel))[:MOST_PANELS]
     figure, panels = panel_grid(len(chosen), min(2, len(chosen)), 7.5, 2.9, top=0.8)
+    cells = dict.fromkeys(cell for panel in chosen for cell in transfers[panel])
+    markers = dict(zip(cells, cycle(MARKERS), strict=False))
     for axes, (kind, ranks, nodes) in zip(panels, chosen, strict=True):
         by_cell = transfers[kind, ranks, nodes]
         place = place_of(run.cells[next(iter(by_cell))], kind, ranks)
         over = "" if nodes == 1 else f" of a job over {nodes} nodes"
         axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}", loc="left", fontsize=9)
-        _trace_panel(axes, kind, place, by_cell, costs)
-    shared_legend(figure, panels, 3)
-    headline(figure, "Bus bandwidth by message size: median, and range over transfers")
+        _trace_panel(axes, kind, place, by_cell, markers, costs)
     return figure
 
 
@@ -189,18 +191,29 @@ def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
 
 
 def _trace_panel(
-    axes: Axes, kind: str, place: Place, by_cell: Mapping[str, Table], costs: Costs
+    axes: Axes,
+    kind: str,
+    place: Place,
+    by_cell: Mapping[str, Table],
+    markers: Mapping[str, str],
+    costs: Costs,
 ) -> None:
-    for index, (cell, rows) in enumerate(by_cell.items()):
+    for cell, rows in by_cell.items():
         sizes = rows.group("bytes", in_order=True)
         rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
         medians = np.array([np.median(one) for one in rates])
         spread = [medians - [one.min() for one in rates], [one.max() for one in rates] - medians]
         axes.errorbar(
-            rows["bytes"][sizes.first].astype(float), medians, yerr=np.array(spread), fmt=MARKERS[index % len(MARKERS)],
-            markersize=5, capsize=2, color=COLOURS["transfer"], mfc=COLOURS["transfer"] if index == 0 else "none",
-            label=f"trace, {cell}",
-        )  # fmt: skip
+            rows["bytes"][sizes.first].astype(float),
+            medians,
+            yerr=np.array(spread),
+            fmt=markers[cell],
+            markersize=5,
+            capsize=2,
+            color=COLOURS["transfer"],
+            mfc="none",
+            label=f"trace, {cell}: median",
+        )
     sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
     fit, link = costs.fit(kind, place, "shortest"), costs.link(place)
     low, high = np.log10(float(sizes_bytes.min())), np.log10(float(sizes_bytes.max()))

@@ -2,90 +2,249 @@
 
 import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures import scaling, step, training
-from dpscope.analysis.figures.calibration import bandwidths
-from dpscope.analysis.figures.style import STYLE
+from dpscope.analysis.figures.calibration import MOST_PANELS, bandwidths
+from dpscope.analysis.figures.efficiency import Efficiencies, efficiency_figure
+from dpscope.analysis.figures.style import DOTS_PER_INCH, STYLE, finish, has_whiskers, labelled
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.training.data import TrainingData
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
-CAPTIONS = {
-    "batch": "Median untraced step and the throughput that follows from it, over the batch per device. A cross marks a batch at "
-    "which memory ran out and nothing was measured.",
-    "waterfall": "From DDP's median untraced step to the other strategy's, for up to three pairs of cells. Each part is the "
-    "difference of the means of traced steps; tracer is what these differences leave of the untraced one.",
-    "step_split": "Mean traced step of each cell. Exposed: communication while nothing computes. Wait: a collective waits for a "
-    "late rank. Other: neither wait nor transfer, or not separated. Idle: neither compute nor communication.",
-    "phases": "Means of traced steps: compute time of the forward pass, the backward pass and the optimizer, exposed "
-    "communication and copies of the batch to the device. Idle time is not drawn, nor a phase that the trace does not show.",
-    "device_use": "The traced step as 100 points: the time that its FLOPs would take at the peak, and the loss in the parts of "
-    "the ledger. Compute below the peak holds parts that are not known.",
-    "waits": "Mean exposed waiting per traced step, of up to four cells, the longest waits first: the rank of the row waits in "
-    "collectives for the column's, which comes last. Waiting behind compute is not in it.",
-    "wait_strip": "Left: how long each rank waits, exposed, in each traced step. Right: how long the others wait for it, on "
-    "average. A row that is dark throughout on the right is a rank that makes the others wait. Each panel has its own scale.",
-    "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
-    "negative; the ring formula, where a rate is known, uses the link's, else the calibration's bus bandwidth.",
-    "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, of the up to four collectives that "
-    "moved most bytes, next to the calibration's fit, the ring formula at the link's rate and the link's specification, where "
-    "they are known.",
-    "scaling": "Speedup and efficiency from untraced step times; whiskers and bands, if any, are 95% intervals. Weak: same batch "
-    "per device; strong: same global batch. Thin lines, if any: fitted laws, up to twice the largest count.",
-    "what_if": "Predicted efficiency on as many devices and more, replayed from the cell named in the chapter, with its 90% "
-    "band. Circles: that cell and others of its batch and options, as measured.",
-    "study": "Speedup, efficiency and test accuracy, whose axis does not begin at 0. Whiskers of speedup and efficiency are 95% "
-    "intervals, those of accuracy the range over seeds. Thin lines, if any: Amdahl's law through the strong point of most "
-    "devices.",
-    **training.TRAINING_CAPTIONS,
+Source = TypeVar("Source")
+
+
+class RunSource(NamedTuple):
+    """What the figures of a run are drawn from."""
+
+    run: RunData
+    comparison: Comparison
+    efficiencies: Efficiencies
+
+
+@dataclass(frozen=True)
+class FigureEntry(Generic[Source]):
+    """One figure: its file's name, section of the page and words.
+
+    `draw` returns None where there is nothing to see. The caption has those sentences of
+    `explained` whose label the figure shows; `whiskers` are explained where some are drawn.
+    """
+
+    name: str
+    section: str
+    draw: Callable[[Source], Figure | None]
+    title: str
+    caption: str
+    explained: Mapping[str, str] = field(default_factory=dict)
+    whiskers: str = "95% intervals"
+
+
+RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
+    FigureEntry(
+        "communication",
+        "answers",
+        lambda of: step.measured_and_estimated(of.comparison),
+        "Communication per step",
+        "Measured communication of traced steps (stacked) against the shortcuts.",
+        {
+            "hidden": "Hidden: the device computes meanwhile. All else is exposed.",
+            "$T_N(b) - T_1(b)$": "The subtraction compares untraced steps and can be negative.",
+            "ring formula": "The ring formula uses the link's rate, else the calibration's.",
+        },
+        "95% intervals of the subtraction",
+    ),
+    FigureEntry(
+        "step_split",
+        "answers",
+        lambda of: step.step_split(of.comparison),
+        "Where a traced step goes",
+        "Mean traced step of each cell. Wait, transfer and other are exposed communication.",
+        {
+            "wait": "Wait: a collective waits for a late rank.",
+            "transfer": "Transfer: its data move.",
+            "other": "Other: neither, or not separated.",
+            "idle": "Idle: neither compute nor communication.",
+        },
+    ),
+    FigureEntry(
+        "batch",
+        "numbers",
+        lambda of: scaling.batch_figure(of.run, of.comparison),
+        "Step time and throughput by batch",
+        "Median untraced step and the throughput measured over whole blocks of steps, by the batch "
+        "per device. A cross marks a batch at which memory ran out.",
+    ),
+    FigureEntry(
+        "waterfall",
+        "strategies",
+        lambda of: step.waterfall(of.run, of.comparison),
+        "What differs from DDP's step",
+        "Grey: median untraced steps. Each part between them is the difference of the means of "
+        "traced steps; tracer is what these differences leave of the untraced one.",
+        whiskers="95% intervals of the median untraced steps",
+    ),
+    FigureEntry(
+        "phases",
+        "breakdown",
+        lambda of: step.phase_split(of.comparison),
+        "Phases of a traced step",
+        "Means of traced steps: compute time of each phase, and the communication that is exposed "
+        "in the step. Idle time is not drawn.",
+    ),
+    FigureEntry(
+        "device_use",
+        "device_use",
+        lambda of: step.device_use(of.comparison),
+        "How much of the peak is used",
+        "The traced step as 100 points: the time that its FLOPs would take at the peak, and the "
+        "loss by part. The peak is the device's specified one; of a CPU, its measured matrix "
+        "product.",
+        {"compute below the peak": "Compute below the peak holds parts that are not known."},
+    ),
+    FigureEntry(
+        "waits",
+        "waiting",
+        lambda of: step.waits(of.run),
+        "Exposed waiting per step: the row's rank for the column's",
+        f"Means of traced steps, of the {step.MOST_WAIT_PANELS} cells that wait longest at most: "
+        "the rank of the row waits in collectives for the column's, which comes last.",
+    ),
+    FigureEntry(
+        "wait_strip",
+        "waiting",
+        lambda of: step.wait_strip(of.run),
+        "Exposed waiting by rank and traced step",
+        "Left: how long each rank waits. Right: how long the others wait for it, on average; a row "
+        "that is dark throughout is a rank that makes the others wait. Each panel has its own "
+        "scale.",
+    ),
+    FigureEntry(
+        "scaling",
+        "scaling",
+        lambda of: scaling.draw_scaling(of.comparison),
+        "Speedup and efficiency against one device",
+        "From untraced step times. Weak: same batch per device; strong: same global batch.",
+        {
+            scaling.TARGET: "Dash-dotted: --target-efficiency.",
+            scaling.LAW: "Thin lines: laws fitted to these points, up to twice the largest count.",
+            scaling.BAND: "Bands: 95% intervals of the laws.",
+        },
+    ),
+    FigureEntry(
+        "busbw",
+        "bandwidth",
+        lambda of: bandwidths(of.run, of.comparison.collective_costs),
+        "Bus bandwidth by message size",
+        f"Median over the transfers of one size in the traces, of the {MOST_PANELS} collectives "
+        "that moved most bytes at most.",
+        whiskers="range over transfers",
+    ),
+    FigureEntry(
+        "what_if",
+        "what_if",
+        lambda of: efficiency_figure(*of.efficiencies),
+        "Predicted efficiency on more devices",
+        "Replayed from the cell named in the chapter, with a 90% band.",
+        {"measured": "Circles: that cell and others of its batch and options, as measured."},
+    ),
+)
+_SEEDS = {
+    training.SEED: "Thin: one line per seed; thick: their median up to the shortest training."
 }
+TRAINING_FIGURES: tuple[FigureEntry[TrainingData], ...] = (
+    FigureEntry(
+        "training_accuracy",
+        "learning",
+        training.accuracy_curves,
+        "Accuracy while training",
+        "By epoch and by training time, without evaluation. A faster strategy is as good only if "
+        "its line also ends as high. Widths differ so that coinciding lines are all visible.",
+        _SEEDS,
+    ),
+    FigureEntry(
+        "training_loss",
+        "learning",
+        training.loss_curves,
+        "Loss while training",
+        "By epoch and by training time, without evaluation. The training loss is the one "
+        "minimised, the test loss the same without label smoothing.",
+        _SEEDS,
+    ),
+)
+FIGURES: dict[str, FigureEntry[Any]] = {
+    entry.name: entry for entry in (*RUN_FIGURES, *TRAINING_FIGURES)
+}
+"""Every figure of a report by name, in the order of the page."""
 
 
-def draw_all(run: RunData, comparison: Comparison) -> dict[str, Figure]:
-    """The figures of a run by file name; those without numbers are omitted."""
+class PageFigure(NamedTuple):
+    """A figure as a part of the page."""
+
+    section: str
+    caption: str
+    svg: str
+
+
+def draw_run(source: RunSource) -> dict[str, Figure]:
+    """The figures of a run and of the trainings in its folder, by file name."""
+    trained = source.run.training
+    return _draw(RUN_FIGURES, source) | (draw_training(trained) if trained else {})
+
+
+def draw_training(data: TrainingData) -> dict[str, Figure]:
+    """The curves of trainings by file name."""
+    return _draw(TRAINING_FIGURES, data)
+
+
+def _draw(entries: Sequence[FigureEntry[Source]], source: Source) -> dict[str, Figure]:
+    drawn = {}
     with mpl.rc_context(STYLE):
-        drawn = {
-            "batch": scaling.batch_figure(run, comparison),
-            "waterfall": step.waterfall(run, comparison),
-            "step_split": step.step_split(run, comparison),
-            "phases": step.phase_split(run),
-            "device_use": step.device_use(run, comparison),
-            "waits": step.waits(run),
-            "wait_strip": step.wait_strip(run),
-            "communication": step.measured_and_estimated(run, comparison),
-            "busbw": bandwidths(run, comparison.collective_costs),
-            "scaling": scaling.draw_scaling(comparison),
-            "study": scaling.draw_study(comparison),
-            **(training.training_figures(run.training) if run.training else {}),
-        }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+        for entry in entries:
+            if (figure := entry.draw(source)) is not None:
+                finish(figure, entry.title, entry.whiskers)
+                drawn[entry.name] = figure
+    return drawn
+
+
+def caption_of(name: str, figure: Figure) -> str:
+    """What this figure shows, in sentences, and nothing that it does not."""
+    entry, shown = FIGURES[name], labelled(figure)
+    sentences = [entry.caption]
+    sentences += [text for label, text in entry.explained.items() if label in shown]
+    if has_whiskers(figure):
+        sentences.append(f"Whiskers: {entry.whiskers}.")
+    return " ".join(sentences)
 
 
 def figure_files(
     drawn: Mapping[str, Figure], formats: Sequence[str]
-) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The SVG of each figure by its name, and files in these formats ("png", "svg", "pdf") by file
-    name.
+) -> tuple[dict[str, PageFigure], dict[str, bytes]]:
+    """Each figure by its name as a part of the page, and files in these formats ("png", "svg",
+    "pdf") by file name.
     """
-    for figure in drawn.values():  # laid out once for all files
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
     svg = {name: saved(figure, "svg") for name, figure in drawn.items()}
     made = {
         f"{name}.{one}": svg[name] if one == "svg" else saved(figure, one)
         for name, figure in drawn.items()
         for one in formats
     }
-    return {name: content.decode() for name, content in svg.items()}, made
+    parts = {
+        name: PageFigure(
+            FIGURES[name].section, caption_of(name, figure), for_page(name, svg[name].decode())
+        )
+        for name, figure in drawn.items()
+    }
+    return parts, made
 
 
-DOTS_PER_INCH = 150  # of PNG
 _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": "dpscope"},
     "svg": {"Date": None, "Creator": "dpscope"},
@@ -98,9 +257,10 @@ def saved(figure: Figure, file_format: str) -> bytes:
     prologue.
     """
     buffer, is_svg = io.BytesIO(), file_format == "svg"
-    dpi: Any = DOTS_PER_INCH if file_format == "png" else "figure"
     with mpl.rc_context(STYLE if is_svg else {}):
-        figure.savefig(buffer, format=file_format, dpi=dpi, metadata=_METADATA[file_format])
+        figure.savefig(
+            buffer, format=file_format, dpi=DOTS_PER_INCH, metadata=_METADATA[file_format]
+        )
     content = buffer.getvalue()
     return content[content.index(b"<svg") :] if is_svg else content
 

@@ -3,7 +3,7 @@ DP next to DDP, and waits.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,54 +18,38 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_Parts = Mapping[str, tuple[Sequence[float], str]]  # by label: a value for each bar, and the colour
-_EXPOSED = {
-    "exposed_wait_us": ("exposed wait", COLOURS["wait"]),
-    "exposed_transfer_us": ("exposed transfer", COLOURS["transfer"]),
-    "exposed_other_us": ("exposed other", COLOURS["exposed"]),
-}
-_LEDGER = {  # column -> label and colour; they add up to the traced step
-    "compute_us": ("compute", COLOURS["compute"]),
-    **_EXPOSED,
-    "idle_us": ("idle", COLOURS["idle"]),
-}
+_Parts = Mapping[str, Sequence[float]]
+"""By label of style.PARTS: a value for each bar."""
+_LEDGER = {f"{part}_us": label for part, label in STEP_PARTS.items()}  # they add up to the step
 _PHASES = {
-    "host_to_device_us": ("transfer to device", COLOURS["host_to_device"]),
-    "forward_us": ("forward", COLOURS["forward"]),
-    "backward_us": ("backward", COLOURS["backward"]),
-    "exposed_us": ("exposed communication", COLOURS["exposed"]),
-    "optimizer_us": ("optimizer", COLOURS["optimizer"]),
+    "host_to_device_us": "copies to the device",
+    "forward_us": "forward",
+    "backward_us": "backward",
+    "exposed_us": "exposed communication",
+    "optimizer_us": "optimizer",
 }
 _USE = {  # they add up to 100
-    "used_points": ("computing at the peak", COLOURS["compute"]),
-    "lost_below_peak_points": ("compute below the peak", COLOURS["forward"]),
-    "lost_contention_points": ("contention", COLOURS["hidden"]),
-    "lost_wait_points": ("exposed wait", COLOURS["wait"]),
-    "lost_transfer_points": ("exposed transfer", COLOURS["transfer"]),
-    "lost_other_points": ("exposed other", COLOURS["exposed"]),
-    "lost_idle_points": ("idle", COLOURS["idle"]),
+    "used_points": "at the peak",
+    "lost_below_peak_points": "compute below the peak",
+    "lost_contention_points": "contention",
+    "lost_wait_points": "wait",
+    "lost_transfer_points": "transfer",
+    "lost_other_points": "other",
+    "lost_idle_points": "idle",
 }
-_MEASURED = {
-    "hidden_us": ("hidden behind compute", COLOURS["hidden"]),
-    **{
-        name: _EXPOSED[name]
-        for name in ("exposed_transfer_us", "exposed_wait_us", "exposed_other_us")
-    },
-}
-_SHORTCUTS = {
-    "same_local_batch_us": ("subtraction $T_N(b) - T_1(b)$", COLOURS["same_local_batch"]),
-    "ring_us": ("ring formula", COLOURS["ring"]),
-}
+_MEASURED = {"hidden_us": "hidden", **{f"{part}_us": STEP_PARTS[part] for part in EXPOSED_PARTS}}
+_SHORTCUTS = {"same_local_batch_us": "$T_N(b) - T_1(b)$", "ring_us": "ring formula"}
 _BAR = 0.27  # of the space between cells
-_WHISKER = {"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2}
+_WHISKER: dict[str, Any] = {"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2}
 
 
-def step_split(run: RunData, comparison: Comparison) -> Figure | None:
+def step_split(comparison: Comparison) -> Figure | None:
     """The traced step of each cell in the parts of its ledger; a part that no cell has is
     omitted.
     """
@@ -74,127 +58,93 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
         for row in comparison.rows.values()
         if None not in (row.compute_us, row.traced_step_us, row.idle_us)
     ]
-    unit = choose_unit("time", [row.traced_step_us for row in rows])
     labels = [
         f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell
         for row in rows
     ]
-    parts, title = (
-        _of_rows(_LEDGER, rows, unit.divisor),
-        f"Where a traced step goes{_host_note(run)}",
-    )
-    return _stacked(title, labels, parts, f"time per step [{unit.label}]", NARROW)
+    return _split(labels, rows, _LEDGER, NARROW)
 
 
-def device_use(run: RunData, comparison: Comparison) -> Figure | None:
+def phase_split(comparison: Comparison) -> Figure | None:
+    """The phases of each cell's traced step whose communication is known, without idle time."""
+    rows = [
+        row
+        for row in comparison.rows.values()
+        if row.forward_us is not None and (row.devices == 1 or row.exposed_us is not None)
+    ]
+    return _split([row.cell for row in rows], rows, _PHASES, WIDTH)
+
+
+def _split(
+    labels: Sequence[str], rows: Sequence[CellRow], columns: Mapping[str, str], width: float
+) -> Figure | None:
+    unit = choose_unit("time", [row.traced_step_us for row in rows])
+    parts = _of_rows(columns, rows, unit.divisor)
+    return stacked(labels, parts, f"time per step [{unit.label}]", width)
+
+
+def device_use(comparison: Comparison) -> Figure | None:
     """The share of the peak that each cell uses, and the loss from 100% in the parts of the ledger;
     None without a known peak.
     """
     rows = [row for row in comparison.rows.values() if row.used_points is not None]
-    peak = (
-        "the measured CPU matmul peak"
-        if run.device_type == "cpu"
-        else "the device's specified peak"
-    )
-    parts, label = _of_rows(_USE, rows), "points of the peak in a traced step [%]"
-    return _stacked(f"How much of {peak} is used", [row.cell for row in rows], parts, label)
+    labels = [row.cell for row in rows]
+    return stacked(labels, _of_rows(_USE, rows), "points of the peak in a traced step [%]")
 
 
-def phase_split(run: RunData) -> Figure | None:
-    """Transfer to the device, forward, backward, exposed communication, optimizer, in the tables'
-    order.
-    """
-    means = {}
-    for data in run.measured:
-        windows = data.critical_windows
-        known = data.devices == 1 or data.communication_known
-        if known and windows.known("forward_us").any():
-            means[data.name] = {name: windows.mean(name) or 0.0 for name in _PHASES}
-    unit = choose_unit("time", [sum(row.values()) for row in means.values()])
-    parts = {
-        label: ([row[name] / unit.divisor for row in means.values()], colour)
-        for name, (label, colour) in _PHASES.items()
-        if any(row[name] for row in means.values())
-    }
-    title = "Phases of a traced step, 1 against N devices"
-    return _stacked(title, list(means), parts, f"time per step [{unit.label}]")
-
-
-def _host_note(run: RunData) -> str:
-    """For titles: dp-host communicates by copies on the host."""
-    return (
-        " (dp-host: host copies)" if any(data.traits.host_copies for data in run.measured) else ""
-    )
-
-
-def _of_rows(
-    columns: Mapping[str, tuple[str, str]], rows: Sequence[CellRow], divisor: float = 1.0
-) -> _Parts:
-    """The columns that have a value in any row."""
-    values = {name: [(row.number(name) or 0.0) / divisor for row in rows] for name in columns}
+def _of_rows(columns: Mapping[str, str], rows: Sequence[CellRow], divisor: float = 1.0) -> _Parts:
     return {
-        columns[name][0]: (column, columns[name][1])
-        for name, column in values.items()
-        if any(column)
+        label: [(row.number(name) or 0.0) / divisor for row in rows]
+        for name, label in columns.items()
     }
 
 
-def _stacked(
-    title: str, labels: list[str], parts: _Parts, x_label: str, width: float = WIDTH
+def stacked(
+    labels: Sequence[str], parts: _Parts, x_label: str, width: float = WIDTH
 ) -> Figure | None:
-    if not labels or not any(any(values) for values, _ in parts.values()):
+    """A bar for each label, in those parts that any bar has; None unless it compares several."""
+    if len(labels) < 2 or not any(any(values) for values in parts.values()):
         return None
     figure, (axes,) = new_figure(len(labels), width)
     style.bar_rows(axes, labels, parts)
     axes.set_xlim(left=0)
     style.downwards(axes, x_label)
-    style.headline(figure, title)
-    figure.legend(loc="outside lower center", ncols=min(len(parts), 3))
     return figure
 
 
-def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | None:
+def measured_and_estimated(comparison: Comparison) -> Figure | None:
     """Three bars for each cell on several devices: measured, stacked; the subtraction with its
     interval; the ring formula.
 
-    None if no cell has measured communication.
+    None if no cell has measured communication, or if there is nothing to compare it with.
     """
     rows = [row for row in comparison.rows.values() if row.communication_us is not None]
-    if not rows:
-        return None
-    unit = choose_unit("time", [row.communication_us for row in rows])
     shortcuts = {
-        name: one
-        for name, one in _SHORTCUTS.items()
+        name: label
+        for name, label in _SHORTCUTS.items()
         if any(row.value(name) is not None for row in rows)
     }
+    if len(rows) * (1 + len(shortcuts)) < 2:
+        return None
+    unit = choose_unit("time", [row.communication_us for row in rows])
     figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.24)
     places = np.arange(len(rows), dtype=float)
     first = places - _BAR * len(shortcuts) / 2
     parts = _of_rows(_MEASURED, rows, unit.divisor)
-    if not parts and not shortcuts:
-        return None
-    style.bar_rows(
-        axes, first.tolist(), {f"measured: {name}": one for name, one in parts.items()}, _BAR * 0.9
-    )
-    for index, (column, (label, colour)) in enumerate(shortcuts.items(), start=1):
-        # a column without an interval is drawn without whiskers
-        ends = [name if name in REGISTERED else None for name in INTERVAL.of(column)]
-        values, low, high = (
-            [row.number(name) if name else None for row in rows] for name in (column, *ends)
-        )
-        spread = whiskers(values, low, high) / unit.divisor if None not in ends else None
-        axes.barh(
-            first + _BAR * index, np.array(values, dtype=float) / unit.divisor, height=_BAR * 0.9, color=colour,
-            label=label, xerr=spread, error_kw=_WHISKER,
-        )  # fmt: skip
+    style.bar_rows(axes, first, parts, _BAR * 0.9)
+    for index, (column, label) in enumerate(shortcuts.items(), start=1):
+        values = [row.number(column) for row in rows]
+        lengths = np.array(values, dtype=float) / unit.divisor
+        beside = first + _BAR * index
+        style.bar_rows(axes, beside, {label: lengths}, _BAR * 0.9)
+        if INTERVAL.of(column)[0] in REGISTERED:
+            low, high = ([row.number(name) for row in rows] for name in INTERVAL.of(column))
+            spread = whiskers(values, low, high) / unit.divisor
+            axes.errorbar(lengths, beside, xerr=spread, fmt="none", **_WHISKER)
     axes.set_yticks(places, [row.cell for row in rows])
     axes.axvline(0, color="black", linewidth=0.8)
-    has_whiskers = any(row.interval("same_local_batch_us") is not None for row in rows)
-    whisker_note = "; whiskers: 95% interval of the subtraction" if has_whiskers else ""
-    style.downwards(axes, f"time per step [{unit.label}]{whisker_note}")
-    style.headline(figure, f"Communication per step{_host_note(run)}")
-    figure.legend(loc="outside lower center", ncols=2)
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    style.downwards(axes, f"time per step [{unit.label}]")
     return figure
 
 
@@ -206,9 +156,8 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
     batches first.
     """
     ordered = sorted(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size), reverse=True)
-    known = [(gap, parts) for gap in ordered if (parts := gap_parts(run, comparison, gap))][
-        :MOST_GAPS
-    ]
+    every = [(gap, gap_parts(run, comparison, gap)) for gap in ordered]
+    known = [(gap, parts) for gap, parts in every if parts][:MOST_GAPS]
     if not known:
         return None
     rows = [len(parts) + 2 for _, parts in known]
@@ -228,25 +177,36 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     labels = [gap.ddp, *(part.label for part in parts), gap.dp]
     _whole(axes, 0, ddp, unit)
     at = (ddp.value or 0.0) / unit.divisor
-    hatch, alpha = (None, 1.0) if gap.explained else ("///", 0.5)
+    # parts that do not explain the gap are drawn pale
+    hatch = None if gap.explained else "///"
+    alpha = 1.0 if gap.explained else 0.5
     for index, part in enumerate(parts, 1):
         change = part.gap_us / unit.divisor
         axes.barh(
-            index, change, left=at, color=COLOURS[part.key], height=0.7, hatch=hatch, alpha=alpha
+            index,
+            change,
+            left=at,
+            color=COLOURS[part.key],
+            height=0.7,
+            hatch=hatch,
+            alpha=alpha,
         )
+        sign = "+" if change >= 0 else "−"
         axes.annotate(
-            f"{'+' if change >= 0 else '−'}{show_time(abs(part.gap_us))}", (max(at, at + change), index), xytext=(3, 0),
-            textcoords="offset points", va="center", fontsize=8,
-        )  # fmt: skip
+            f"{sign}{show_time(abs(part.gap_us))}",
+            (max(at, at + change), index),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
         at += change
         axes.plot([at] * 2, [index - 0.35, index + 1.35], color="#777777", linewidth=0.7)
     _whole(axes, len(parts) + 1, dp, unit)
     axes.set_yticks(range(len(labels)), labels)
     axes.margins(x=0.12)
-    axes.set_xlim(left=0)
-    has_whiskers = None not in (dp.low, ddp.low)
-    whisker_note = "; whiskers: 95% interval of the median untraced step" if has_whiskers else ""
-    style.downwards(axes, f"time per step [{unit.label}]{whisker_note}")
+    axes.axvline(0, color="black", linewidth=0.8)
+    style.downwards(axes, f"time per step [{unit.label}]")
     axes.set_title(_title(gap), loc="left")
 
 
@@ -257,20 +217,11 @@ def _title(gap: StrategyGap) -> str:
 
 
 def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:
-    value = step.value or 0.0
-    spread = (
-        None
-        if None in (step.low, step.high)
-        else whiskers([value], [step.low], [step.high]) / unit.divisor
-    )
-    axes.barh(
-        row,
-        value / unit.divisor,
-        color=COLOURS["whole"],
-        height=0.7,
-        xerr=spread,
-        error_kw=_WHISKER,
-    )
+    """A median untraced step, with its interval if it is known."""
+    length = (step.value or 0.0) / unit.divisor
+    axes.barh(row, length, color=COLOURS["whole"], height=0.7)
+    spread = whiskers([step.value], [step.low], [step.high]) / unit.divisor
+    axes.errorbar(length, row, xerr=spread, fmt="none", **_WHISKER)
 
 
 MOST_WAIT_PANELS = 4
@@ -286,10 +237,11 @@ def waits(run: RunData) -> Figure | None:
     """A panel for each cell, the longest waits first: row waits for column, mean exposed wait per
     step. None without.
 
-    Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
+    Two ranks have two waits, which tables show; cells of more than MOST_WAIT_RANKS ranks have a
+    `wait_strip` instead.
     """
     matrices = {}
-    for data in (one for one in run.measured if one.processes <= MOST_WAIT_RANKS):
+    for data in (one for one in run.measured if 2 < one.processes <= MOST_WAIT_RANKS):
         pairs = data.mean_waits
         pairs = pairs.take(pairs["exposed_wait_us"] > 0)
         if len(pairs):
@@ -298,16 +250,17 @@ def waits(run: RunData) -> Figure | None:
             matrices[data.name] = matrix
     if not matrices:
         return None
-    shown = sorted(matrices.items(), key=lambda item: -float(item[1].max()))[:MOST_WAIT_PANELS]
-    unit = choose_unit("time", [float(matrix.max()) for _, matrix in shown])
-    columns, height = (2, 2.6) if max(len(matrix) for _, matrix in shown) <= _SMALL else (1, 5.0)
-    figure, panels = style.panel_grid(len(shown), columns, WIDTH, height)
-    highest = max(float(matrix.max()) for _, matrix in shown) / unit.divisor
-    for axes, (cell, matrix) in zip(panels, shown, strict=True):
-        _matrix_panel(axes, cell, matrix, unit, highest)
-    style.headline(
-        figure, f"Exposed waiting per step [{unit.label}]: the row's rank for the column's"
-    )
+    longest_us = {name: float(matrix.max()) for name, matrix in matrices.items()}
+    cells = sorted(matrices, key=lambda name: -longest_us[name])[:MOST_WAIT_PANELS]
+    highest_us = longest_us[cells[0]]
+    unit = choose_unit("time", [highest_us])
+    most_ranks = max(len(matrices[name]) for name in cells)
+    if most_ranks <= _SMALL:
+        figure, panels = style.panel_grid(len(cells), 2, WIDTH, 2.6)
+    else:
+        figure, panels = style.panel_grid(len(cells), 1, WIDTH, 5.0)
+    for axes, name in zip(panels, cells, strict=True):
+        _matrix_panel(axes, name, matrices[name], unit, highest_us / unit.divisor)
     return figure
 
 
@@ -318,13 +271,13 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
     axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.grid(visible=False)
-    axes.set_title(cell, loc="left", fontsize=9)
+    axes.set_title(f"{cell} [{unit.label}]", loc="left", fontsize=9)
     axes.set_xlabel("late rank")
     axes.set_ylabel("waiting rank")
     if len(ranks) > _MOST_NUMBERS:
         return
-    axes.set_xticks(ranks, [str(rank) for rank in ranks])
-    axes.set_yticks(ranks, [str(rank) for rank in ranks])
+    axes.set_xticks(ranks)
+    axes.set_yticks(ranks)
     for row, column in np.argwhere(values > 0):
         colour = "#ffffff" if values[row, column] > 0.6 * highest else "#111111"
         number = show(float(matrix[row, column]), unit)
@@ -336,15 +289,15 @@ def wait_strip(run: RunData) -> Figure | None:
     without such a cell.
     """
     many = [data for data in run.measured if data.processes > MOST_WAIT_RANKS]
-    cells = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()][
-        :MOST_WAIT_PANELS
-    ]
+    waiting = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()]
+    cells = waiting[:MOST_WAIT_PANELS]
     if not cells:
         return None
-    figure = Figure(figsize=(7.5, 3.2 * len(cells)), layout="constrained")
-    for data, panels in zip(cells, figure.subplots(len(cells), 2, squeeze=False), strict=True):
-        for axes, (title, strip) in zip(panels, wait_strips(data).items(), strict=True):
-            _strip_panel(figure, axes, f"{data.name}: {title}", strip)
+    figure, panels = style.panel_grid(2 * len(cells), 2, WIDTH, 3.2)
+    free = iter(panels)
+    for data in cells:
+        for title, strip in wait_strips(data).items():
+            _strip_panel(figure, next(free), f"{data.name}: {title}", strip)
     return figure
 
 
@@ -368,9 +321,8 @@ def wait_strips(data: Job) -> "dict[str, pd.DataFrame]":
     late = late.assign(rank=late["late_rank"], exposed_wait_us=others_us)
     together = -(-data.processes // MOST_STRIP_ROWS)
     rows = np.arange(0, data.processes, together)
-    columns = pd.MultiIndex.from_frame(
-        steps.take(steps.group("repeat", "step", in_order=True).first).frame[["repeat", "step"]]
-    )
+    first_ranks = steps.take(steps.group("repeat", "step", in_order=True).first)
+    columns = pd.MultiIndex.from_frame(first_ranks.frame[["repeat", "step"]])
     strips = {}
     for title, times in (("waits", steps), ("is waited for", late)):
         plain = (

@@ -1,6 +1,6 @@
 """The style and colours of all figures, and helpers that several of them share."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_NAME = 38  # characters in a line
+_LEGEND_CHARACTERS_PER_INCH = 13
+# of the axis: a shorter bar cannot be seen, and one below the second is nothing to write of
+_SHORTEST_SHARE, _NEGLIGIBLE_SHARE = 0.006, 1e-5
 WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DOTS_PER_INCH = 150  # of PNG; widths of text are measured at it
 STYLE: Any = {
+    "figure.dpi": DOTS_PER_INCH,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -50,9 +55,83 @@ def panel_grid(
     return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
-def headline(figure: "Figure", title: str) -> None:
-    """A title over all panels, at the left."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+def finish(figure: "Figure", title: str, whiskers: str) -> None:
+    """Give a drawn figure its title, legend and layout; bars too short to see get their value in
+    words.
+
+    The title states what the `whiskers` are where there are some.
+    """
+    for axes in figure.axes:
+        _write_short_bars(axes)
+    explained = f"{title}; whiskers: {whiskers}" if has_whiskers(figure) else title
+    figure.suptitle(explained, x=0.01, ha="left", fontsize=11)
+    handles = labelled(figure)
+    if handles:
+        longest = max(len(label) for label in handles)
+        in_a_row = int(figure.get_figwidth() * _LEGEND_CHARACTERS_PER_INCH // (longest + 6))
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(max(in_a_row, 1), len(handles)),
+        )
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)  # laid out once for all files
+
+
+def labelled(figure: "Figure") -> dict[str, Any]:
+    """What a figure's legend explains: each label once, with a drawn part that has it."""
+    once: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        once = dict(zip(labels, handles, strict=True)) | once
+    return once
+
+
+def has_whiskers(figure: "Figure") -> bool:
+    """Whether any error bar of a known length was drawn."""
+    from matplotlib.container import ErrorbarContainer
+
+    bars = (
+        bar
+        for axes in figure.axes
+        for container in axes.containers
+        if isinstance(container, ErrorbarContainer)
+        for lines in container.lines[2]
+        for bar in lines.get_segments()
+    )
+    return any(len(bar) and bool(np.ptp(bar, axis=0).max() > 0) for bar in bars)
+
+
+def _write_short_bars(axes: "Axes") -> None:
+    """Write the values of labelled horizontal bars that are too short to see next to their row."""
+    from matplotlib.container import BarContainer
+
+    axis_length = float(np.ptp(axes.get_xlim()))
+    texts: dict[float, list[str]] = {}
+    for bars in axes.containers:
+        if not isinstance(bars, BarContainer) or str(bars.get_label()).startswith("_"):
+            continue
+        for bar in bars:
+            length = bar.get_width()
+            if _NEGLIGIBLE_SHARE < abs(length) / axis_length < _SHORTEST_SHARE:
+                number = np.format_float_positional(length, 2, fractional=False, trim="-")
+                middle = round(bar.get_y() + bar.get_height() / 2, 6)
+                texts.setdefault(middle, []).append(f"{bars.get_label()} {number}")
+    for middle, values in texts.items():
+        write_next_to(axes, middle, ", ".join(values))
+
+
+def write_next_to(axes: "Axes", place: float, text: str) -> None:
+    """Write a text to the right of the axes, where it covers nothing, in the row of a bar."""
+    axes.annotate(
+        text,
+        (1.01, place),
+        xycoords=axes.get_yaxis_transform(),
+        va="center",
+        fontsize=7,
+        annotation_clip=False,
+    )
 
 
 def whiskers(
@@ -69,13 +148,28 @@ def whiskers(
 def bar_rows(
     axes: "Axes",
     places: "Sequence[Any]",
-    parts: "Mapping[str, tuple[Sequence[float], str]]",
+    parts: "Mapping[str, Sequence[float]]",
     height: float = 0.7,
 ) -> None:
-    """Stacked horizontal bars: `parts` has for each label a value per place, and the colour."""
+    """Stacked horizontal bars: `parts` has for each label of PARTS a value per place; parts that are
+    0 everywhere are omitted.
+    """
     left = np.zeros(len(places))
-    for name, (values, colour) in parts.items():
-        axes.barh(places, values, left=left, label=name, color=colour, height=height)
+    for label, values in parts.items():
+        if not any(values):
+            continue
+        colour, hatch = PARTS[label]
+        axes.barh(
+            places,
+            values,
+            left=left,
+            label=label,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0,
+            height=height,
+        )
         left = left + values
 
 
@@ -90,25 +184,6 @@ def downwards(axes: "Axes", label: str) -> None:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(label, loc="right")  # long names leave the axes little width
-
-
-def shared_legend(figure: "Figure", axes: "Iterable[Axes]", columns: int) -> None:
-    """One legend below a figure, with each label of these axes once."""
-    once: dict[str, Any] = {}
-    for one in axes:
-        once |= dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
-    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=columns)
-
-
-def with_intervals(title: str, ends: "Iterable[float | None]") -> str:
-    """A figure's title, which states what its whiskers are, or that it has none; `ends` are those
-    of all intervals.
-    """
-    return (
-        f"{title}, with 95% intervals"
-        if any(end is not None for end in ends)
-        else f"{title} (no intervals)"
-    )
 
 
 def literal(text: str) -> str:
@@ -146,4 +221,24 @@ COLOURS = {
     "predicted": "#882255",
     "target": "#009E73",
     "tracer": "#999999",
+}
+
+# The parts of bars by their label: colour, and a hatch, which sets neighbours apart in grey, too.
+PARTS = {
+    "compute": (COLOURS["compute"], ""),
+    "hidden": (COLOURS["hidden"], r"\\\\"),
+    "wait": (COLOURS["wait"], "////"),
+    "transfer": (COLOURS["transfer"], "...."),
+    "other": (COLOURS["exposed"], "xxxx"),
+    "idle": (COLOURS["idle"], ""),
+    "$T_N(b) - T_1(b)$": (COLOURS["same_local_batch"], ""),
+    "ring formula": (COLOURS["ring"], "||||"),
+    "copies to the device": (COLOURS["host_to_device"], "||||"),
+    "forward": (COLOURS["forward"], ""),
+    "backward": (COLOURS["backward"], ""),
+    "exposed communication": (COLOURS["exposed"], "xxxx"),
+    "optimizer": (COLOURS["optimizer"], "...."),
+    "at the peak": (COLOURS["compute"], ""),
+    "compute below the peak": (COLOURS["forward"], ""),
+    "contention": (COLOURS["hidden"], r"\\\\"),
 }

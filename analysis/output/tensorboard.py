@@ -21,18 +21,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from isal import igzip, igzip_lib
 from matplotlib.figure import Figure
 
 from dpscope.analysis.figures import draw as figures
-from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
+from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS
 from dpscope.analysis.report.training_report import training_markdown
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import (
@@ -70,13 +68,6 @@ from dpscope.profiling.store.ownership import (
 )
 from dpscope.profiling.store.training_folders import TrainFolder, holds_epochs
 
-TRACED_METRICS = {  # tag -> column of the comparison and what it is divided by
-    "traced_step_ms": ("traced_step_us", 1e3),
-    **{f"{part}_ms": (f"{part}_us", 1e3) for part in STEP_PARTS},
-    "exposed_ms": ("exposed_us", 1e3),
-    "busbw_gb_per_s": ("busbw_gb_per_s", 1.0),
-}
-METRICS = {"step_ms": ("step_us", 1e3), "samples_per_s": ("samples_per_s", 1.0), **TRACED_METRICS}
 DISTRIBUTED_VIEW = (
     "**PyTorch Profiler's Distributed view and the report.** The view has the same whole steps, of the first repeat alone; the "
     "report's numbers are means over all repeats. The view counts what ranks wait for a broadcast or a reduce as its data "
@@ -85,6 +76,7 @@ DISTRIBUTED_VIEW = (
     "numbers."
 )
 """What the view cannot show as the report does, for TensorBoard's Text page."""
+LEDGER_TAG = "comparison.csv"  # the group of its columns that HParams shows, in stored units
 TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams shows next to a training's settings, each at its last epoch."""
 
@@ -122,13 +114,13 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
     """
     measured, training = report.run.measured, report.run.training
     folder = _cleared(out or report.run.folder.path, [data.name for data in measured])
-    metrics = METRICS if report.run.recorded is not None else TRACED_METRICS
+    columns = [name for name in FIRST_COLUMNS if report.comparison.has(name)]
     sessions = {data.name: _hyperparameters(report, data) for data in measured}
     with EventLog(folder / "report") as log:
         trained = training_sessions(training) if training else []
         log.experiment(
             _values([*sessions.values(), *trained]),
-            [*metrics, *(TRAINING_METRICS if trained else ())],
+            [*(f"{LEDGER_TAG}/{name}" for name in columns), *(TRAINING_METRICS if trained else ())],
         )
         log.text("comparison", render_markdown(report))
         log.text("distributed_view", DISTRIBUTED_VIEW)
@@ -136,8 +128,8 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
     for data in measured:
         row = report.comparison.rows[data.name]
         known = {
-            tag: value / by
-            for tag, (name, by) in metrics.items()
+            f"{LEDGER_TAG}/{name}": value
+            for name in columns
             if (value := row.number(name)) is not None
         }
         _write_cell(report, data, folder / data.name, sessions[data.name], known)
@@ -152,7 +144,7 @@ def export_trainings(data: TrainingData) -> Path:
     with EventLog(folder / "report") as log:
         log.experiment(_values(training_sessions(data)), TRAINING_METRICS)
         log.text("training", training_markdown(data))
-        _add_figures(log, training_figures(data))
+        _add_figures(log, figures.draw_training(data))
     write_missing_events(data)
     return folder
 
@@ -182,10 +174,8 @@ def _values(sessions: Sequence[Mapping[str, HyperParameter]]) -> dict[str, list[
 
 def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
     for name, figure in drawn.items():
-        width, height = (
-            round(inches * figures.DOTS_PER_INCH) for inches in figure.get_size_inches()
-        )
-        log.image(name, figures.saved(figure, "png"), int(width), int(height))
+        width, height = figure.bbox.size.astype(int).tolist()  # at the dots per inch of PNG
+        log.image(name, figures.saved(figure, "png"), width, height)
 
 
 def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:
@@ -207,9 +197,7 @@ def _write_cell(
 ) -> None:
     with EventLog(folder) as log:
         log.session(session, metrics)
-        steps = np.concatenate(data.step_samples() or [np.empty(0)])
-        for index, step_us in enumerate(steps):
-            log.scalar("timed_step_ms", float(step_us) / 1e3, index)
+        _write_steps(log, data)
     for one in report.run.traces:
         write_plugin_copies(one.path, folder, 0, one.rank or 0, _not_whole(data, 0, one.rank))
     if report.run.recorded is None:
@@ -218,6 +206,18 @@ def _write_cell(
         for trace in sorted((repeat.path / "traces").glob("*.pt.trace.json.gz"), key=natural_order):
             node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
             write_plugin_copies(trace, folder, node, rank, _not_whole(data, number, rank))
+
+
+def _write_steps(log: EventLog, data: Job) -> None:
+    """Write a series for each repeat, with each timed step at its number.
+
+    Repeats are series of their own, since each one begins at step 0.
+    """
+    timed = data.tables.samples.having("measuring_pass", "timed")
+    repeats = sorted(set(timed["repeat"].tolist()))
+    for repeat, steps_us in zip(repeats, data.step_samples(), strict=True):
+        for step, step_us in enumerate(steps_us):
+            log.scalar(f"timed_step_us/repeat{repeat}", float(step_us), step)
 
 
 def _not_whole(data: Job, repeat: int, rank: int | None) -> frozenset[int]:

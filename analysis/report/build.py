@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
@@ -44,6 +45,7 @@ from dpscope.profiling.records.short_repr import short_repr
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dpscope.analysis.figures.draw import PageFigure
     from dpscope.analysis.what_if.answer import RunAnswer
 
 _MOST_HEADINGS = 6  # in a line that states why values are missing
@@ -112,10 +114,10 @@ class Report(Results):
     @cached_property
     def figures(self) -> "Mapping[str, Figure]":
         """All figures by name; the first access imports matplotlib."""
-        from dpscope.analysis.figures.draw import draw_all
+        from dpscope.analysis.figures.draw import RunSource, draw_run
 
-        predicted = self.what_if.figure() if self.what_if is not None else None
-        return draw_all(self.run, self.comparison) | ({"what_if": predicted} if predicted else {})
+        efficiencies = self.what_if.efficiencies if self.what_if else Efficiencies()
+        return draw_run(RunSource(self.run, self.comparison, efficiencies))
 
 
 def make_report(
@@ -167,17 +169,17 @@ def write_report(
         folder,
         report.figures,
         figure_formats,
-        lambda svg: {
+        lambda figures: {
             "comparison.csv": comparison_csv(report.comparison),
             "comparison.md": render_markdown(report),
-            "report.html": pages.render_page(make_page(report, svg)),
+            "report.html": pages.render_page(make_page(report, figures)),
         },
     )
     return folder / "report.html"
 
 
-def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
-    """The page's content from a report and its figures as SVG text."""
+def make_page(report: Report, figures: "Mapping[str, PageFigure]") -> pages.Page:
+    """The page's content from a report and its figures."""
     views = sorted(timeline_views(report.run), key=lambda view: view.cell != report.verdict.cell)
     calibration = report.comparison.collective_costs.calibration
     return pages.Page(
@@ -188,7 +190,7 @@ def make_page(report: Report, svg: Mapping[str, str]) -> pages.Page:
         environment=list(environment_facts(report.run, calibration)),
         findings=report.findings,
         tables={section.name: report.section(section.name) for section in pages.SECTIONS},
-        figures=svg,
+        figures=figures,
         timelines=views,
         measures=pages.MEASURES | (pages.LEARNING_MEASURES if report.run.training else {}),
         definitions=[(f"{column.heading} ({column.name})", column.meaning) for column in columns()],

@@ -110,6 +110,8 @@ _SHORTCUTS = {  # column -> its heading here
     "ring_us": "ring",
     "ring_error_us": "error",
 }
+FIRST_COLUMNS = (*_STEP, *_SHORTCUTS)
+"""Of the two tables that are shown first."""
 
 
 def step_table(comparison: Comparison) -> TextTable | None:

@@ -16,6 +16,8 @@ from dpscope.profiling.store.ownership import check_report_folder, marked_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dpscope.analysis.figures.draw import PageFigure
+
 DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page embeds its figures
 
 
@@ -49,19 +51,19 @@ def write_with_figures(
     folder: Path,
     figures: "Mapping[str, Figure]",
     formats: Sequence[str],
-    texts: Callable[[dict[str, str]], Mapping[str, str]],
+    texts: "Callable[[dict[str, PageFigure]], Mapping[str, str]]",
     whole: bool = True,
 ) -> None:
-    """Write a report's `texts`, made from its figures' SVG, and its figures in these formats.
+    """Write a report's `texts`, made from its figures, and its figures in these formats.
 
     If it is the `whole` report in the folder, other figures that dpscope wrote there are removed.
     """
     from dpscope.analysis.figures.draw import figure_files
 
     check_report_folder(folder, [f"{name}.{one}" for name in figures for one in formats])
-    svg, drawn = figure_files(figures, formats)
+    embedded, drawn = figure_files(figures, formats)
     contents: dict[str, str | bytes] = {
-        **texts(svg),
+        **texts(embedded),
         **{f"figures/{name}": content for name, content in drawn.items()},
     }
     write_together({folder / name: content for name, content in contents.items()})

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup, escape
@@ -25,25 +26,31 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.strategies import STRATEGIES
 from dpscope.profiling.store.shown_text import cleaned
 
-FIRST_FIGURES = ("communication", "step_split")
-"""Shown with the answers, in this order, rather than in a section."""
+if TYPE_CHECKING:
+    from dpscope.analysis.figures.draw import PageFigure
+
+CHAPTERS = {
+    "step": "Where time goes",
+    "comparison": "Strategies and scaling",
+    "theory": "Estimates and models",
+    "basis": "What the numbers rest on",
+}
+"""Of the page, after answers and findings, each with sections."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """`figures` are names in `figures.draw_all`; `views.VIEWS` name the section that their tables
-    stand in. What a run lacks is omitted.
+    """A part of the report; its tables (`views.VIEWS`) and figures (`figures.draw`) name it.
 
-    The page shows open sections first. `terms` are the words of the glossary that it needs. A
-    section that is not `open` is folded, with its title and question as the summary. Empty sections
-    are omitted. What is `modelled` is printed of traces where models are asked for.
+    In a chapter the page shows open sections first. A section that is not `open` is folded, with
+    its title and question as the summary. Empty sections are omitted. What is `modelled` is printed
+    of traces where models are asked for.
     """
 
     name: str
+    chapter: str
     title: str
     question: str
-    figures: tuple[str, ...] = ()
-    terms: tuple[str, ...] = ()
     open: bool = False
     modelled: bool = False
 
@@ -51,92 +58,84 @@ class Section:
 SECTIONS = (
     Section(
         "timeline",
+        "step",
         "One step, rank by rank",
         "What ran when, what was hidden behind compute, and who waited?",
-        terms=("step", "hidden", "exposed", "wait", "transfer"),
         open=True,
     ),
     Section(
         "numbers",
+        "step",
         "Steps, ranks and waits as tables",
         "Step times with their spread, pairs of ranks that wait for each other, speedups and fitted laws.",
-        ("batch",),
-        ("cell", "step", "repeat", "weak", "strong", "efficiency"),
     ),
     Section(
         "strategies",
+        "comparison",
         "Strategies compared",
         "Which part of the step differs, what does one option save, and how much memory does each take?",
-        ("waterfall",),
-        ("exposed", "idle", "strategy"),
     ),
     Section(
         "breakdown",
+        "step",
         "Phases and traffic of a step",
         "How much time does each phase take, and what was moved?",
-        ("phases",),
-        ("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
         "device_use",
+        "step",
         "How much of a device is used",
         "How far is a step from what the device could compute, and where does the rest go?",
-        ("device_use",),
-        ("step", "exposed", "wait", "transfer", "idle"),
         modelled=True,
     ),
     Section(
         "waiting",
+        "step",
         "Who waits for whom",
         "Which rank makes the others wait, and how long?",
-        ("waits", "wait_strip"),
-        ("wait", "straggler"),
         open=True,
     ),
     Section(
         "scaling",
+        "comparison",
         "Scaling",
         "What do more devices gain, and what do the fitted laws predict for twice as many?",
-        ("scaling",),
-        ("weak", "strong", "efficiency"),
         open=True,
     ),
     Section(
         "estimates",
+        "theory",
         "Every estimate and its error",
         "What does each subtraction give per step, how far off is it, and why?",
-        terms=("exposed", "ring model"),
     ),
     Section(
         "models",
+        "theory",
         "Models with this run's numbers",
         "What should communication cost, and how far off is each model?",
-        terms=("ring model", "calibration", "transfer"),
         modelled=True,
     ),
     Section(
         "bandwidth",
+        "theory",
         "Bandwidth",
         "How fast do messages move, compared with a calibration, the ring's bound and the link?",
-        ("busbw",),
-        ("transfer", "bus bandwidth", "calibration"),
         modelled=True,
     ),
     Section(
         "what_if",
+        "theory",
         "What if",
         "The step on more devices, and the prediction's error on measured cells.",
-        ("what_if",),
-        ("step", "exposed", "efficiency"),
     ),
     Section(
         "learning",
+        "comparison",
         "Accuracy and speed",
         "Did the faster strategies learn as well, and how long did each take to get there?",
-        ("study", "training_accuracy", "training_loss"),
         open=True,
     ),
-    Section("checks", "Checks", "Can these numbers be trusted?"),
+    Section("checks", "basis", "Checks", "Can these numbers be trusted?"),
 )
 
 
@@ -146,10 +145,10 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])
 
 @dataclass(frozen=True)
 class Page:
-    """All that the template needs: `tables` by section and name, and the SVG of `figures` by name.
+    """All that the template needs: `tables` by section and name, and `figures` by name.
 
     Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the
-    verdict, `first_tables` and FIRST_FIGURES.
+    verdict, `first_tables` and the figures of the answers.
     """
 
     name: str
@@ -157,7 +156,7 @@ class Page:
     environment: Sequence[tuple[str, str]]
     findings: Sequence[Finding]
     tables: Mapping[str, Mapping[str, TextTable]]
-    figures: Mapping[str, str]
+    figures: "Mapping[str, PageFigure]"
     measures: Mapping[str, str]
     headline: str = ""
     verdict: Verdict | None = None
@@ -167,18 +166,24 @@ class Page:
     data_file: str = "comparison.csv"  # with every number, in the page's folder
 
     @property
-    def sections(self) -> list[tuple[Section, list[str], dict[str, TextTable]]]:
-        """The sections that have content, with the names of their figures, and their tables; open
-        ones first.
+    def chapters(self) -> dict[str, list[tuple[Section, list[str], dict[str, TextTable]]]]:
+        """The sections that have content by chapter, with the names of their figures, and their
+        tables; open ones first.
         """
-        placed = []
+        placed: dict[str, list[tuple[Section, list[str], dict[str, TextTable]]]] = {
+            name: [] for name in CHAPTERS
+        }
         for section in sorted(SECTIONS, key=lambda one: not one.open):
-            figures = [name for name in section.figures if name in self.figures]
+            figures = self.figures_of(section.name)
             own = self.tables.get(section.name, {})
             tables = {name: table for name, table in own.items() if has_values(table)}
             if figures or tables or (section.name == "timeline" and self.timelines):
-                placed.append((section, figures, tables))
-        return placed
+                placed[section.chapter].append((section, figures, tables))
+        return {name: found for name, found in placed.items() if found or name == "basis"}
+
+    def figures_of(self, section: str) -> list[str]:
+        """The names of a section's figures, or of those that stand with the `answers`."""
+        return [name for name, figure in self.figures.items() if figure.section == section]
 
 
 def has_values(table: TextTable) -> bool:
@@ -208,8 +213,6 @@ def unbroken(text: str) -> Markup:
 
 def render_page(page: Page) -> str:
     """The page as HTML text."""
-    from dpscope.analysis.figures.draw import CAPTIONS, for_page
-
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -236,9 +239,7 @@ def render_page(page: Page) -> str:
         na=NA,
         questions=QUESTIONS,
         glossary=GLOSSARY,
-        first_figures=[name for name in FIRST_FIGURES if name in page.figures],
-        captions=CAPTIONS,
-        for_page=for_page,
+        chapter_titles=CHAPTERS,
         word_columns=word_columns,
     )
 

@@ -124,7 +124,10 @@ def timeline_view(
             for rank, one in list(ranks.items())[:MOST_RANKS]
             for lane in _rank_lanes(one, collectives, copies_on_host)
         ),
-        notes=tuple(_notes(data, repeat, step, list(ranks.values()), clocks)),
+        notes=(
+            _length_note(data, repeat, step, length_us),
+            *_notes(data, repeat, step, list(ranks.values()), clocks),
+        ),
     )
 
 
@@ -148,6 +151,21 @@ def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
     return lane._replace(fills=tuple(fills), bars=tuple(bars))
 
 
+def _length_note(data: Job, repeat: int, step: int | None, length_us: float) -> str:
+    """Which step is drawn, and why it is not as long as the mean step of the tables."""
+    which = "the only traced step" if step is None else f"traced step {step}"
+    length = show_time(length_us)
+    drawn = f"{which} of repeat {repeat}: {length} from the first rank's start to the last's end"
+    if data.traced_ledger is None:
+        return drawn
+    mean = show_time(data.traced_ledger.traced_step_us)
+    windows = counted(len(data.critical_windows), "window")
+    return (
+        f"{drawn}; the tables' traced step, {mean}, is the mean of {windows}, one per rank and "
+        "step, each from that rank's own start to its own end"
+    )
+
+
 def _notes(
     data: Job,
     repeat: int,
@@ -155,13 +173,11 @@ def _notes(
     ranks: Sequence[StepTimeline],
     clocks: Sequence[RankClock],
 ) -> Iterator[str]:
-    which = "the only one" if step is None else f"number {step}"
-    slowed = (
-        "see tracer cost among the checks"
+    yield (
+        "tracing slows a step: see tracer cost among the checks"
         if len(data.tables.samples)
-        else "by how much is not known"
+        else "tracing slows a step, by how much is not known"
     )
-    yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, {slowed}"
     if (count := max(data.processes, len(ranks))) > MOST_RANKS:
         yield f"{min(len(ranks), MOST_RANKS)} of {counted(count, 'rank')} are drawn"
     if len(ranks) > 1:
@@ -187,11 +203,8 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     compared = [clock for clock in clocks[1:] if clock.worst_us is not None]
     if not compared:
         return "clocks of the ranks are as recorded: no collective synchronises them"
-    worst, typical = (
-        max(one.worst_us or 0.0 for one in compared),
-        max(one.residual_us or 0.0 for one in compared),
-    )
-    apart = f"{show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
+    worst = max(one.worst_us or 0.0 for one in compared)
+    apart = f"at most {show_time(worst)} apart"
     if moved := sum(bool(clock.moved_us) for clock in compared):
         return f"{counted(moved, 'clock')} aligned on the ends of shared collectives; these ends are {apart}"
     return f"clocks as recorded; the ends of shared collectives are {apart}"

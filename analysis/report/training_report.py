@@ -4,6 +4,7 @@ curves.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -26,6 +27,9 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.training import TrainManifest
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.shown_text import write_out
+
+if TYPE_CHECKING:
+    from dpscope.analysis.figures.draw import PageFigure
 
 
 def show_training(
@@ -78,22 +82,22 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_F
     `figure_formats` are as in `write_report`. In a folder with measurements the page is not
     written, since the run's report includes the trainings.
     """
-    from dpscope.analysis.figures.training import training_figures
+    from dpscope.analysis.figures.draw import draw_training
 
     page = _page_of(data)
 
-    def texts(svg: Mapping[str, str]) -> dict[str, str]:
+    def texts(figures: "Mapping[str, PageFigure]") -> dict[str, str]:
         files = {
             "training.csv": training_csv(data),
             "training.md": training_markdown(data),
         }
         if page.name not in files:
-            files[page.name] = render_page(training_page(data, svg))
+            files[page.name] = render_page(training_page(data, figures))
         return files
 
     write_with_figures(
         page.parent,
-        training_figures(data),
+        draw_training(data),
         figure_formats,
         texts,
         whole=not is_run_folder(data.folder),
@@ -115,8 +119,8 @@ def training_markdown(data: TrainingData) -> str:
     return "\n".join([*parts, render_findings(training_findings(data))])
 
 
-def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
-    """The page's content; `svg` holds the drawn figures by name."""
+def training_page(data: TrainingData, figures: "Mapping[str, PageFigure]") -> Page:
+    """The page's content."""
     return Page(
         name=data.folder.name,
         headline=_headline(data),
@@ -124,7 +128,7 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
         environment=list(_facts(data.manifest)),
         findings=training_findings(data),
         tables={"learning": training_tables(data)},
-        figures=svg,
+        figures=figures,
         measures=LEARNING_MEASURES,
         data_file="training.csv",
     )

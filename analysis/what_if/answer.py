@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
@@ -24,9 +25,6 @@ from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.store.errors import DpscopeError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Predicted(NamedTuple):
@@ -78,20 +76,21 @@ class RunAnswer:
         }
         return {name: one for name, one in tables.items() if one.rows}
 
-    def figure(self) -> "Figure | None":
-        """Efficiency over devices, with band and measured points; None where there is none to
-        draw.
-        """
-        from dpscope.analysis.figures.efficiency import efficiency_figure
+    @property
+    def efficiencies(self) -> Efficiencies:
+        """Efficiency over devices, predicted with its band and measured.
 
-        points = []
+        The longest step of the band is the lowest efficiency.
+        """
+        predicted = []
         for _, one in self.predictions:
-            if one.efficiency is not None and one.step_us and one.low_us and one.high_us:
-                alone_us = one.efficiency * one.step_us
-                points.append(
-                    (one.devices, one.efficiency, alone_us / one.high_us, alone_us / one.low_us)
-                )
-        return efficiency_figure(sorted(points), self.measured_efficiencies)
+            if one.efficiency is None or not (one.step_us and one.low_us and one.high_us):
+                continue
+            alone_us = one.efficiency * one.step_us
+            lowest = alone_us / one.high_us
+            highest = alone_us / one.low_us
+            predicted.append((one.devices, one.efficiency, lowest, highest))
+        return Efficiencies(sorted(predicted), self.measured_efficiencies)
 
     @property
     def measured_efficiencies(self) -> list[tuple[int, float]]:

@@ -113,11 +113,12 @@ def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(
 
 def test_one_count_above_1_is_drawn_as_bars_with_their_intervals() -> None:
     found = series([steps("ddp", 2, 8, 1250.0), steps("dp", 2, 8, 2500.0)], {8: SINGLES[8]})
-    left, right = known(draw_scaling(comparison(*found))).axes
-    for axes, expected in ((left, [1.6, 0.8]), (right, [80, 40])):  # 2 x 1,000 / 1,250 and / 2,500
-        heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
-        assert heights == pytest.approx(expected, rel=0.01)
-    assert len(left.containers) == 4  # two bars, two whiskers
+    (axes,) = known(draw_scaling(comparison(*found))).axes
+    lengths = [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert lengths == pytest.approx([1.6, 0.8], rel=0.01)  # 2 x 1,000 / 1,250 and / 2,500
+    assert [text.get_text() for text in axes.texts] == ["1.6x, 80.0%", "0.8x, 40.0%"]
+    assert len(axes.containers) == 4  # two bars, two whiskers
+    assert draw_scaling(comparison(found[0])) is None  # a single bar
 
 
 def test_figure_shows_ideal_law_band_and_target() -> None:

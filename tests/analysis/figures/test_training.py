@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dpscope.analysis.figures.draw import TRAINING_FIGURES, caption_of, draw_training
 from dpscope.analysis.figures.style import COLOURS
-from dpscope.analysis.figures.training import TRAINING_CAPTIONS, training_figures
 from dpscope.analysis.training.data import load_training
 from dpscope.profiling.mirrors.tensorboard_mirror import training_events
 from tests.helpers.tensorboard_pages import get, hparams, scalars, serving
@@ -73,7 +73,7 @@ def drawn(tmp_path: Path) -> dict[str, Figure]:
             "single", 1, seed, [80.0, 90.0 + seed], [4.0, 4.0], losses=[2.0, 0.1]
         )
         epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0 + seed], [2.0, 3.0], losses=[2.0, 0.5])
-    return training_figures(load_training(write_train_json(tmp_path, epochs)))
+    return draw_training(load_training(write_train_json(tmp_path, epochs)))
 
 
 def points(line: Line2D) -> list[list[float]]:
@@ -83,7 +83,8 @@ def points(line: Line2D) -> list[list[float]]:
 
 def test_figures_show_every_seed_thin_and_their_median_thick(tmp_path: Path) -> None:
     figures = drawn(tmp_path)
-    assert set(figures) == set(TRAINING_CAPTIONS) == {"training_accuracy", "training_loss"}
+    assert list(figures) == [one.name for one in TRAINING_FIGURES]
+    assert "Thin: one line per seed" in caption_of("training_loss", figures["training_loss"])
     by_epoch, by_time = figures["training_accuracy"].axes[2:]  # the lower row: test accuracy
     lines = [line for line in by_time.get_lines() if line.get_color() == COLOURS["ddp"]]
     assert len(lines) == 4
@@ -105,10 +106,19 @@ def test_losses_over_a_decade_take_a_logarithmic_axis(tmp_path: Path) -> None:
     """Over a decade: 2 to 0.1. A training that diverged is drawn as far as it went."""
     assert {axes.get_yscale() for axes in drawn(tmp_path)["training_loss"].axes} == {"log"}
     flat = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[2.0, 0.5])
-    figures = training_figures(load_training(write_train_json(tmp_path / "flat", flat)))
+    figures = draw_training(load_training(write_train_json(tmp_path / "flat", flat)))
     assert {axes.get_yscale() for axes in figures["training_loss"].axes} == {"linear"}
+    assert "Thin" not in caption_of("training_loss", figures["training_loss"])  # of one seed
     lost = plain_epochs("ddp", 2, 0, [80.0, 10.0], [2.0, 2.0], losses=[2.0, None])
-    figures = training_figures(load_training(write_train_json(tmp_path / "lost", lost)))
+    figures = draw_training(load_training(write_train_json(tmp_path / "lost", lost)))
     (line,) = figures["training_loss"].axes[0].get_lines()
     assert points(line)[0] == [1.0, 2.0]
     assert len(figures["training_loss"].axes) == 4
+
+
+def test_one_epoch_of_one_training_is_no_curve(tmp_path: Path) -> None:
+    first = plain_epochs("ddp", 2, 0, [80.0], [2.0], losses=[2.0])
+    assert draw_training(load_training(write_train_json(tmp_path / "one", first))) == {}
+    second = plain_epochs("single", 1, 0, [81.0], [3.0], losses=[2.0])
+    both = load_training(write_train_json(tmp_path / "two", first + second))
+    assert len(draw_training(both)) == 2

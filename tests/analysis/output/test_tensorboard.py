@@ -1,7 +1,9 @@
 """TensorBoard through its own HTTP endpoints, on servers that really run."""
 
+import csv
 import gzip
 import shutil
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dpscope.analysis import analyze_traces
 from dpscope.analysis.output.tensorboard import write_plugin_copies, write_tensorboard
+from dpscope.analysis.report.build import make_report
+from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS, comparison_csv
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.mirrors.tensorboard_mirror import training_events
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
@@ -87,7 +92,7 @@ def test_the_plugin_has_the_steps_that_the_report_is_of(tmp_path: Path) -> None:
     known = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
     ledger = analyze_traces([A100]).verdict.ledger
     assert ledger is not None
-    parts = {f"{name}_ms": us / 1e3 for name, us in ledger.parts_us.items()}
+    parts = {f"comparison.csv/{name}_us": us for name, us in ledger.parts_us.items()}
     assert set(parts) <= set(known)
     assert {name: known[name] for name in parts} == pytest.approx(parts, rel=1e-6)
 
@@ -119,25 +124,32 @@ def test_a_run_and_its_trainings(tmp_path: Path) -> None:
             for one in sessions
             if (one["hparams"]["strategy"], one["hparams"]["batch_size"]) == ("ddp", 8)
         ]
-        metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}
-        parts = {
-            "compute_ms",
-            "exposed_wait_ms",
-            "exposed_transfer_ms",
-            "exposed_other_ms",
-            "idle_ms",
+        metrics = {
+            value["name"]["tag"].removeprefix("comparison.csv/"): value["value"]
+            for value in ddp["metricValues"]
         }
-        assert {
-            "step_ms",
-            "samples_per_s",
-            "traced_step_ms",
-            "exposed_ms",
-            "busbw_gb_per_s",
-            *parts,
-        } <= set(metrics)
-        assert metrics["traced_step_ms"] == pytest.approx(sum(metrics[name] for name in parts))
-        assert metrics["step_ms"] > 0
-        assert len(scalars(address, "ddp-d2-b8", "timed_step_ms", 20)) == 20
+        reported = make_report(load_run(folder))
+        (row,) = [
+            one
+            for one in csv.DictReader(StringIO(comparison_csv(reported.comparison)))
+            if one["cell"] == "ddp-d2-b8"
+        ]
+        shown = {name: value for name, value in metrics.items() if name in FIRST_COLUMNS}
+        assert len(shown) >= 11
+        # TensorBoard stores 32 bits of a number
+        assert shown == pytest.approx({name: float(row[name]) for name in shown}, rel=1e-6)
+        known_there = {name for name in FIRST_COLUMNS if row[name] != "NA"}
+        assert known_there == set(shown)
+        info = get(address, "data/plugin/hparams/experiment", {"experimentName": ""})
+        names = {one["name"]["tag"] for one in info["metricInfos"]}
+        assert {f"comparison.csv/{name}" for name in known_there} <= names
+        timed = reported.run.cells["ddp-d2-b8"].step_samples()
+        assert sum(len(steps_us) for steps_us in timed) == 20
+        for repeat, steps_us in enumerate(timed):
+            tag = f"timed_step_us/repeat{repeat}"
+            series = scalars(address, "ddp-d2-b8", tag, len(steps_us))
+            assert [step for _, step, _ in series] == list(range(len(steps_us)))
+            assert [us for *_, us in series] == pytest.approx(list(steps_us), rel=1e-6)
         for run in runs:
             if run.startswith("training"):
                 assert [
@@ -146,7 +158,7 @@ def test_a_run_and_its_trainings(tmp_path: Path) -> None:
         texts = get(address, "data/plugin/text/text", run="report", tag="comparison/text_summary")
         assert "ddp-d2-b8" in texts[0]["text"]
         images = get(address, "data/plugin/images/tags", until=lambda found: "report" in found)
-        assert set(images["report"]) >= {"step_split", "phases", "communication", "scaling"}
+        assert set(images["report"]) == set(reported.figures) >= {"step_split", "phases", "scaling"}
         assert get(address, f"{PLUGIN}/runs", until=lambda found: "ddp-d2-b8" in found["runs"])
     live.close()
 

@@ -399,7 +399,7 @@ def test_a_report_is_made_again_with_its_figures(
     shown.
     """
     small = {"training_loss": Figure(figsize=(1, 1))}
-    monkeypatch.setattr("dpscope.analysis.figures.training.training_figures", lambda _: small)
+    monkeypatch.setattr("dpscope.analysis.figures.draw.draw_training", lambda _: small)
 
     def shown(formats: tuple[str, ...]) -> str:
         console = Console(file=io.StringIO(), width=200)

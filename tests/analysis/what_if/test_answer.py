@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
+from dpscope.analysis.figures.efficiency import efficiency_figure
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.answer import (
@@ -141,7 +142,8 @@ def test_a_chapter_holds_counts_beyond_the_measured_one() -> None:
     assert "ddp-d2-b128" in notes
     assert "not valid for GPUs" in notes
     predicted, measured = (
-        np.asarray(line.get_xydata()) for line in known(chapter.figure()).axes[0].get_lines()
+        np.asarray(line.get_xydata())
+        for line in known(efficiency_figure(*chapter.efficiencies)).axes[0].get_lines()
     )
     assert predicted[:, 0].tolist() == [2, 4, 8]
     assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]
@@ -165,16 +167,15 @@ def test_efficiencies_have_the_band_of_their_steps_and_none_is_drawn_without_one
     answer = RunAnswer(
         Question(BASE, COSTS), CellErrors(()), tuple(Predicted({}, one) for one in rows)
     )
-    (axes,) = known(answer.figure()).axes
+    (axes,) = known(efficiency_figure(*answer.efficiencies)).axes
     assert [tuple(point) for point in np.asarray(axes.get_lines()[0].get_xydata())] == [
         (2, 80),
         (8, 80),
     ]
     ends = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
     assert (ends.min(), ends.max()) == pytest.approx((64, 800 / 9))
-    assert (
-        RunAnswer(Question(BASE, COSTS), CellErrors(()), (Predicted({}, rows[2]),)).figure() is None
-    )
+    unknown = RunAnswer(Question(BASE, COSTS), CellErrors(()), (Predicted({}, rows[2]),))
+    assert efficiency_figure(*unknown.efficiencies) is None
 
 
 def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_devices_alone() -> (

@@ -1,0 +1,11 @@
+"""Whiskers, from the ends of intervals."""
+
+import numpy as np
+
+from dpscope.analysis.figures.style import whiskers
+
+
+def test_an_interval_that_is_not_known_has_no_whisker() -> None:
+    """Not one of no length, which would be an exact value."""
+    found = whiskers([2.0, 3.0, 4.0], [1.5, None, 4.5], [4.0, None, 5.0])
+    np.testing.assert_array_equal(found, [[0.5, np.nan, 0.0], [2.0, np.nan, 1.0]])
