@@ -152,7 +152,7 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
         why = "; ".join(reason.text for reason in reasons)
         serious = data.on_device or any(reason.of_set_up for reason in reasons)
         yield RunCode.NO_OVERLAP.finding(
-            f"only {text}, because {why}",
+            f"{text}, because {why}",
             reasons[0].advice,
             script_action=reasons[0].script_advice,
             about=data.name,
@@ -167,7 +167,7 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
     when = bucket_times(evidence)
     ready = f" (buckets ready: {when} of the step's compute)" if when else ""
     yield RunCode.NO_OVERLAP.finding(
-        f"only {text}, and the traces do not show why{ready}", action, about=data.name
+        f"{text}, and the traces do not show why{ready}", action, about=data.name
     )
 
 
@@ -222,8 +222,8 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         yield _reason("find_unused_parameters", graph)
     unlaunched, step = means["unlaunched_us"], means["step_us"]
     if unlaunched >= _NOTHING_LAUNCHED * step:
-        nothing = f"the devices have nothing to run for {show_time(unlaunched)} of a {show_time(step)} step"
-        yield _reason("host_bound", f"the host launches work too late: {nothing}")
+        idle = f"for {show_time(unlaunched)} of a {show_time(step)} step the CPU had queued no work"
+        yield _reason("host_bound", f"the host launches work too late: {idle}")
     yield from _little_computing(evidence)
     if not data.on_device:
         queued, queue_us = (

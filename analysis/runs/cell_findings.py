@@ -41,12 +41,12 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         action = f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)"
         yield RunCode.FEW_SAMPLES.finding(few, action, about=name)
     elif spread > WIDE_SPREAD:
-        text = f"interquartile range of its step times: {spread:.0%} of the median"
+        text = f"interquartile range {spread:.0%} of the median step"
         yield RunCode.WIDE_SPREAD.finding(text, about=name)
     if max(medians) > REPEATS_APART * min(medians):
         apart = max(medians) / min(medians) - 1
         yield RunCode.REPEATS_DIFFER.finding(
-            f"its repeats' medians differ by {apart:.0%}", about=name
+            f"medians of its repeats differ by {apart:.0%}", about=name
         )
     yield from _drift(name, repeats)
     if enough:

@@ -211,7 +211,7 @@ def _batches(observed: Observed) -> Batches:
         cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
         findings.append(
             AttachCode.BATCH_AS_SEEN.finding(
-                f"a step of a process trains on {usual}{mean}{cut}, by the inputs of the script's model"
+                f"{usual} samples a step and process{mean}{cut}, by the inputs of the script's model"
             )
         )
     kept = [one and count == usual for one, count in zip(alone, samples, strict=True)]

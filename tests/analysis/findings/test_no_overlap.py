@@ -77,7 +77,7 @@ def test_well_overlapped_communication_has_no_finding() -> None:
 def test_a_trace_without_a_reason_is_reported_as_such() -> None:
     (finding,) = no_overlap_finding(even())
     assert finding.message == (
-        "ddp-d2-b8: only 5.0% of 20.0 ms of communication a step is hidden behind compute, and the traces do not show why "
+        "ddp-d2-b8: 5.0% of 20.0 ms of communication a step is hidden behind compute, and the traces do not show why "
         "(buckets ready: 4.00 MB at 20%, 4.00 MB at 50%, 4.00 MB at 90% of the step's compute)"
     )
     assert finding.severity == "info"
@@ -293,7 +293,7 @@ def test_the_engine_that_may_serialise() -> None:
 
 def test_a_host_that_launches_too_late() -> None:
     (text,) = texts(even(idle_us=40e3, unlaunched_us=35e3)).values()
-    assert text.endswith("the devices have nothing to run for 35.0 ms of a 100.0 ms step")
+    assert text.endswith("for 35.0 ms of a 100.0 ms step the CPU had queued no work")
     assert texts(even(idle_us=40e3, unlaunched_us=20e3)) == {}
     data = even(idle_us=40e3, unlaunched_us=35e3)
     every = data.tables.steps

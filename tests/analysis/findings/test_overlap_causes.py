@@ -70,7 +70,7 @@ def about(value: float, share: float = 0.01) -> object:
             Launched(host_us=3000.0),
             {"hidden": about(3 * 0.5, 0.03), "unlaunched": about(3 + 3 * 2 + 2, 0.03)},
             None,
-            "host_bound: the host launches work too late: the devices have nothing to run for 11.0 ms of a 27.7 ms step",
+            "host_bound: the host launches work too late: for 11.0 ms of a 27.7 ms step the CPU had queued no work",
             ".item()",
         ),
         # 8 of 12 ms computing; the first bucket would have been ready after 6, but all are after
@@ -157,7 +157,9 @@ def test_a_real_job_whose_host_was_slow_is_named_with_numbers_from_its_file() ->
     assert len(expected) == len(windows) == 2
     assert windows["unlaunched_us"].astype(float).tolist() == pytest.approx(expected, rel=1e-3)
     mean, step = sum(expected) / 2e3, float(windows["step_us"].mean()) / 1e3
-    assert reason.text.endswith(f"nothing to run for {mean:.1f} ms of a {step:.1f} ms step")
+    assert reason.text.endswith(
+        f"for {mean:.1f} ms of a {step:.1f} ms step the CPU had queued no work"
+    )
 
 
 Event = dict[str, Any]

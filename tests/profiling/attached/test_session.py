@@ -234,7 +234,7 @@ def test_steps_with_validations_and_unusual_batches_are_left_out(
     if len(kept) < TIMED:
         assert block.duration_s == pytest.approx(samples["step_us"][: len(kept)].sum() / 1e6)
     (text,) = (finding.message for finding in rank.findings if finding.code == "batch_as_seen")
-    assert text.startswith(f"a step of a process trains on {usual}{mean or ', by the inputs'}")
+    assert text.startswith(f"{usual} samples a step and process{mean or ', by the inputs'}")
 
 
 def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
