@@ -8,6 +8,7 @@ latest of N is the expected maximum of N draws from a normal distribution.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -50,7 +51,11 @@ class Lateness:
         """How much later than the mean rank the last of so many is, on average."""
         if not self.known or ranks < 2:
             return 0.0
-        return max(self.steady_us) + float(np.std(self.random_us)) * normal_maximum(ranks)
+        return max(self.steady_us) + self._deviation_us * normal_maximum(ranks)
+
+    @cached_property
+    def _deviation_us(self) -> float:
+        return float(np.std(self.random_us))
 
 
 def lateness(profiles: Sequence[StepProfile]) -> Lateness:
