@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
     from dpscope.analysis.epoch_times.table import read_epoch_times
     from dpscope.analysis.output.analyzed import Analysis, analyze, analyze_jobs, analyze_traces
-    from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
     from dpscope.analysis.stats.missing import Missing
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         waits_caused,
     )
     from dpscope.analysis.traces.ranks.matching import RankOrigin
+    from dpscope.analysis.traces.ranks.reduce import reduce_traces
     from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
@@ -86,7 +86,7 @@ _HOMES = {
     "epoch_times.report": "estimate_markdown estimate_report",
     "epoch_times.table": "read_epoch_times",
     "output.analyzed": "Analysis analyze analyze_jobs analyze_traces",
-    "partials.reduce": "reduce_traces",
+    "traces.ranks.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
     "stats.missing": "Missing",

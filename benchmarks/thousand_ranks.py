@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from trace_reading import make_trace, say
 
-from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.partial import read_partial
 from dpscope.analysis.traces.ranks.process_pool import read_file
+from dpscope.analysis.traces.ranks.reduce import reduce_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from tests.helpers.many_ranks import PER_NODE, equal_ranks, write_partials
 

@@ -33,9 +33,9 @@ from dpscope.analysis.runs.variant_savings import (
     strategy_pairs,
 )
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
-from dpscope.analysis.traces.data_parallel.phases import PHASES
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
+from dpscope.analysis.traces.steps.data_parallel import PHASES
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration

@@ -26,10 +26,10 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import Floats
-from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.steps.data_parallel import dp_chunks
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import (
     SHARDED_COLLECTIVES,

@@ -19,10 +19,10 @@ from dpscope.analysis.output.traces import (
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.units import whole_numbers
-from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.steps import data_parallel as dp_phases
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary

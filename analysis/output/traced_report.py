@@ -17,7 +17,6 @@ from dpscope.analysis.findings.cost import ledger_table
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.findings.verdict import traces_verdict
-from dpscope.analysis.hosts.places import read_topology
 from dpscope.analysis.output.analyze import Targets, fact_grid
 from dpscope.analysis.output.traces import (
     WAIT_FIELDS,
@@ -45,6 +44,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.jobs import distinct_names
+from dpscope.analysis.traces.ranks.places import read_topology
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits

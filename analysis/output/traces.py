@@ -13,7 +13,20 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.hosts.places import (
+from dpscope.analysis.report.rank_tables import (
+    contention_table,
+    phase_table,
+    wait_table,
+    without_cell,
+)
+from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import Unit, show_time, text
+from dpscope.analysis.traces.ranks.contention import Contentions
+from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
+from dpscope.analysis.traces.ranks.places import (
     FOLDS,
     QUANTITIES,
     RankSpread,
@@ -23,22 +36,9 @@ from dpscope.analysis.hosts.places import (
     spreads,
     with_host_findings,
 )
-from dpscope.analysis.report.rank_tables import (
-    contention_table,
-    phase_table,
-    wait_table,
-    without_cell,
-)
-from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit, show_time, text
-from dpscope.analysis.traces.data_parallel import phases as dp_phases
-from dpscope.analysis.traces.ranks.contention import Contentions
-from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
-from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, far_longer
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
+from dpscope.analysis.traces.steps import data_parallel as dp_phases
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted, grouped

@@ -12,10 +12,10 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, Unit, text
-from dpscope.analysis.traces.data_parallel.phases import phase_means
 from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.steps.data_parallel import phase_means
 from dpscope.profiling.records.finding import counted
 
 _KEYS = ("rank", "device", "replica")

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpscope.analysis.text.units import text
-from dpscope.analysis.traces.data_parallel.phases import dp_chunks
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.steps.data_parallel import dp_chunks
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted

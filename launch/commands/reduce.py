@@ -40,8 +40,8 @@ def reduce(
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from dpscope.analysis.output.traces import trace_status
-    from dpscope.analysis.partials.reduce import read_share, reduce_traces
     from dpscope.analysis.text.terminal import progress
+    from dpscope.analysis.traces.ranks.reduce import read_share, reduce_traces
 
     own = None if share is None else read_share(share)
     with progress() as update:

@@ -40,31 +40,28 @@ analysis/text: profiling/{records,store}
 analysis/costs: analysis/{stats,text} profiling/{machine,records,store}
 analysis/traces/reading: profiling/{records,store}
 analysis/traces/steps: analysis/traces/reading profiling/records
-analysis/traces/data_parallel: analysis/traces/{reading,steps} profiling/records
-analysis/traces/ranks: analysis/{costs,stats,text} analysis/traces/{data_parallel,reading,steps}
+analysis/traces/ranks: analysis/{costs,stats,text} analysis/traces/{reading,steps}
   profiling/{machine,records,store}
 analysis/traces/merge: analysis/text analysis/traces/{ranks,reading,steps} profiling/{records,store}
-analysis/hosts: analysis/text analysis/traces/{ranks,reading} profiling/{records,store}
 analysis/bundle: analysis/text analysis/traces/reading profiling/{records,store}
-analysis/partials: analysis/traces/{ranks,reading} profiling/{records,store}
 analysis/training: analysis/{stats,text} profiling/{machine,records,store}
-analysis/runs: analysis/{stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
+analysis/runs: analysis/{stats,text,training} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
-analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{data_parallel,ranks,reading,steps}
+analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records}
 analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading} profiling/{records,store}
 analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
 analysis/report: analysis/{cells,costs,figures,findings,runs,stats,text,training}
-  analysis/traces/{reading,data_parallel,ranks,steps} analysis/what_if profiling/{machine,records,store}
+  analysis/traces/{reading,ranks,steps} analysis/what_if profiling/{machine,records,store}
 analysis/equality: profiling/{records,store}
-analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,hosts,report,runs,text,training}
-  analysis/traces/{data_parallel,merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
+analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,report,runs,text,training}
+  analysis/traces/{merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{records,store}
-analysis: analysis/{cells,epoch_times,output,partials,report,runs,stats} analysis/traces/{merge,ranks,reading,steps}
+analysis: analysis/{cells,epoch_times,output,report,runs,stats} analysis/traces/{merge,ranks,reading,steps}
   analysis/what_if profiling/store
-launch/commands: analysis/{bundle,costs,output,epoch_times,partials,report,runs,stats,text,what_if}
+launch/commands: analysis/{bundle,costs,output,epoch_times,report,runs,stats,text,what_if}
   analysis/traces/{ranks,reading}
   launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
   profiling/{machine,mirrors,records,store}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import dpscope.analysis
-from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import lateness
 from dpscope.analysis.traces.ranks import matching as rank_matching
 from dpscope.analysis.traces.steps import breakdown as step_breakdown
 from dpscope.analysis.traces.steps import collectives
+from dpscope.analysis.traces.steps import data_parallel as dp_phases
 from tests.helpers.paths import ROOT
 
 DOCUMENT = (ROOT / "docs" / "python-api.md").read_text()

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dpscope.analysis.traces.data_parallel.phases import dp_phase_table
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.exposed_parts import waits_by_step
 from dpscope.analysis.traces.ranks.lateness import waits_by_pair
@@ -13,6 +12,7 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.collectives import collective_table
+from dpscope.analysis.traces.steps.data_parallel import dp_phase_table
 
 
 def step_breakdown(attribution: Attribution) -> pd.DataFrame:

@@ -8,11 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.phases import (
-    collective_kinds,
-    dp_phase_table,
-    peer_copies,
-)
 from dpscope.analysis.traces.ranks.parallelism import parallelism_evidence
 from dpscope.analysis.traces.ranks.rank_tables import (
     RankRecord,
@@ -28,6 +23,11 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
 from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
+from dpscope.analysis.traces.steps.data_parallel import (
+    collective_kinds,
+    dp_phase_table,
+    peer_copies,
+)
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
 from dpscope.analysis.traces.steps.kernel_times import kernel_times
@@ -42,8 +42,9 @@ def trace_identity(attribution: Attribution) -> TraceSummary:
     start_ns = end_ns = content = None
     trace, events = attribution.trace, attribution.trace.events
     if len(events):
-        start_ns = trace.zero_ns + round(float(events.start_us.min()) * 1e3)
-        if start_ns >= _SINCE_1970_NS:
+        first_ns = trace.zero_ns + round(float(events.start_us.min()) * 1e3)
+        if first_ns >= _SINCE_1970_NS:
+            start_ns = first_ns
             end_ns = trace.zero_ns + round(float(events.end_us.max()) * 1e3)
         digest = hashlib.blake2b(str(trace.zero_ns).encode(), digest_size=16)
         for column in (
@@ -64,7 +65,7 @@ def trace_identity(attribution: Attribution) -> TraceSummary:
         host=trace.host,
         process_id=trace.process_id,
         groups=tuple((group.name, group.ranks) for group in trace.process_groups),
-        start_ns=start_ns if end_ns is not None else None,
+        start_ns=start_ns,
         end_ns=end_ns,
         first_step=min(numbers, default=None),
         last_step=max(numbers, default=None),

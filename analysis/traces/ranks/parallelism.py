@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
 from dpscope.analysis.traces.reading.event_table import (
     BoolColumn,
     Category,
@@ -20,6 +19,7 @@ from dpscope.analysis.traces.reading.event_table import (
 )
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution, StepRanges
+from dpscope.analysis.traces.steps.data_parallel import is_data_parallel
 from dpscope.analysis.traces.steps.event_kind import (
     DEVICE_KINDS,
     Kind,
@@ -69,11 +69,14 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
     """Which part of the steps requested a trace's collectives of one kind."""
     rows = _request_rows(events, kind)
     backward, after = _places(events, steps, rows)
+    # the three parts of a step, by what is alike
     by_backward = _alike(events, rows[backward])
     by_rest = _alike(events, rows[after])
     by_forward = _alike(events, rows[~backward & ~after])
+    # what the forward pass requests too
     mirrored = {key for key, count in by_backward.items() if 2 * by_forward[key] >= count}
     gradients = by_backward.keys() - mirrored
+    # after the backward pass: not its last bucket
     unlike = {key: count for key, count in by_rest.items() if key not in gradients}
     return Requests(
         gradients=sum(by_backward[key] + by_rest[key] for key in gradients),
@@ -107,10 +110,12 @@ def _places(
     is_node = events.is_category(Category.CPU_OP) & events.named(_NODE.match)
     nodes = np.flatnonzero(is_node)
     step_threads = np.unique(events.thread[named_annotations(events, "ProfilerStep#")])
+    # threads of autograd alone
     own_threads = np.setdiff1d(np.unique(events.thread[nodes]), step_threads)
     backward = (innermost(events, rows, is_node) >= 0) | np.isin(events.thread[rows], own_threads)
     node_steps = steps.index_at(events.start_us[nodes])
-    last = np.full(len(steps), np.inf)  # a step without nodes has no after
+    # a step without nodes has no after
+    last = np.full(len(steps), np.inf)
     known = node_steps >= 0
     last[np.unique(node_steps[known])] = -np.inf
     np.maximum.at(last, node_steps[known], events.end_us[nodes[known]])
@@ -135,11 +140,13 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
     ]
     if of_kind:
         return np.array(of_kind, dtype=np.int64)
+    # no record: the operators
     functional, plain = host & is_named(_FUNCTIONAL), np.flatnonzero(host & is_named(_OPERATOR))
     outside = plain[innermost(events, plain, functional) < 0]
     operators = np.concatenate((np.flatnonzero(functional), outside))
     if len(operators):
         return operators
+    # of gloo the ranges in which it carries collectives out
     return np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
 
 
@@ -246,28 +253,22 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | 
     kinds = set(collectives.words("kind").counts)
     if not kinds:
         return None
-    return _by_collectives(evidence, kinds.union(*(one.requested_kinds for one in evidence)))
+    kinds = kinds.union(*(one.requested_kinds for one in evidence))
+    if any(one.autograd for one in evidence):
+        return _by_collectives(evidence, kinds)
+    ddp = any(one.ddp_forward for one in evidence)
+    return _DDP_BY_RANGE if ddp and "all_reduce" in kinds else _NO_BACKWARD
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
     """The first name that applies, from what shows most to what shows least."""
-    reduced = _sum([one.all_reduces for one in evidence])
-    scattered = _sum([one.reduce_scatters for one in evidence])
+    reduced, scattered = _together(evidence)
     ddp = any(one.ddp_forward for one in evidence)
-    backward = any(one.autograd for one in evidence)
     reduces = "all_reduce" in kinds
     gathers_after = scattered.after > 0 and "all_gather" in kinds
     besides = _ACTIVATIONS * bool(reduced.activations)
     besides += _SHARDED_FORWARD * bool(scattered.activations + scattered.forward)
     names = (
-        (
-            not backward and ddp and reduces,
-            _DDP_BY_RANGE,
-        ),
-        (
-            not backward,
-            _NO_BACKWARD,
-        ),
         (
             scattered.gradients or (gathers_after and not (reduced.gradients and ddp)),
             _SHARDED + _AND_GRADIENTS * bool(reduced.gradients) + besides,
@@ -308,8 +309,15 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
     return next(name for applies, name in names if applies)
 
 
+def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:
+    """All processes' all-reduces and reduce-scatters."""
+    return (
+        _sum([one.all_reduces for one in evidence]),
+        _sum([one.reduce_scatters for one in evidence]),
+    )
+
+
 def _sum(parts: Sequence[Requests]) -> Requests:
-    """All processes' requests."""
     names = Requests.__struct_fields__
     return Requests(*(sum(getattr(one, name) for one in parts) for name in names))
 
@@ -318,8 +326,9 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
     counts = collectives.words("kind").counts
     most_first = sorted(counts, key=lambda kind: (-counts[kind], kind))
     parts = [f"{counts[kind]} {kind}" for kind in most_first]
-    parts += _requested("all-reduces", _sum([one.all_reduces for one in evidence]))
-    parts += _requested("reduce-scatters", _sum([one.reduce_scatters for one in evidence]))
+    reduced, scattered = _together(evidence)
+    parts += _requested("all-reduces", reduced)
+    parts += _requested("reduce-scatters", scattered)
     if any(one.ddp_forward for one in evidence):
         parts.append("DistributedDataParallel's forward range")
     groups = len(collectives.words("group").counts)

@@ -7,13 +7,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import Table, joined
-from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
+from dpscope.analysis.traces.steps import breakdown, collectives, data_parallel, kernel_times
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import Count, Stamp
 
@@ -56,9 +55,9 @@ class TraceSummary:
 COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": breakdown.COLUMNS,
     "collectives": collectives.COLUMNS,
-    "dp_phases": phases.COLUMNS,
+    "dp_phases": data_parallel.COLUMNS,
     "exposed": breakdown.EXPOSED_COLUMNS,
-    "copies": phases.COPY_COLUMNS,
+    "copies": data_parallel.COPY_COLUMNS,
     "kernels": kernel_times.COLUMNS,
 }
 """The tables of a rank and their columns, as its trace gives them and as files keep them."""

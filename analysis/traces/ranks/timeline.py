@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from dpscope.analysis.traces.data_parallel.phases import PHASES, is_data_parallel, launch_phases
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import cpu_compute
+from dpscope.analysis.traces.steps.data_parallel import PHASES, is_data_parallel, launch_phases
 from dpscope.analysis.traces.steps.event_kind import (
     COMMUNICATION_KINDS,
     DEVICE_KINDS,
@@ -113,12 +113,11 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
         return None
     events, steps, windows = attribution.events, attribution.steps, attribution.windows
     if attribution.on_device:
-        starts, ends, whole = windows.start_us, windows.end_us, windows.whole
+        starts, ends = windows.start_us, windows.end_us
+        whole = windows.whole
     else:
-        starts, ends = (
-            np.maximum(steps.start_us, events.start_us.min()),
-            np.minimum(steps.end_us, events.end_us.max()),
-        )
+        starts = np.maximum(steps.start_us, events.start_us.min())
+        ends = np.minimum(steps.end_us, events.end_us.max())
         # in the last one of several the tracer was stopped
         whole = np.arange(len(steps)) < max(len(steps) - 1, 1)
     known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
@@ -161,20 +160,17 @@ def _device_timelines(
     phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & attribution.occupies(device)
-        compute, host_copies = (
-            own & attribution.rows(kind) for kind in (Kind.COMPUTE, Kind.HOST_COPY)
-        )
+        compute = own & attribution.rows(Kind.COMPUTE)
+        host_copies = own & attribution.rows(Kind.HOST_COPY)
         # named where they are recorded
         copies = own & attribution.rows(Kind.PEER_COPY) & (events.device == device)
         moved = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
         yield DeviceTimeline(
             int(device),
             *_unions(intervals.of_events(events, compute), moved, window),
-            named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
-            copies=_longest(events, np.flatnonzero(_within(events, copies, window)), MOST_COPIES),
-            host_copies=_longest(
-                events, np.flatnonzero(_within(events, host_copies, window)), MOST_NAMED
-            ),
+            named=_longest(events, _within(events, compute, window), MOST_NAMED),
+            copies=_longest(events, _within(events, copies, window), MOST_COPIES),
+            host_copies=_longest(events, _within(events, host_copies, window), MOST_NAMED),
             dp_phases=() if phase is None else tuple(_phase_marks(events, own, phase, window)),
         )
 
@@ -184,7 +180,8 @@ def _phase_marks(
 ) -> Iterator[tuple[int | None, Mark]]:
     """Where the work of a device ran that was launched in each of DataParallel's phases."""
     for code, name in enumerate(PHASES):
-        in_phase = intervals.clip(intervals.of_events(events, own & (phase == code)), *window)
+        launched = intervals.of_events(events, own & (phase == code))
+        in_phase = intervals.clip(launched, *window)
         for start, end in thinned(in_phase, MOST_PHASE_MARKS)[0].tolist():
             yield None, Mark(start, end, name)
 
@@ -195,9 +192,10 @@ def _cpu_timeline(attribution: Attribution, index: int, window: Window) -> Itera
     moved = intervals.of_events(
         events, in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
     )
-    operators = np.flatnonzero(_within(events, attribution.rows(Kind.COMPUTE), window))
+    operators = _within(events, attribution.rows(Kind.COMPUTE), window)
     replicas: list[tuple[int | None, Mark]] = []
-    for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
+    ranges = in_step & named_annotations(events, f"{phases.PREFIX}dp_")
+    for row in np.flatnonzero(ranges).tolist():
         base, _, replica = events.names[events.name[row]].partition("#")
         if base in phases.DP_PHASES:
             mark = _mark(events, row, base.removeprefix(f"{phases.PREFIX}dp_"))
@@ -220,8 +218,10 @@ def _unions(
     """What a device computed, communicated and exposed in the window, and the largest gap that was
     closed for drawing it.
     """
-    compute, moved = intervals.clip(compute, *window), intervals.clip(moved, *window)
-    return _drawn([compute, moved, intervals.difference(moved, compute)], MOST_INTERVALS)
+    compute = intervals.clip(compute, *window)
+    moved = intervals.clip(moved, *window)
+    exposed = intervals.difference(moved, compute)
+    return _drawn([compute, moved, exposed], MOST_INTERVALS)
 
 
 def _drawn(unions: Sequence[Intervals], most: int) -> tuple[Spans, Spans, Spans, float]:
@@ -253,8 +253,9 @@ def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceT
     )
 
 
-def _within(events: EventTable, rows: BoolColumn, window: Window) -> BoolColumn:
-    return rows & (events.start_us < window[1]) & (events.end_us > window[0])
+def _within(events: EventTable, rows: BoolColumn, window: Window) -> IntColumn:
+    """Those of the marked rows that run in the window."""
+    return np.flatnonzero(rows & (events.start_us < window[1]) & (events.end_us > window[0]))
 
 
 def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
@@ -263,23 +264,24 @@ def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
     for thread in np.unique(events.thread[rows]):
         own = rows[events.thread[rows] == thread]
         own = own[np.lexsort((-events.end_us[own], events.start_us[own]))]
-        reach = np.maximum.accumulate(events.end_us[own])
-        kept.append(own[np.concatenate(([True], events.end_us[own][1:] > reach[:-1]))])
+        ends = events.end_us[own]
+        reach = np.maximum.accumulate(ends)
+        # what ends later than all that began before is inside of none
+        outermost = np.concatenate(([True], ends[1:] > reach[:-1]))
+        kept.append(own[outermost])
     return np.concatenate(kept) if kept else rows
 
 
 def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]:
     chosen = np.sort(rows[np.argsort(-events.duration_us[rows], kind="stable")[:most]])
-    names = [events.names[code] for code in events.name[chosen].tolist()]
-    return tuple(
-        _mark(
-            events,
-            row,
-            name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…",
-            int(events.bytes[row]) if events.bytes[row] >= 0 else None,
-        )
-        for row, name in zip(chosen.tolist(), names, strict=True)
-    )
+    marks = []
+    for row in chosen.tolist():
+        name = events.names[events.name[row]]
+        size = int(events.bytes[row])
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[: _LONGEST_NAME - 1]}…"
+        marks.append(_mark(events, row, name, size if size >= 0 else None))
+    return tuple(marks)
 
 
 def _host_ranges(attribution: Attribution, index: int, window: Window) -> Iterator[Mark]:
@@ -287,14 +289,14 @@ def _host_ranges(attribution: Attribution, index: int, window: Window) -> Iterat
     launched, not when it ran.
     """
     events, steps = attribution.events, attribution.steps
-    found = named_annotations(events, phases.PREFIX)
+    ranges = named_annotations(events, phases.PREFIX)
     if attribution.on_device:
-        found &= (events.start_us >= steps.start_us[index]) & (
-            events.start_us < steps.end_us[index]
-        )
+        start_us = events.start_us
+        ranges &= (start_us >= steps.start_us[index]) & (start_us < steps.end_us[index])
+        rows = np.flatnonzero(ranges)
     else:
-        found = _within(events, found & (attribution.step == index), window)
-    for row in np.flatnonzero(found).tolist():
+        rows = _within(events, ranges & (attribution.step == index), window)
+    for row in rows.tolist():
         name = events.names[events.name[row]]
         if name in phases.STEP_PHASES:
             yield _mark(events, row, name.removeprefix(phases.PREFIX))

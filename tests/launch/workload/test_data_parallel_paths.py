@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpscope.analysis.traces.data_parallel.phases import reduce_chunks
+from dpscope.analysis.traces.steps.data_parallel import reduce_chunks
 from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from tests.helpers.data_parallel_scenario import model

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpscope.analysis.traces.data_parallel import phases
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.reading.table import (
     COLUMN_KINDS,
@@ -20,7 +19,7 @@ from dpscope.analysis.traces.reading.table import (
     Words,
     joined,
 )
-from dpscope.analysis.traces.steps import breakdown, collectives, kernel_times
+from dpscope.analysis.traces.steps import breakdown, collectives, data_parallel, kernel_times
 
 WORDS = st.lists(st.sampled_from(["b", "all_reduce", "", "zz", None]), max_size=12)
 NUMBERS = st.one_of(
@@ -126,7 +125,7 @@ def test_every_column_has_a_declared_kind() -> None:
         breakdown.COLUMNS,
         collectives.COLUMNS,
         kernel_times.COLUMNS,
-        phases.COLUMNS,
+        data_parallel.COLUMNS,
         PAIR_COLUMNS,
     ):
         assert set(columns) <= set(COLUMN_KINDS)

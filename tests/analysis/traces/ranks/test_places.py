@@ -11,9 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.figures.step import wait_strips
-from dpscope.analysis.hosts.places import fold, rank_means, rank_places, read_topology, spreads
 from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.places import (
+    fold,
+    rank_means,
+    rank_places,
+    read_topology,
+    spreads,
+)
 from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.contents import app

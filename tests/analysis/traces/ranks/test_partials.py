@@ -25,9 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dpscope.analysis.partials import reduce
-from dpscope.analysis.partials.reduce import Share, read_share, reduce_traces
-from dpscope.analysis.traces.ranks import origin, readers
+from dpscope.analysis.traces.ranks import origin, readers, reduce
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
@@ -50,6 +48,7 @@ from dpscope.analysis.traces.ranks.readers import (
     find_traces,
     holds_files,
 )
+from dpscope.analysis.traces.ranks.reduce import Share, read_share, reduce_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table

@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.data_parallel.phases import (
-    broadcast_chunks,
-    phase_means,
-    reduce_chunks,
-)
 from dpscope.analysis.traces.ranks.frames import dp_phases
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.data_parallel import (
+    broadcast_chunks,
+    phase_means,
+    reduce_chunks,
+)
 from dpscope.profiling.records.run import TensorSize
 from tests.generated_traces.builder import TraceBuilder
 from tests.generated_traces.generator import (
