@@ -24,7 +24,7 @@ from dpscope.analysis.text.terminal import (
     print_tables,
     progress,
 )
-from dpscope.analysis.text.text_table import OutputFormat, csv_with_notes, reasons
+from dpscope.analysis.text.text_table import OutputFormat, csv_with_notes
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import LinkRate
@@ -198,9 +198,6 @@ def print_run(
         write_out("\n".join(map(csv_with_notes, report.study.values())))
     elif classic:
         print_tables([*report.study.values()], output_format, console)
-        if output_format == "table":
-            unknown = [one for table in report.study.values() for one in table.unknown]
-            print_missing(console, reasons(unknown))
     else:
         print_tables([*report.first.values(), *report.tables.values()], output_format, console)
     return report.printed.sound

@@ -3,7 +3,6 @@ for a mirror.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 
 import msgspec
@@ -11,28 +10,15 @@ import msgspec
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.output.traces import (
-    COLLECTIVE_FIELDS,
-    WAIT_FIELDS,
+    LISTS,
     contention_records,
     decimals,
     records,
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.units import whole_numbers
-from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
-from dpscope.analysis.traces.reading.table import Table
-from dpscope.analysis.traces.steps import data_parallel as dp_phases
-from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.training.tables import training_content
 from dpscope.profiling.mirrors.wandb_mirror import CellSummary
-
-UNKNOWN_WITH_COMMUNICATION = (
-    "communication_us", "hidden_us", "exposed_us", "idle_us", *WAIT_FIELDS,
-)  # fmt: skip
-"""What of a step is not known once its communication is not: idle would hold what the trace does
-not show.
-"""
 
 
 def run_json(report: Report) -> str:
@@ -51,14 +37,7 @@ def run_json(report: Report) -> str:
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
-            "steps": _rows(report, (*STEP_FIELDS, *WAIT_FIELDS), _steps),
-            "collectives": _rows(report, COLLECTIVE_FIELDS, lambda data: data.tables.collectives),
-            "dp_phases": _rows(
-                report,
-                dp_phases.COLUMNS,
-                lambda data: data.tables.dp_phases if data.communication_known else None,
-            ),
-            "waits": _rows(report, PAIR_COLUMNS, lambda data: data.waits_caused),
+            **{name: _rows(report, name) for name in LISTS},
             "contention": [
                 {"cell": name, **record}
                 for name, row in report.comparison.rows.items()
@@ -100,25 +79,14 @@ def cell_records(comparison: Comparison) -> list[dict[str, object]]:
     ]
 
 
-def _rows(
-    report: Report, fields: tuple[str, ...], table_of: Callable[[Job], Table | None]
-) -> list[dict[str, object]]:
-    """Rows of each measured cell's table, where it has one."""
+def _rows(report: Report, name: str) -> list[dict[str, object]]:
+    """A list of LISTS: the rows of each measured cell, with its name and their repeat."""
+    fields, table_of_job = LISTS[name]
     return [
         {"cell": data.name, **record}
         for data in report.run.measured
-        if (table := table_of(data)) is not None
-        for record in records(table, ("repeat", *fields))
+        for record in records(table_of_job(data), ("repeat", *fields))
     ]
-
-
-def _steps(data: Job) -> Table:
-    steps = data.tables.steps
-    return (
-        steps
-        if data.communication_known
-        else steps.assign(**dict.fromkeys(UNKNOWN_WITH_COMMUNICATION))
-    )
 
 
 def prediction_records(comparison: Comparison) -> list[dict[str, object]]:

@@ -54,6 +54,34 @@ COLLECTIVE_FIELDS = (
 )  # fmt: skip
 
 
+def _steps(job: Job) -> Table:
+    """Of a step whose communication the trace does not show, idle would hold that, too."""
+    steps = job.tables.steps
+    if job.communication_known:
+        return steps
+    return steps.assign(**dict.fromkeys(_UNKNOWN_WITH_COMMUNICATION))
+
+
+def _phases_of(job: Job) -> Table:
+    """None where the trace does not show the communication in them."""
+    phases = job.tables.dp_phases
+    return phases if job.communication_known else phases.take(np.arange(0))
+
+
+_UNKNOWN_WITH_COMMUNICATION = (
+    "communication_us", "hidden_us", "exposed_us", "idle_us", *WAIT_FIELDS,
+)  # fmt: skip
+LISTS: Mapping[str, tuple[tuple[str, ...], Callable[[Job], Table]]] = {
+    "steps": ((*STEP_FIELDS, *WAIT_FIELDS), _steps),
+    "collectives": (COLLECTIVE_FIELDS, lambda job: job.tables.collectives),
+    "dp_phases": (dp_phases.COLUMNS, _phases_of),
+    "waits": (PAIR_COLUMNS, lambda job: job.waits_caused),
+}
+"""What JSON has of each job, of a run's cells and of traces: by name, the fields of the rows of a
+table.
+"""
+
+
 @dataclass(frozen=True)
 class Folded:
     """A job's ranks in few numbers."""
@@ -104,15 +132,13 @@ def trace_content(
 
     Of many ranks `few` stands in place of the rows of each.
     """
-    tables, rows = analysis.tables, dict[str, list[Any]]()
+    rows = dict[str, list[Any]]()
     if few is not None:
         rows = {"spreads": [asdict(one) for one in few.spreads]}
         rows |= {f"by_{by}": table.records() for by, table in few.folds.items()}
     else:
-        rows["steps"] = records(tables.steps, (*STEP_FIELDS, *WAIT_FIELDS))
-        rows["collectives"] = records(tables.collectives, COLLECTIVE_FIELDS)
-        rows["dp_phases"] = records(tables.dp_phases, dp_phases.COLUMNS)
-        rows["waits"] = records(analysis.waits_caused, PAIR_COLUMNS)
+        for name, (fields, table_of_job) in LISTS.items():
+            rows[name] = records(table_of_job(analysis), fields)
     contention = contention_records(analysis.contentions, _hidden_us(analysis), analysis.on_device)
     return {**rows, "contention": contention, "findings": msgspec.to_builtins(list(findings))}
 
@@ -193,22 +219,31 @@ def contention_records(
 
 
 def to_tables(analysis: Job, few: Folded | None = None) -> list[TextTable]:
-    """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait,
-    DataParallel's phases, for reading.
+    """The views of a job that have rows, for reading: steps, or of many ranks `few`; collectives by
+    kind and size, who made whom wait, contention, DataParallel's phases.
     """
-    found, tables = analysis.tables, [_step_table(analysis)] if few is None else spread_tables(few)
-    if len(found.collectives):
-        tables.append(
-            _collective_table(found.collectives, analysis.step_collectives, by_group=few is None)
-        )
-        if few is None and len(analysis.waits_caused):
-            tables.append(without_cell(wait_table({"": analysis.mean_waits})))
-    tables.append(
-        without_cell(contention_table([("", analysis.contentions, _hidden_us(analysis))]))
-    )
-    if len(found.dp_phases) and few is None:
-        tables.append(without_cell(phase_table({"": found.dp_phases})))
+    if few is None:
+        tables = [view(analysis) for view in _JOB_VIEWS]
+    else:
+        tables = [
+            *spread_tables(few),
+            _collective_table(analysis, by_group=False),
+            _contention(analysis),
+        ]
     return [table for table in tables if table.rows]
+
+
+def _waits(analysis: Job) -> TextTable:
+    return without_cell(wait_table({"": analysis.mean_waits}))
+
+
+def _contention(analysis: Job) -> TextTable:
+    found = ("", analysis.contentions, _hidden_us(analysis))
+    return without_cell(contention_table([found]))
+
+
+def _phases(analysis: Job) -> TextTable:
+    return without_cell(phase_table({"": analysis.tables.dp_phases}))
 
 
 _STEP_COLUMNS = {"step": "step", **STEP_PARTS, "hidden": "hidden comm."}
@@ -248,10 +283,12 @@ def _step_table(analysis: Job) -> TextTable:
     return table_of("Steps", fields, rows, notes, times=steps["step_us"].tolist())
 
 
-def _collective_table(every: Table, whole: Table, by_group: bool) -> TextTable:
+def _collective_table(analysis: Job, by_group: bool = True) -> TextTable:
     """Collectives of whole steps, by kind, group (unless those are many) and size: their count,
     mean times and rates.
     """
+    every = analysis.tables.collectives
+    whole = analysis.step_collectives
     in_steps = every.known("step")
     collectives = whole if in_steps.any() else every  # without marked steps all count
     named_groups = by_group and len(collectives.words("group").counts) > 1
@@ -320,6 +357,9 @@ def _collective_notes(collectives: Table) -> Iterator[str]:
             "ranks sent different amounts: bytes are each rank's own, bandwidth uses the largest"
         )
 
+
+_JOB_VIEWS = (_step_table, _collective_table, _waits, _contention, _phases)
+"""The tables of a job, in reading order, where each of its ranks is shown."""
 
 _FAR_OUT = "far out: ranks more than six median absolute deviations above the median"
 _SHOWN = 10  # rows of a fold; the JSON has them all

@@ -30,6 +30,7 @@ from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.report.views import FIRST, STUDY, VIEWS, tables_of
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import (
+    MOST_HEADINGS,
     TextTable,
     in_markdown,
     reasons,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
     from dpscope.analysis.figures.draw import PageFigure
     from dpscope.analysis.what_if.answer import RunAnswer
-
-_MOST_HEADINGS = 6  # in a line that states why values are missing
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Report(Results):
             summary=summary,
             first_cells=first_cells(self.comparison, self.verdict.cells),
             tables=(*others, *tables),
-            missing=tuple(reasons(unknown, _MOST_HEADINGS)),
+            missing=tuple(reasons(unknown, MOST_HEADINGS)),
             findings=self.findings,
         )
 

@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.text.text_table import TextTable, render
+from dpscope.analysis.text.text_table import MOST_HEADINGS, TextTable, reasons, render
 from dpscope.analysis.text.units import name_folded, sentence
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.shown_text import cleaned, complain, one_line, write_out
@@ -20,6 +20,8 @@ from dpscope.profiling.store.shown_text import cleaned, complain, one_line, writ
 # width of the first column down to which its names are folded to avoid a second block
 _NARROWEST = 12
 _MOST_LABELS = 3  # columns that name a row: rank, device and step
+# letters from which on a text is a sentence or a formula, and the width that it is wrapped to
+_LONG, _WRAPPED = 48, 32
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -79,12 +81,17 @@ def open_in_browser(page: Path) -> None:
 
 
 def print_tables(tables: Sequence[TextTable], output_format: str, console: Console) -> None:
-    """Print tables on the terminal, or as text in a format for other programs."""
-    for table in tables:
-        if output_format == "table":
-            print_table(console, table)
-        else:
+    """Print tables on the terminal, at the end why values are missing; or as text in a format for
+    other programs.
+    """
+    if output_format != "table":
+        for table in tables:
             write_out(render(table, output_format) + "\n")
+        return
+    for table in tables:
+        print_table(console, table)
+    unknown = [one for table in tables for one in table.unknown]
+    print_missing(console, reasons(unknown, MOST_HEADINGS))
 
 
 def print_table(console: Console, table: TextTable) -> None:
@@ -117,7 +124,7 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
         for index in columns:
             drawn.add_column(
                 Text(one_line(table.headings[index])),
-                justify="left" if index == 0 else "right",
+                justify="left" if index == 0 or _is_long(table, index) else "right",
                 vertical="bottom",
                 overflow="fold",
                 width=_width(table, index) if index else first,
@@ -136,9 +143,19 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
 
 
 def _width(table: TextTable, index: int) -> int:
-    """The width of a column: values never wrap, headings wrap between words."""
+    """The width of a column: values never wrap unless they are long, headings wrap between
+    words.
+    """
+    if index and _is_long(table, index):
+        return _WRAPPED
+    values = [row[index] for row in table.rows]
     words = table.headings[index].split()
-    return max([len(row[index]) for row in table.rows] + [len(word) for word in words], default=0)
+    return max(map(len, [*values, *words]), default=0)
+
+
+def _is_long(table: TextTable, index: int) -> bool:
+    """Whether a column holds sentences or formulas."""
+    return any(len(row[index]) > _LONG for row in table.rows)
 
 
 def _first_width(table: TextTable, width: int, gap: int) -> int:
@@ -167,9 +184,11 @@ def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[in
 
 def _label_columns(table: TextTable) -> int:
     """The fewest columns, from the left, in which no two rows are alike: what each row is of. One
-    where there are none.
+    where there are none; a long text is no label.
     """
     for count in range(1, min(_MOST_LABELS, len(table.headings) - 1) + 1):
+        if _is_long(table, count - 1):
+            return max(1, count - 1)
         if len({row[:count] for row in table.rows}) == len(table.rows):
             return count
     return 1

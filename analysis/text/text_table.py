@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
 
+MOST_HEADINGS = 6
+"""Of the columns that a line names whose values are missing, where it stands for several tables."""
+
+
 class Unknown(NamedTuple):
     """Why a value is missing: in the column of this heading (empty: in most), in the row of this
     name.

@@ -30,6 +30,22 @@ def test_a_long_path_is_there_to_its_end(width: int, where: str) -> None:
     assert "…" not in out.getvalue()
 
 
+def test_a_long_text_is_wrapped_and_is_no_label() -> None:
+    """Two rows of one model: its formula would tell them apart, but is not repeated in each block
+    of columns.
+    """
+    formula = "2(N-1)/N x S/B = 2(8-1)/8 x 2.49 MB / 25 GB/s (S: what was all-reduced)"
+    rows = tuple(("all_reduce", formula, "link", str(number)) for number in (1, 2))
+    table = TextTable("Models", ("model", "formula", "source", "time"), rows)
+    console = Console(file=io.StringIO(), width=60)
+    print_table(console, table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 60
+    words = re.sub(r"\s+", " ", text)
+    assert words.count("2.49 MB") == 2  # once in each row
+    assert words.count("all-reduced)") == 2
+
+
 def test_a_list_without_items_has_no_heading() -> None:
     out = io.StringIO()
     print_missing(Console(file=out), [])
