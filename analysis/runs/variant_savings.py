@@ -16,7 +16,7 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
     verdict,
 )
-from dpscope.analysis.text.units import show_change, show_time
+from dpscope.analysis.text.units import show_change
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -99,8 +99,8 @@ def _in_words(option: str, options: CellOptions) -> str:
 
 
 _SAVINGS: dict[Verdict, str] = {
-    "above": "saves time",
-    "below": "costs time",
+    "above": "faster",
+    "below": "slower",
     "no_difference_shown": "no significant difference",
     "too_few_samples": "too few steps or repeats to tell",
 }
@@ -112,7 +112,9 @@ def variant_findings(run: RunData) -> Iterator[Finding]:
 
 
 def _finding(saving: VariantSaving) -> Finding:
-    saved, share, shown = saving.saved_us, saving.saved_share, verdict(saving.saved_us, even=0.0)
+    saved = saving.saved_us
+    share = saving.saved_share
+    shown = verdict(saved, even=0.0)
     assert saved.value is not None  # both cells are measured
     assert share.value is not None
     option = f"--{saving.option.replace('_', '-')}"
@@ -127,10 +129,11 @@ def _finding(saving: VariantSaving) -> Finding:
         actions["below"] = "try --overlap off or larger buckets (--bucket-mb)"
     interval = "no interval"
     if saved.low is not None and saved.high is not None:
-        interval = f"95% interval {show_time(saved.low)} to {show_time(saved.high)}"
+        interval = f"95% interval {show_change(-saved.high)} to {show_change(-saved.low)}"
+    change = f"{show_change(-saved.value)}, {-share.value:+.1%}"
+    steps = counted(saved.count, "step")
     return RunCode.VARIANT_SAVES.finding(
-        f"{saving.what} {_SAVINGS[shown]}: {show_change(-saved.value)} a step, {-share.value:+.1%} "
-        f"(saving: {interval}; {counted(saved.count, 'step')})",
+        f"with {saving.what} a step changes by {change} ({interval}, {steps}): {_SAVINGS[shown]}",
         actions[shown],
         about=f"{saving.having} against {saving.without}",
     )

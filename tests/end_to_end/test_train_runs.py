@@ -244,8 +244,8 @@ def test_compiled_trainings_learn_the_same_and_report_how_long_compiling_took(
     reported = [
         one for one in TrainFolder(tmp_path / "run").log().findings if one.code == "compiled_late"
     ]
-    assert [one.message.partition(":")[0] for one in reported] == [
-        "single-d1-b8-compile-aot_eager seed 3", "ddp-d2-b4-compile-aot_eager seed 3",
+    assert [one.about for one in reported] == [
+        "single-d1-b8-compile-aot_eager, seed 3", "ddp-d2-b4-compile-aot_eager, seed 3",
     ]  # fmt: skip
     for finding, result in zip(reported, outcome.results, strict=True):
         seconds = float(finding.message.split(" took ")[1].split()[0])
