@@ -336,7 +336,7 @@ _MORE_JOBS = (
 def _more_repeats(change: Change) -> str:
     """More repeats than a change has, and what they would show."""
     repeats, detectable = change.with_more_repeats()
-    name = "jobs" if change.quantity == TRACED_STEP else "repeats"
+    name = "jobs" if change.quantity == TRACED_STEP else "repeats (--repeats)"
     return f"{repeats} {name} per side, which would show {show_share(detectable)} in {change.cell}"
 
 

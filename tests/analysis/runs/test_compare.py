@@ -263,7 +263,9 @@ def test_what_could_have_been_seen_is_told(before: RunData) -> None:
     assert (step.outcome, hiding.outcome) == ("same", "not judged")
     (finding,) = undecided_findings([hiding])
     assert "(only 3.1% would)" in finding.message
-    assert finding.next_step.startswith("measure 6 repeats per side, which would show 1.8% ")
+    assert finding.next_step.startswith(
+        "measure 6 repeats (--repeats) per side, which would show 1.8% "
+    )
     # without an interval nothing is
     changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))
     assert {one.detectable for one in changes if one.quantity == STEP} == {None}
