@@ -179,9 +179,8 @@ TRAINING_FIGURES: tuple[FigureEntry[TrainingData], ...] = (
         _SEEDS,
     ),
 )
-FIGURES: dict[str, FigureEntry[Any]] = {
-    entry.name: entry for entry in (*RUN_FIGURES, *TRAINING_FIGURES)
-}
+_ENTRIES: tuple[FigureEntry[Any], ...] = (*RUN_FIGURES, *TRAINING_FIGURES)
+FIGURES = {entry.name: entry for entry in _ENTRIES}
 """Every figure of a report by name, in the order of the page."""
 
 

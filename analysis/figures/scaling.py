@@ -65,11 +65,11 @@ def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool) 
     speedups = [Estimate(1.0, 1.0, 1.0, 0), *(point.speedup for point in series.points)]
     devices = np.array([1, *(point.devices for point in series.points)], dtype=float)
     scale = 100 / devices if by_devices else np.ones(len(devices))
-    values = np.array([one.value for one in speedups], dtype=float)
+    values = [one.value for one in speedups]
     spread = whiskers(values, [one.low for one in speedups], [one.high for one in speedups])
     axes.errorbar(
         devices,
-        values * scale,
+        np.array(values, dtype=float) * scale,
         yerr=spread * scale,
         marker=marker,
         capsize=2,

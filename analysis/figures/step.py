@@ -127,7 +127,7 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
     if len(rows) * (1 + len(shortcuts)) < 2:
         return None
     unit = choose_unit("time", [row.communication_us for row in rows])
-    figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.24)
+    figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.2)
     places = np.arange(len(rows), dtype=float)
     first = places - _BAR * len(shortcuts) / 2
     parts = _of_rows(_MEASURED, rows, unit.divisor)

@@ -147,8 +147,8 @@ def whiskers(
 
 def bar_rows(
     axes: "Axes",
-    places: "Sequence[Any]",
-    parts: "Mapping[str, Sequence[float]]",
+    places: "Sequence[Any] | np.ndarray",
+    parts: "Mapping[str, Sequence[float] | np.ndarray]",
     height: float = 0.7,
 ) -> None:
     """Stacked horizontal bars: `parts` has for each label of PARTS a value per place; parts that are

@@ -174,8 +174,8 @@ def _values(sessions: Sequence[Mapping[str, HyperParameter]]) -> dict[str, list[
 
 def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
     for name, figure in drawn.items():
-        width, height = figure.bbox.size.astype(int).tolist()  # at the dots per inch of PNG
-        log.image(name, figures.saved(figure, "png"), width, height)
+        dots = figure.bbox  # at the dots per inch of PNG
+        log.image(name, figures.saved(figure, "png"), int(dots.width), int(dots.height))
 
 
 def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:
