@@ -193,7 +193,8 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
         )
     small = data.messages
     if small.many and small.small_us >= MOST * exposed > 0:
-        share = f"{small.small_us / exposed:.0%} of the exposed time ({show_time(small.small_us)} of {show_time(exposed)})"
+        times = f"{show_time(small.small_us)} of {show_time(exposed)}"
+        share = f"{show_share(small.small_us / exposed)} of the exposed time ({times})"
         split = data.traced_ledger is not None and data.traced_ledger.is_split
         waits = "" if split else ", waiting included"
         text = f"{share} is in small collectives, {small.small_count:.0f} a step{waits}"
@@ -248,9 +249,7 @@ def _streams(evidence: Evidence) -> Iterator[OverlapReason]:
             duration_us.sum() or 1.0
         )
     if share >= MOST:
-        text = (
-            f"{share:.0%} of it runs on a stream that also computes, where one waits for the other"
-        )
+        text = f"{show_share(share)} of it runs on a stream that also computes, where one waits for the other"
         yield _reason("compute_stream", text, share * exposed)
         return
     held_us = communication["held_us"]
@@ -305,7 +304,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         if share >= _BEFORE:
             yield OverlapReason(
                 kind,
-                f"{share:.0%} of it is {called}",
+                f"{show_share(share)} of it is {called}",
                 advice,
                 explains_us=share * evidence.means["exposed_us"],
                 script_advice=in_a_script,
@@ -365,14 +364,20 @@ def _buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         float(buckets["bytes"][-1]),
         buckets["done"][-1],
     )
-    ready = "" if np.isnan(done) else f", ready when {done:.0%} of the step's compute is done"
+    ready = (
+        ""
+        if np.isnan(done)
+        else f", ready when {show_share(float(done))} of the step's compute is done"
+    )
     if len(buckets) == 1 and evidence.sharded:
         text = f"all gradients are reduced in one reduce-scatter of {show_bytes(last)}{ready}"
         yield _reason("one_block", text, evidence.reductions_us)
     elif len(buckets) == 1:
         yield _one_bucket(evidence, last, ready)
     elif not evidence.sharded and last > MOST * total:
-        share = f"{last / total:.0%} of the bytes ({show_bytes(last)} of {show_bytes(total)})"
+        share = (
+            f"{show_share(last / total)} of the bytes ({show_bytes(last)} of {show_bytes(total)})"
+        )
         text = f"the last of {counted(len(buckets), 'bucket')} holds {share}{ready}"
         yield _reason("last_bucket", text, evidence.reductions_us)
     if evidence.ready_late:
@@ -409,7 +414,10 @@ def _late_buckets(evidence: Evidence) -> OverlapReason:
     graph, cell = np.nan_to_num(compiled), evidence.data
     text = f"its buckets are ready only when the step's compute is nearly done: {bucket_times(evidence)}"
     if done - graph < LATE:
-        text = f"{text}; one compiled backward graph, {graph:.0%} of that compute, returns their gradients only when it ends"
+        text += (
+            f"; one compiled backward graph, {show_share(float(graph))} of that compute, returns their "
+            "gradients only when it ends"
+        )
         split = "let torch.compile split the graph at DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
         # else it may be no DDP
         advice = f"{split if cell.traits.identified else ''}compile each block separately"
@@ -459,7 +467,9 @@ def bucket_times(evidence: Evidence) -> str:
     if not evidence.of_gradients or not len(buckets) or not buckets.known("done").all():
         return ""
     pairs = zip(buckets["bytes"].tolist(), buckets["done"].tolist(), strict=True)
-    when = ", ".join(f"{show_bytes(size)} at {done:.0%}" for size, done in list(pairs)[:_NAMED])
+    when = ", ".join(
+        f"{show_bytes(size)} at {show_share(done)}" for size, done in list(pairs)[:_NAMED]
+    )
     return when + (f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else "")
 
 

@@ -6,7 +6,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.text.units import show_bytes, show_time
+from dpscope.analysis.text.units import show_bytes, show_share, show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
@@ -190,7 +190,7 @@ def likely_reasons(
         what = "cores shared with computing" if shared_cores else "contention"
         significant = slower is not None and bounds is not None and bounds.low > 0
         found.append(
-            f"{what}: {hidden / total:.0%} of communication ran during compute{too if significant else ''}"
+            f"{what}: {show_share(hidden / total)} of communication ran during compute{too if significant else ''}"
         )
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         found.append(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.text.units import as_ranges
+from dpscope.analysis.text.units import as_ranges, show_share
 from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import last_place
@@ -292,7 +292,8 @@ def _node(analysis: Job, places: Table) -> Iterator[Finding]:
     share = float(hosts.sums(shares)[host])
     of_host = np.where(hosts.code == host, shares, -1.0)
     (worst,) = placed.take(np.array([of_host.argmax()])).records()
+    of_worst = show_share(of_host.max() / share)
     yield TraceCode.WAITING_FOR_NODE.finding(
-        f"node {worst['host']} causes {share:.0%} of all waiting; {of_host.max() / share:.0%} of that is for its local rank "
-        f"{worst['local_rank']} (rank {worst['rank']}){'' if last.significant else f'; {last.doubt}'}"
+        f"node {worst['host']} causes {show_share(share)} of all waiting; {of_worst} of that is "
+        f"for its local rank {worst['local_rank']} (rank {worst['rank']}){'' if last.significant else f'; {last.doubt}'}"
     )
