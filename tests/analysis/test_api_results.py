@@ -98,7 +98,7 @@ def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
     """Each cell of a table is its frame's value in the unit of the heading; times carry theirs."""
     analysis = analyze(folder)
     report = analysis.report
-    for name, table in (report.first | report.tables | report.study).items():
+    for name, table in {**report.first, **report.tables, **report.study}.items():
         frame = analysis.frames[name]
         assert len(frame) == len(table.rows)
         assert len(frame.columns) == len(table.headings), name
@@ -127,15 +127,15 @@ def test_a_column_of_a_users_own_is_in_frames_tables_and_csv(own_columns: None) 
         return 60e6 / float(cell.step_us)
 
     @column("steps/min", "rate", "Whole steps a minute")  # a notebook's cell runs twice
-    def steps_per_minute(cell: Any) -> float:  # noqa: F811
+    def steps_per_minute(cell: Any) -> float:  # type: ignore[no-redef] # noqa: F811
         if cell.devices == 1:
             raise Missing("of several devices only")
         return 60e6 / float(cell.step_us)
 
     analysis = analyze(EXAMPLE_RUN)
     cells = analysis.frames["cells"].set_index("cell")
-    step_us = cells["step_us"].astype(float)
-    assert cells["steps_per_minute"]["ddp-d2-b8"] == pytest.approx(60e6 / step_us["ddp-d2-b8"])
+    steps_us = cells["step_us"].astype(float)
+    assert cells["steps_per_minute"]["ddp-d2-b8"] == pytest.approx(60e6 / steps_us["ddp-d2-b8"])
     own = analysis.frames["own"]
     assert list(own) == ["cell", "steps_per_minute"]
     assert own["steps_per_minute"].isna().tolist() == [True, False, False]

@@ -136,7 +136,7 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     by_size = {row["size_bytes"]: row for row in job["choices"]}
     assert by_size[907_840]["algorithm"] == "tree"
     assert "nccl_log_incomplete" in {one["code"] for one in content["findings"]}
-    status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s")
+    status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s", "--verbose")
     assert status == 0
     table = output[output.index("Predicted and measured, per collective") :]
     assert re.search(r"all_reduce +1\.58 MB +ring, simple +", table)
