@@ -37,6 +37,7 @@ _LEVELS = {
 """By quantity: the value that separates faster from slower, and what is uncertain on both sides of
 it.
 """
+UNKNOWN_BATCH = "batch_size_is is not given: the batch per device is unknown"
 MAY_BE_EQUAL_STEPS = 1.1
 """T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of
 one device's.
@@ -162,7 +163,7 @@ def _at_local_batch(row: EpochTime, rows: Sequence[EpochTime]) -> _Pair | str:
 def _compared(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime]) -> _Pair | str:
     """A row and its single device's time at that batch; else the reason why there is none."""
     if batch_size is None and row.batch_size_is is None:
-        return "batch_size_is is not given: the batch per device is unknown"
+        return UNKNOWN_BATCH
     if batch_size is None:
         return f"batch {row.batch_size} does not divide evenly by {counted(row.devices, 'device')}"
     if (t_n := row.seconds) is None:
@@ -205,6 +206,11 @@ def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> Epoch
         return found[0]
     if found:
         return f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
+    return no_single_time(batch_size)
+
+
+def no_single_time(batch_size: int) -> str:
+    """The reason of estimates for which one device was not timed at their batch per device."""
     return f"no single-device time at {counted(batch_size, 'sample')} per device"
 
 

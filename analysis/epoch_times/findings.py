@@ -5,7 +5,11 @@ study and run.
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTable, at, place
-from dpscope.analysis.epoch_times.estimates import EpochEstimate
+from dpscope.analysis.epoch_times.estimates import (
+    UNKNOWN_BATCH,
+    EpochEstimate,
+    no_single_time,
+)
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.strategies import traits_of
@@ -18,11 +22,7 @@ def table_findings(table: EpochTable, estimates: Sequence[EpochEstimate]) -> lis
     """Findings about a table and its estimates."""
     return [
         *_columns(table),
-        *_reported(
-            EstimateCode.ADDED_TIME_UNKNOWN,
-            "the added time is unknown",
-            map(_added_unknown, estimates),
-        ),
+        *_added_unknown(table, estimates),
         *_reported(
             EstimateCode.CLOCK_TOO_COARSE,
             "uncertain at the clock's resolution",
@@ -61,9 +61,30 @@ def _about(one: EpochEstimate, text: str) -> tuple[str, str]:
     return place(one.study, one.run), f"{at(one.batch_size, one.devices, one.nodes)}{text}"
 
 
-def _added_unknown(one: EpochEstimate) -> tuple[str, str] | None:
-    is_unknown = one.quantity == "communication_seconds" and not one.sound
-    return _about(one, f": {one.reason}") if is_unknown else None
+def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Iterator[Finding]:
+    """Where the added time is unknown, with the next step that these rows need."""
+    unknown = [
+        one for one in estimates if one.quantity == "communication_seconds" and not one.sound
+    ]
+    local_batches = {row.setting: row.local_batch for row in table.rows}
+    by_place = grouped((place(one.study, one.run), one) for one in unknown)
+    for where, alike in by_place.items():
+        texts = [_about(one, f": {one.reason}")[1] for one in alike]
+        steps = []
+        if any(one.reason == UNKNOWN_BATCH for one in alike):
+            steps.append("set batch_size_is")
+        untimed = {
+            batch
+            for one in alike
+            if (batch := local_batches[one.setting]) and one.reason == no_single_time(batch)
+        }
+        if untimed:
+            *others, largest = map(str, sorted(untimed))
+            batches = " and ".join(filter(None, (", ".join(others), largest)))
+            steps.append(f"time one device at batch {batches}")
+        yield EstimateCode.ADDED_TIME_UNKNOWN.finding(
+            f"{where}: the added time is unknown: {'; '.join(texts)}", "; ".join(steps)
+        )
 
 
 def _coarse(one: EpochEstimate) -> tuple[str, str] | None:

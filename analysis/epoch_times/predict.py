@@ -17,6 +17,7 @@ constant step. Bands grow with the root of the distance in devices, from that of
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -37,12 +38,14 @@ from dpscope.profiling.records.strategies import traits_of
 
 FARTHEST = 8  # times the largest measured count: beyond it no number is given
 MISSED = 0.15  # error on the rows left out from which on no number is given
+MEASURED = "measured"  # in place of a law
 _FEWER_STEPS = 1.2  # ratio of two rows' steps from which on they are not the same
 
 
 class Predicted(NamedTuple):
-    """A time that was not measured; without one `reason` states why. Its band is as wide as the
-    error on the rows left out.
+    """A time that a law predicts, its band as wide as the error on the rows left out; or the
+    table's own where it measured these devices, `law` MEASURED. `reason` states why a value is
+    missing.
     """
 
     study: str | None
@@ -62,8 +65,8 @@ class Predicted(NamedTuple):
 
 
 def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) -> list[Predicted]:
-    """Every series of a table on these devices and nodes; without nodes, on nodes as full as the
-    table's fullest.
+    """Every series of a table on these devices and nodes, each once; without nodes, on nodes as
+    full as the table's fullest.
     """
     timed = [row for row in table.rows if row.epoch_seconds is not None]
     several = [row for row in timed if not traits_of(row.strategy).baseline]
@@ -72,15 +75,17 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
         for row in several
     )
     fullest = max((_place(row)[0] for row in timed if row.nodes), default=None)
+    placed = [
+        (devices, -(-devices // fullest) if nodes is None and fullest is not None else nodes)
+        for devices, nodes in layouts
+    ]
     found = []
     for (study, run, _, batch_size, _), rows in series.items():
         if all(row.devices > 1 for row in rows):
             same = (study, run, batch_size)
             alone = [row for row in timed if (row.study, row.run, row.batch_size) == same]
             rows += [row for row in alone if traits_of(row.strategy).baseline]
-        for devices, nodes in layouts:
-            if nodes is None and fullest is not None:
-                nodes = -(-devices // fullest)
+        for devices, nodes in dict.fromkeys(placed):
             found.append(_predicted(table, rows[0]._replace(devices=devices, nodes=nodes), rows))
     return found
 
@@ -101,10 +106,15 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         law=None,
         error_left_out=None,
         measured=counts,
-        reason=_not_comparable(target, rows),
+        reason="",
     )
-    if without.reason:
-        return without
+    own = _measured_seconds(target, rows)
+    scale = 1e3 if table.of_steps else 1.0
+    if own is not None:
+        reason = "measured by the table, so without a band"
+        return without._replace(value=_rounded(own * scale), law=MEASURED, reason=reason)
+    if reason := _not_comparable(target, rows):
+        return without._replace(reason=reason)
     best = _best(target, rows)
     if best is None:
         reason = (
@@ -115,7 +125,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         missed = f"misses the rows left out by {math.expm1(best.error):.0%}"
         return without._replace(reason=f"the best law ({best.law}) {missed}")
     half = best.within * _distance(counts, target.devices)
-    value = best.value * (1e3 if table.of_steps else 1.0)
+    value = best.value * scale
     if len(counts) == 2:
         few = "two counts leave no row to judge the law: the band is the error of a constant step"
         without = without._replace(reason=few)
@@ -126,6 +136,17 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         law=best.law,
         error_left_out=_rounded(math.expm1(best.error)),
     )
+
+
+def _measured_seconds(target: EpochTime, rows: Sequence[EpochTime]) -> float | None:
+    """The median of the rows that are of the target's strategy, devices and nodes."""
+    place = (target.strategy, target.devices, target.nodes)
+    seconds = [
+        row.epoch_seconds
+        for row in rows
+        if (row.strategy, row.devices, row.nodes) == place and row.epoch_seconds is not None
+    ]
+    return median(seconds) if seconds else None
 
 
 def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
@@ -153,9 +174,9 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
             meaning="Devices; 4x2 for four nodes with two each",
         ),
         Field(
-            f"predicted [{unit}]",
+            f"time [{unit}]",
             lambda one: significant(one.value),
-            meaning="The law's time of an epoch, or of a step in a table of steps",
+            meaning="The law's or the measured time of an epoch, or of a step in a table of steps",
         ),
         Field(
             f"low [{unit}]",
@@ -163,7 +184,11 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
             meaning="Lower end of the band, which is as wide as the error on the rows left out",
         ),
         Field(f"high [{unit}]", lambda one: significant(one.high), meaning="Upper end of the band"),
-        Field("law", "law", meaning="The law with the smallest error on the rows left out"),
+        Field(
+            "law",
+            "law",
+            meaning="The law with the smallest error on the rows left out; measured: the table's own time",
+        ),
         Field(
             "error",
             "error_left_out",

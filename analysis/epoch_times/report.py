@@ -141,7 +141,7 @@ LEGEND = (
 
 def _parameters(law: EpochLaw) -> str:
     parts = [f"{name} {value:.3g}" for name, value in law.parameters.items()]
-    return ", ".join(parts)
+    return ", ".join(parts) or NA
 
 
 _LAWS = (

@@ -132,6 +132,9 @@ def _law_notes(series: ScalingSeries) -> Iterator[str]:
     fit = series.fit
     if fit is None or fit.law == "karp_flatt":
         return
+    if fit.failure:
+        yield f"{series.label}: {_LAWS[fit.law]}: {fit.failure}"
+        return
     farthest = FARTHEST_FACTOR * fit.largest_devices
     prediction = predicted_speedup(fit, farthest)
     parameters = ", ".join(

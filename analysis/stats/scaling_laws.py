@@ -35,17 +35,25 @@ class ScalingFit:
 
     `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and
     coherency (USL). `worst_relative_error` is the largest distance of a measured speedup from the
-    law's, over the measured one. `draws` holds the parameters of every draw, one row each, None
-    without intervals. `note` states where a limit cut the fit off.
+    law's, over the measured one; None where one parameter passes through one speedup. `draws` holds
+    the parameters of every draw, one row each, None without intervals. `note` states where a limit
+    cut the fit off.
     """
 
     law: Law
     scaling: Scaling
     parameters: Mapping[str, Estimate]
     largest_devices: int
-    worst_relative_error: float
+    worst_relative_error: float | None
     draws: Floats | None
     note: str
+
+    @property
+    def failure(self) -> str:
+        """Why the law describes none of these speedups, so that its parameters mean nothing; empty
+        where it does.
+        """
+        return self.note if self.law in ("amdahl", "gustafson") else ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,9 @@ def fit_scaling(
             for name, value, own in zip(names, values, ends, strict=True)
         },
         largest_devices=counts[-1],
-        worst_relative_error=float(np.max(np.abs(predicted / measured - 1))),
+        worst_relative_error=(
+            None if law == "karp_flatt" else float(np.max(np.abs(predicted / measured - 1)))
+        ),
         draws=drawn,
         note=note,
     )
@@ -172,7 +182,7 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     describe what it was fitted to.
     """
     count = next(iter(fit.parameters.values())).count
-    reason = fit.note if fit.law in ("amdahl", "gustafson") else ""
+    reason = fit.failure
     if fit.law == "karp_flatt" and devices not in (1, fit.largest_devices):
         reason = "one measured count gives a serial fraction, but not how it changes: measure another count"
     if reason:
@@ -212,7 +222,7 @@ def _fraction(column: Samples, right: Samples) -> tuple[Floats, str]:
     if within == fraction:
         return np.array([within]), ""
     reason = "speedups above the number of devices" if fraction < 0 else "slower than one device"
-    return np.array([within]), f"clamped at {within:g}: {reason}, which this law cannot describe"
+    return np.array([within]), f"no serial fraction: {reason}, which this law cannot describe"
 
 
 def _fit_usl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:

@@ -18,8 +18,7 @@ class EstimateCode(FindingCode):
         "warning",
         meaning="The time that several devices add is unknown, or means something else, for the given "
         "reason.",
-        action="set batch_size_is, and time one device at the same batch per device, with the same run, "
-        "model and dataset",
+        action="complete the table as the reasons say",
     )
     CLOCK_TOO_COARSE = Code(
         "warning",

@@ -150,6 +150,27 @@ def test_public_series() -> None:
     assert [one.value for one in found] == pytest.approx([104, 177.5], rel=2e-3)
 
 
+def test_a_measured_layout_is_shown_as_measured_and_each_only_once() -> None:
+    """On 16 V100s, two nodes of eight, 104 and 179 ms were measured."""
+    table = read_epoch_times(SCALING / "ddp_v100_pytorch_benchmark.csv")
+    found = predictions(table, [(16, None), (16, 2), (32, None), (32, 4)])
+    assert [(one.devices, one.nodes) for one in found] == [(16, 2), (32, 4)] * 2
+    measured, predicted_32, *_ = found
+    assert (measured.value, measured.low, measured.high, measured.law) == (
+        104,
+        None,
+        None,
+        "measured",
+    )
+    assert measured.error_left_out is None
+    assert measured.reason == "measured by the table, so without a band"
+    assert found[2].value == 179
+    assert predicted_32.law != "measured"
+    assert predicted_32.low is not None
+    (elsewhere, _) = predictions(table, [(16, 4)])  # as many devices on other nodes
+    assert elsewhere.law != "measured"
+
+
 def test_formats_and_texts_that_are_no_counts() -> None:
     times = PUBLISHED / "epoch_times.csv"
     found = json.loads(str(run_prediction(times, "8,2x8", "json")))["predictions"]

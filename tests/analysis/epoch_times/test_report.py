@@ -84,6 +84,46 @@ def test_three_epoch_times_give_bandwidth_and_a_law(tmp_path: Path) -> None:
     assert "amdahl" in {law["law"] for law in json.loads(as_text(table, "json"))["laws"]}
 
 
+def test_the_next_step_names_only_what_the_rows_lack(tmp_path: Path) -> None:
+    """Global batches 32, 128 and 512 on 2 devices, 32 on 4: 16, 64, 256 and 8 on one device."""
+    steps = {
+        one["message"].partition(": the added")[0]: one["next_step"]
+        for one in json.loads(as_text(TIMES, "json"))["findings"]
+        if one["code"] == "added_time_unknown"
+    }
+    assert steps["coursework_l4 (first)"] == "time one device at batch 8, 16, 64 and 256"
+    unstated = tmp_path / "unstated.csv"
+    unstated.write_text("strategy,batch_size,devices,epoch_seconds\nsingle,100,1,9\nddp,100,2,6\n")
+    (finding,) = json.loads(as_text(unstated, "json"))["findings"]
+    assert finding["next_step"] == "set batch_size_is"
+
+
+def test_a_law_that_fits_one_speedup_or_none_has_no_error(tmp_path: Path) -> None:
+    """Speedup 100/55 on 2 devices: (0.55 - 0.5)/0.5 = 0.1. Then 0.5 and 0.4, which no share of
+    serial work below 1 explains.
+    """
+    one_count = tmp_path / "one.csv"
+    one_count.write_text("".join(THREE_TIMES.splitlines(keepends=True)[:-1]))
+    slower = tmp_path / "slower.csv"
+    slower.write_text(THREE_TIMES.replace(",55", ",200").replace(",32", ",250"))
+    shown = {}
+    for path in (one_count, slower):
+        report = run_estimate(path, "table")
+        assert isinstance(report, EstimateReport)
+        _, laws = estimate_tables(report)
+        shown[path.stem] = (laws.rows[0][-3:], laws.notes)
+    assert shown["one"] == (
+        ("karp_flatt", "serial_fraction 0.1", "NA"),
+        (
+            "karp_flatt: one parameter passes through one speedup, so there is no error to judge it by",
+        ),
+    )
+    assert shown["slower"] == (
+        ("gustafson", "NA", "NA"),
+        ("gustafson: no serial fraction: slower than one device, which this law cannot describe",),
+    )
+
+
 @pytest.mark.process
 def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
     odd = tmp_path / "odd.csv"
