@@ -2,9 +2,9 @@
 study and run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, at, place
+from dpscope.analysis.epoch_times.epoch_time import EpochTable, Setting, at, place
 from dpscope.analysis.epoch_times.estimates import (
     UNKNOWN_BATCH,
     EpochEstimate,
@@ -62,29 +62,38 @@ def _about(one: EpochEstimate, text: str) -> tuple[str, str]:
 
 
 def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Iterator[Finding]:
-    """Where the added time is unknown, with the next step that these rows need."""
-    unknown = [
-        one for one in estimates if one.quantity == "communication_seconds" and not one.sound
-    ]
-    local_batches = {row.setting: row.local_batch for row in table.rows}
-    by_place = grouped((place(one.study, one.run), one) for one in unknown)
-    for where, alike in by_place.items():
+    """A finding for each study and run whose added time is unknown, with what its rows need."""
+    batches = {row.setting: row.local_batch for row in table.rows}
+    unknown = grouped(
+        (place(one.study, one.run), one)
+        for one in estimates
+        if one.quantity == "communication_seconds" and not one.sound
+    )
+    for where, alike in unknown.items():
         texts = [_about(one, f": {one.reason}")[1] for one in alike]
-        steps = []
-        if any(one.reason == UNKNOWN_BATCH for one in alike):
-            steps.append("set batch_size_is")
-        untimed = {
-            batch
-            for one in alike
-            if (batch := local_batches[one.setting]) and one.reason == no_single_time(batch)
-        }
-        if untimed:
-            *others, largest = map(str, sorted(untimed))
-            batches = " and ".join(filter(None, (", ".join(others), largest)))
-            steps.append(f"time one device at batch {batches}")
         yield EstimateCode.ADDED_TIME_UNKNOWN.finding(
-            f"{where}: the added time is unknown: {'; '.join(texts)}", "; ".join(steps)
+            f"{where}: the added time is unknown: {'; '.join(texts)}",
+            _needed(alike, batches),
         )
+
+
+def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | None]) -> str:
+    """What would make added times known, given each row's batch per device; empty where only the
+    reasons say it.
+    """
+    untimed = set()
+    for one in unknown:
+        if one.reason == UNKNOWN_BATCH:
+            return "set batch_size_is"
+        batch = batches[one.setting]
+        if batch is not None and one.reason == no_single_time(batch):
+            untimed.add(batch)
+    if not untimed:
+        return ""
+    named = ", ".join(map(str, sorted(untimed)))
+    # the last comma becomes a word
+    named = " and ".join(named.rsplit(", ", 1))
+    return f"time one device at batch {named}"
 
 
 def _coarse(one: EpochEstimate) -> tuple[str, str] | None:

@@ -11,7 +11,10 @@ _SCALINGS: dict[str | None, Scaling] = {"global": "strong", "per_device": "weak"
 
 
 class EpochLaw(NamedTuple):
-    """The law that the speedups of one series support."""
+    """The law that the speedups of one series support.
+
+    `note` states why a value is missing, or where a limit cut the fit off.
+    """
 
     study: str | None
     run: str | None
@@ -22,10 +25,9 @@ class EpochLaw(NamedTuple):
     parameters: Mapping[str, float]
     speedups: Mapping[int, float]  # as measured, by device count
     worst_relative_error: float | None
-    note: str  # why a value is missing, or where a limit cut the fit off
+    note: str
 
 
-_ONE_SPEEDUP = "one parameter passes through one speedup, so there is no error to judge it by"
 _Series = tuple[str | None, str | None, str, int, Scaling]
 
 
@@ -52,13 +54,13 @@ def _law(key: _Series, speedups: Mapping[int, float]) -> EpochLaw:
     assert fit is not None
     parameters = {}
     for name, estimate in fit.parameters.items():
-        if estimate.value is not None and not fit.failure:
+        if estimate.value is not None:
             parameters[name] = estimate.value
     return EpochLaw(
         *key,
         law=fit.law,
         parameters=parameters,
         speedups=dict(sorted(speedups.items())),
-        worst_relative_error=None if fit.failure else fit.worst_relative_error,
-        note="; ".join(filter(None, (fit.note, _ONE_SPEEDUP if len(speedups) == 1 else ""))),
+        worst_relative_error=fit.worst_relative_error,
+        note=fit.note,
     )

@@ -74,20 +74,29 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
         ((row.study, row.run, row.strategy, row.batch_size, row.batch_size_is), row)
         for row in several
     )
-    fullest = max((_place(row)[0] for row in timed if row.nodes), default=None)
-    placed = [
-        (devices, -(-devices // fullest) if nodes is None and fullest is not None else nodes)
-        for devices, nodes in layouts
-    ]
+    placed = _placed(layouts, timed)
     found = []
     for (study, run, _, batch_size, _), rows in series.items():
         if all(row.devices > 1 for row in rows):
             same = (study, run, batch_size)
             alone = [row for row in timed if (row.study, row.run, row.batch_size) == same]
             rows += [row for row in alone if traits_of(row.strategy).baseline]
-        for devices, nodes in dict.fromkeys(placed):
+        for devices, nodes in placed:
             found.append(_predicted(table, rows[0]._replace(devices=devices, nodes=nodes), rows))
     return found
+
+
+def _placed(
+    layouts: Sequence[tuple[int, int | None]], timed: Sequence[EpochTime]
+) -> list[tuple[int, int | None]]:
+    """Each layout once; without nodes, on nodes as full as the fullest of these rows."""
+    fullest = max((_place(row)[0] for row in timed if row.nodes), default=None)
+    placed = []
+    for devices, nodes in layouts:
+        if nodes is None and fullest is not None:
+            nodes = -(-devices // fullest)
+        placed.append((devices, nodes))
+    return [*dict.fromkeys(placed)]
 
 
 def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) -> Predicted:

@@ -29,6 +29,7 @@ from dpscope.analysis.runs.compare import (
 )
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
 from dpscope.analysis.text.terminal import (
+    Terminal,
     print_sentences,
     print_tables,
     progress,
@@ -43,7 +44,7 @@ from dpscope.analysis.text.text_table import (
     render,
     table_of,
 )
-from dpscope.analysis.text.units import Unit, show_share
+from dpscope.analysis.text.units import Unit, sentence, show_share
 from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import (
@@ -57,7 +58,7 @@ from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
-from dpscope.profiling.store.shown_text import complain, write_out
+from dpscope.profiling.store.shown_text import write_out
 from dpscope.profiling.store.training_folders import holds_epochs
 
 ChangeFormat = OutputFormat | Literal["github"]
@@ -186,7 +187,6 @@ def print_comparison(
         write_out(for_programs(found) + "\n")
         return found.status
     if output_format == "table":
-        console.print()
         print_sentences(console, [found.answer])
     print_tables(_tables(found), output_format, console)
     if before.training and after.training:
@@ -270,9 +270,11 @@ def _print_learning_changes(
 
 
 def _complain(findings: Sequence[Finding]) -> None:
-    """A line each on standard error, in every format."""
-    for finding in findings:
-        complain(f"{finding.message}; {finding.next_step}")
+    """On standard error, in every format, no wider than the terminal."""
+    print_sentences(
+        Terminal(stderr=True),
+        (f"dpscope: {one.message}. {sentence(one.next_step)}" for one in findings),
+    )
 
 
 _MOST_NAMED = 3  # cells in the first line
@@ -305,7 +307,7 @@ def _size(change: Change) -> float:
 
 
 def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
-    """Warnings where a step has no interval, and where the slowdown to be judged would not show."""
+    """Warnings where a step has no interval, and where the slowdown to be judged is not detectable."""
     steps = [change for change in changes if change.is_step]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if without:
@@ -317,12 +319,13 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         )
     hidden = [change for change in steps if change.hides_slowdown]
     if hidden:
-        cells = ", ".join(f"{one.cell} (only {show_share(one.detectable)} would)" for one in hidden)
+        cells = ", ".join(one.cell for one in hidden)
         slowdown = show_share(hidden[0].fail_over)
-        worst = max(hidden, key=lambda one: one.detectable or 0.0)
+        hidden.sort(key=lambda one: one.detectable or 0.0)
+        shares = dict.fromkeys(show_share(one.detectable) for one in (hidden[0], hidden[-1]))
         yield RunCode.NOT_COMPARED.finding(
-            f"not judged, because a slowdown of {slowdown} would not show: {cells}",
-            f"measure {_more_repeats(worst)}, or test for a larger change (--fail-over)",
+            f"{cells} not judged: these {_repeats(hidden[0])} can detect {' to '.join(shares)}, not {slowdown}",
+            _more_repeats(hidden[-1]),
         )
 
 
@@ -334,10 +337,18 @@ _MORE_JOBS = (
 
 
 def _more_repeats(change: Change) -> str:
-    """More repeats than a change has, and what they would show."""
+    """More repeats than a change has, if they detect the slowdown that it is judged by."""
     repeats, detectable = change.with_more_repeats()
-    name = "jobs" if change.quantity == TRACED_STEP else "repeats (--repeats)"
-    return f"{repeats} {name} per side, which would show {show_share(detectable)} in {change.cell}"
+    sides = f"{repeats} {_repeats(change)} per side"
+    shown = show_share(detectable)
+    if detectable > change.fail_over:
+        return f"{sides} would still detect only {shown}: raise --fail-over, or make the machine quieter"
+    return f"measure {sides}, which would detect {shown}, or raise --fail-over"
+
+
+def _repeats(change: Change) -> str:
+    """What repeats a measured or a traced step."""
+    return "jobs" if change.quantity == TRACED_STEP else "repeats"
 
 
 def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
@@ -369,8 +380,8 @@ _VALUES = (
 _STEP_FIELDS = (
     Field("cell", "cell"),
     *_VALUES,
-    Field("likely slower", lambda one: show_share(one.chance_slower)),
-    Field("would show", lambda one: show_share(one.detectable)),
+    Field("chance slower", lambda one: show_share(one.chance_slower)),
+    Field("detectable", lambda one: show_share(one.detectable)),
 )
 _PART_FIELDS = (
     Field("cell", "cell"),
@@ -379,8 +390,8 @@ _PART_FIELDS = (
 )
 _NOTES = (
     "ratio: after / before; low, high: its 95% interval, from the spread between repeats",
-    "likely slower: the probability that it got slower at all; would show: the smallest slowdown that "
-    "these repeats would show in 4 of 5 cases",
+    "chance slower: the probability that it got slower at all; detectable: the smallest slowdown that "
+    "these repeats detect in 4 of 5 cases",
 )
 
 

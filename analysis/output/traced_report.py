@@ -39,6 +39,7 @@ from dpscope.analysis.text.terminal import (
     print_table,
     print_tables,
     progress,
+    separate,
 )
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
@@ -195,7 +196,7 @@ def _print_screen(console: Console, jobs: ReadJobs, modelled: "Report | None", w
 def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
     for name, job in jobs.items():
         if name:
-            console.print()
+            separate(console)
             console.print(Trimmed(folded(f"Job {name.removeprefix('job ')}", "bold")))
         console.print(fact_grid(job.verdict))
         if (steps := ledger_table(job.analysis)) is not None:

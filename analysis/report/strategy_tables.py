@@ -132,8 +132,8 @@ def _law_notes(series: ScalingSeries) -> Iterator[str]:
     fit = series.fit
     if fit is None or fit.law == "karp_flatt":
         return
-    if fit.failure:
-        yield f"{series.label}: {_LAWS[fit.law]}: {fit.failure}"
+    if fit.worst_relative_error is None:
+        yield f"{series.label}: {_LAWS[fit.law]}: {fit.note}"
         return
     farthest = FARTHEST_FACTOR * fit.largest_devices
     prediction = predicted_speedup(fit, farthest)

@@ -52,7 +52,7 @@ class Change:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest slowdown that these runs would show in 80% of cases: 0.05 is 5%; None
+        """The smallest slowdown that these runs detect in 80% of cases: 0.05 is 5%; None
         without an interval.
         """
         if self.noises is None or self.ratio.low is None:
@@ -92,7 +92,7 @@ class Change:
             return "no interval: too few steps or repeats"
         if self.hides_slowdown:
             return (
-                f"a slowdown of {show_share(self.fail_over)} would not show, "
+                f"a slowdown of {show_share(self.fail_over)} is not detectable, "
                 f"only one of {show_share(self.detectable)}"
             )
         return ""

@@ -26,6 +26,7 @@ Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
 
 _USL = ("contention", "coherency")  # its parameters
+_ONE_SPEEDUP = "one parameter passes through one speedup, so there is no error to judge it by"
 FARTHEST_FACTOR = 2  # a law is not trusted past this many times the largest measured count
 
 
@@ -36,8 +37,8 @@ class ScalingFit:
     `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and
     coherency (USL). `worst_relative_error` is the largest distance of a measured speedup from the
     law's, over the measured one; None where one parameter passes through one speedup. `draws` holds
-    the parameters of every draw, one row each, None without intervals. `note` states where a limit
-    cut the fit off.
+    the parameters of every draw, one row each, None without intervals. `note` states why a value is
+    missing, or where a limit cut the fit off. A law that cannot describe the speedups has no values.
     """
 
     law: Law
@@ -47,13 +48,6 @@ class ScalingFit:
     worst_relative_error: float | None
     draws: Floats | None
     note: str
-
-    @property
-    def failure(self) -> str:
-        """Why the law describes none of these speedups, so that its parameters mean nothing; empty
-        where it does.
-        """
-        return self.note if self.law in ("amdahl", "gustafson") else ""
 
 
 @dataclass(frozen=True)
@@ -152,26 +146,34 @@ def fit_scaling(
         columns = np.column_stack([draws[count] for count in counts])
         drawn = np.array([_FITS[law](devices, row)[0] for row in columns])
     predicted = np.array([_speedup(law, values, count) for count in counts])
-    ends = (
-        [interval(column) for column in drawn.T]
-        if drawn is not None
-        else [(None, None)] * len(values)
-    )
-    names = _USL if law == "usl" else ("serial_fraction",)
+    worst = float(np.max(np.abs(predicted / measured - 1)))
     return ScalingFit(
         law=law,
         scaling=scaling,
-        parameters={
-            name: Estimate(float(value), *own, len(counts))
-            for name, value, own in zip(names, values, ends, strict=True)
-        },
+        parameters=_parameters(law, values, drawn, len(counts), note),
         largest_devices=counts[-1],
-        worst_relative_error=(
-            None if law == "karp_flatt" else float(np.max(np.abs(predicted / measured - 1)))
-        ),
+        worst_relative_error=worst if law == "usl" or not note else None,
         draws=drawn,
         note=note,
     )
+
+
+def _parameters(
+    law: Law, values: Floats, drawn: Floats | None, count: int, note: str
+) -> dict[str, Estimate]:
+    """The parameters by name with their intervals; without values where the law cannot describe
+    the speedups.
+    """
+    names = _USL if law == "usl" else ("serial_fraction",)
+    if note and law in ("amdahl", "gustafson"):
+        return dict.fromkeys(names, Estimate(None, None, None, count))
+    ends: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(values)
+    if drawn is not None:
+        ends = [interval(column) for column in drawn.T]
+    return {
+        name: Estimate(float(value), *own, count)
+        for name, value, own in zip(names, values, ends, strict=True)
+    }
 
 
 def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
@@ -182,7 +184,7 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     describe what it was fitted to.
     """
     count = next(iter(fit.parameters.values())).count
-    reason = fit.failure
+    reason = fit.note if fit.law in ("amdahl", "gustafson") else ""
     if fit.law == "karp_flatt" and devices not in (1, fit.largest_devices):
         reason = "one measured count gives a serial fraction, but not how it changes: measure another count"
     if reason:
@@ -201,7 +203,9 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
 
 def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[Floats, str]:
     fraction = karp_flatt(float(speedups[0]), int(devices[0]))
-    return np.array([fraction]), "speedup above the number of devices" if fraction < 0 else ""
+    if fraction < 0:
+        return np.array([fraction]), f"speedup above the number of devices; {_ONE_SPEEDUP}"
+    return np.array([fraction]), _ONE_SPEEDUP
 
 
 def _fit_amdahl(devices: Samples, speedups: Samples) -> tuple[Floats, str]:

@@ -5,6 +5,7 @@ than it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -32,6 +33,11 @@ class Terminal(Console):
 
     def __init__(self, stderr: bool = False, highlight: bool = True) -> None:
         super().__init__(markup=False, stderr=stderr, highlight=highlight)
+        self.has_printed = False
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        self.has_printed = True
+        super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:  # rich ends the process here, with status 1
         raise
@@ -58,6 +64,12 @@ class Trimmed:
                 text[-1] = Segment(text[-1].text.rstrip(" "), text[-1].style)
             yield from text
             yield Segment.line()
+
+
+def separate(console: Console) -> None:
+    """A blank line between what was printed and what follows: no output begins with one."""
+    if not isinstance(console, Terminal) or console.has_printed:
+        console.print()
 
 
 @contextmanager
@@ -98,7 +110,7 @@ def print_table(console: Console, table: TextTable) -> None:
     """Print a table with its notes; columns that do not fit continue below, with those that name a
     row repeated.
     """
-    console.print()
+    separate(console)
     for part in _drawn(table, console.width):
         console.print(part)
 
@@ -233,6 +245,6 @@ def _print_list(console: Console, title: str, items: Iterable[tuple[Text, Text]]
     for mark, text in items:
         rows.add_row(mark, text)
     if rows.row_count:
-        console.print()
+        separate(console)
         console.print(Text(title, style="bold"))
         console.print(Trimmed(rows))

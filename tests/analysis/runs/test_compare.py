@@ -262,9 +262,16 @@ def test_what_could_have_been_seen_is_told(before: RunData) -> None:
     (hiding,) = [one for one in compare_runs(run, run, 0.02) if one.quantity == STEP]
     assert (step.outcome, hiding.outcome) == ("same", "not judged")
     (finding,) = undecided_findings([hiding])
-    assert "(only 3.1% would)" in finding.message
-    assert finding.next_step.startswith(
-        "measure 6 repeats (--repeats) per side, which would show 1.8% "
+    assert "not judged: these repeats can detect 3.1%, not 2.0%" in finding.message
+    assert (
+        finding.next_step
+        == "measure 6 repeats per side, which would detect 1.8%, or raise --fail-over"
+    )
+    (finer,) = [one for one in compare_runs(run, run, 0.01) if one.quantity == STEP]
+    (finding,) = undecided_findings([finer])
+    assert (
+        finding.next_step
+        == "6 repeats per side would still detect only 1.8%: raise --fail-over, or make the machine quieter"
     )
     # without an interval nothing is
     changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))

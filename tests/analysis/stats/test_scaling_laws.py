@@ -84,7 +84,8 @@ def test_laws_are_clamped_where_they_describe_nothing() -> None:
     assert ideal_and_better.note == "clamped at 0: contention, coherency"
     assert predicted_speedup(ideal_and_better, 8).speedup.value == 8
     slower = known(fit_scaling({2: 0.4, 4: 0.3}, "strong"))
-    assert slower.parameters["serial_fraction"].value == 1
+    assert slower.parameters["serial_fraction"].value is None
+    assert slower.worst_relative_error is None
     prediction = predicted_speedup(slower, 8)
     assert prediction.speedup.value is None
     assert "slower than one device" in prediction.note
@@ -135,8 +136,13 @@ def test_fits_stay_in_their_limits(speedups: dict[int, float], scaling: Scaling)
     fit = known(fit_scaling(speedups, scaling))
     expected = {1: {"karp_flatt"}, 2: {"amdahl", "gustafson"}}.get(len(speedups), {"usl"})
     assert fit.law in expected
-    if fit.law != "karp_flatt":
-        assert all(one.value is not None and one.value >= 0 for one in fit.parameters.values())
+    values = [one.value for one in fit.parameters.values()]
+    if fit.law == "usl":
+        assert all(value is not None and value >= 0 for value in values)
+    elif fit.law != "karp_flatt":
+        (fraction,) = values
+        assert bool(fit.note) == (fraction is None)
+        assert fraction is None or 0 <= fraction <= 1
     assert fit.largest_devices == max(speedups)
 
 

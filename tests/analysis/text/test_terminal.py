@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.text.terminal import Terminal, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -51,6 +51,17 @@ def test_a_list_without_items_has_no_heading() -> None:
     print_missing(Console(file=out), [])
     print_findings(Console(file=out), [])
     assert out.getvalue() == ""
+
+
+def test_no_output_begins_with_a_blank_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Terminal()
+    table = TextTable("Times", ("cell",), (("a",),))
+    print_table(console, table)
+    print_table(console, table)
+    print_findings(console, [TraceCode.FILE_NOT_READ.finding("x is not a trace")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:7] == ["Times", "cell", "a", "", "Times", "cell", "a"]
+    assert lines[7:9] == ["", "Findings"]
 
 
 def test_no_line_ends_in_blanks() -> None:
