@@ -16,6 +16,7 @@ from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import Field, TextTable, Unknown, table_of
 from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.profiling.records.finding import counted
 
 Row = Mapping[str, Any]
 """A cell's values by the names of a `Field`."""
@@ -68,14 +69,33 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
     singles = single_device_baselines(report.run, data.cell)
     for letter, batch in (("b", data.cell.batch_size), ("g", data.cell.global_batch_size)):
         single = singles.get(batch)
-        speedup = ratio(_epoch_us(single), row["epoch_us"]) if single is not None else None
+        alone_us = _epoch_us(single) if single is not None else None
+        speedup = ratio(alone_us, row["epoch_us"])
         row[f"speedup_{letter}"] = speedup
         row[f"efficiency_{letter}"] = None if speedup is None else speedup / data.devices
+        row[f"alone_{letter}_us"] = alone_us
+    _subtract(row)
     steps = compared.steps_per_epoch
     for name, column in _PER_EPOCH.items():
         value = compared.number(column)
         row[name] = None if value is None or steps is None else value * steps
     return row
+
+
+def _subtract(row: dict[str, Any]) -> None:
+    """Set a row's subtractions, and the rate that follows from one, to those of its epochs."""
+    alone_b_us, alone_g_us = row["alone_b_us"], row["alone_g_us"]
+    epoch_us, devices = row["epoch_us"], row["devices"]
+    if row["same_local_batch_epoch_us"] is not None and alone_b_us is not None:
+        added_us = epoch_us - alone_b_us / devices
+        of_steps = ratio(row["same_local_batch_epoch_us"], added_us) if added_us > 0 else None
+        rate = row["ring_subtraction_gb_per_s"]
+        if rate is not None:
+            row["ring_subtraction_gb_per_s"] = None if of_steps is None else rate * of_steps
+        row["same_local_batch_epoch_us"] = added_us
+    if row["same_total_epoch_us"] is not None and alone_g_us is not None:
+        row["ideal_split_epoch_us"] = epoch_us - alone_g_us / devices
+        row["same_total_epoch_us"] = epoch_us - alone_g_us
 
 
 def _epoch_us(data: Job) -> float | None:
@@ -91,9 +111,8 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
     shown = [row for row in rows if _filled([row], kept)]
     unknown = [
         Unknown(reason, one.heading, row["cell"])
-        for row in rows
-        if row in shown or row in several
-        for one in (kept if row["devices"] == 1 else fields)
+        for row in shown
+        for one in kept
         if (reason := _reason(report, row, one))
     ]
     return table_of(title, (*_PLACE, *kept), shown, notes, unknown)
@@ -156,11 +175,27 @@ def _epoch_notes(report: Results) -> Iterator[str]:
         if whole
         else "epoch: median step × steps of an epoch (rounded up to whole steps), not a measured epoch"
     )
+    if not whole:
+        yield (
+            "efficiency: of epochs, whose last step counts as a whole one, so it differs from that of the steps "
+            "on the first screen"
+        )
+        yield f"steps of an epoch: {_epoch_lengths(report)}"
     yield "speedup: T_1/T_N of epochs, at the same batch per device b and at the same global batch G"
     yield from _input_path(report)
     published = report.run.manifest.config.reporting.published
     if published is not None and not any(_published(report)):
         yield _NO_ROW.format(published)
+
+
+def _epoch_lengths(report: Results) -> str:
+    """Such as ``ddp-d2-b128: 98 of 256 samples``, for each cell whose steps are known."""
+    lengths = [
+        f"{row['cell']}: {steps} of {counted(row['global_batch_size'], 'sample')}"
+        for row in _rows(report)
+        if (steps := report.comparison.rows[row["cell"]].steps_per_epoch) is not None
+    ]
+    return "; ".join(lengths)
 
 
 def _input_path(report: Results) -> Iterator[str]:
@@ -225,7 +260,7 @@ def estimated_table(report: Results) -> TextTable:
         Field("T_N-T_1(G)", "same_total_epoch_us", seconds, "At the same G"),
     )
     notes = [
-        "subtractions: of untraced epochs; they include whatever else differs, and can be negative"
+        "subtractions: of the untraced epochs of the first table; they include whatever else differs, and can be negative"
     ]
     title = "Communication of an epoch, measured and by subtraction"
     return _table(report, title, fields, notes)
@@ -236,10 +271,10 @@ def rate_table(report: Results) -> TextTable:
     fields = (
         Field("bytes/step", "bytes_per_step", "bytes", "Bytes of the collectives of a step"),
         Field(
-            "ring formula",
+            "ring by subtraction",
             "ring_subtraction_gb_per_s",
             "bandwidth",
-            "Bytes of the ring formula over t_N(b) - t_1(b)",
+            "Bytes of the ring formula over T_N-T_1/N",
         ),
         Field("algbw", "algbw_gb_per_s", "bandwidth", "Bytes over the transfers of all-reduces"),
         Field("busbw", "busbw_gb_per_s", "bandwidth", "That times 2(N-1)/N"),
@@ -259,7 +294,8 @@ def rate_table(report: Results) -> TextTable:
         ),
     )
     notes = [
-        "ring formula: its bytes divided by T_N-T_1/N, not a measured rate; busbw: of the transfers of all-reduces",
+        "ring by subtraction: the ring formula's bytes of an epoch divided by T_N-T_1/N, "
+        "not a measured rate; busbw: of the transfers of all-reduces",
     ]
     return _table(report, "Bandwidth by the ring formula, and as measured", fields, notes)
 

@@ -41,6 +41,8 @@ _TIMES = r"\d*[Tt]_[A-Za-z0-9](?:\([A-Za-z](?:/[A-Za-z])?\))?"  # such as T_1(G)
 _FORMULA = re.compile(
     rf"(?<![\w$])(?:{_TIMES}(?:[-−+/×]{_TIMES})*(?:[-−+/×](?:[A-Z]|\d+)(?!\w))*|[bGN]=\d+|\d?\(N[-−]1\)(?:/N)?)(?!\w)"
 )
+_MISSING = "--"
+_CODE = re.compile("`([^`]+)`")
 _NUMBER = re.compile(r"[-−]\d[\d.]*")
 _NUMERIC = re.compile(r"[-−+]?[\d.,]+(?:e[-+]?\d+)?%?")
 
@@ -50,6 +52,11 @@ def in_latex(text: str) -> str:
 
     >>> in_latex("estimate T_N-T_1(G)/N [s], 5% of a_b"), in_latex("-0.5")
     ('estimate $T_N-T_1(G)/N$ [s], 5\\% of a\\_b', '$-0.5$')
+
+    What stands in backticks is typed.
+
+    >>> in_latex("see `dpscope train`")
+    'see \\texttt{dpscope train}'
     """
     plain = one_line(text)
     if _NUMBER.fullmatch(plain):
@@ -59,6 +66,7 @@ def in_latex(text: str) -> str:
         parts += [plain[at : formula.start()].translate(_SPECIAL), _mathematics(formula[0])]
         at = formula.end()
     escaped = "".join([*parts, plain[at:].translate(_SPECIAL)])
+    escaped = _CODE.sub(r"\\texttt{\1}", escaped)
     # else an argument of the line break before it
     return "{[}" + escaped[1:] if escaped.startswith("[") else escaped
 
@@ -70,7 +78,7 @@ def _mathematics(formula: str) -> str:
 def latex_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()
 ) -> str:
-    """A floating table with caption and label; missing values are dashes, columns of numbers are
+    """A floating table with caption and label; missing values are dashes, in notes too, columns of numbers are
     aligned on the right.
     """
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(headings)
@@ -80,9 +88,12 @@ def latex_table(
     ]
     aligned = ["r" if one and index else "l" for index, one in enumerate(numeric)]
     heads = " & ".join(_heading(one, side) for one, side in zip(headings, aligned, strict=True))
-    body = [" & ".join("--" if cell == NA else in_latex(cell) for cell in row) for row in rows]
+    body = [" & ".join(_MISSING if cell == NA else in_latex(cell) for cell in row) for row in rows]
     size = next((size for most, size in _SIZES.items() if len(headings) > most), None)
-    below = [f"{in_latex(note)}." for note in notes]
+    below = []
+    for note in notes:
+        as_in_cells = note.replace(f"{NA} (", f"{_MISSING} (")
+        below.append(f"{in_latex(as_in_cells)}.")
     lines = [
         r"\begin{table}",
         r"  \centering",

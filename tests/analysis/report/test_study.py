@@ -46,8 +46,6 @@ def test_an_epoch_is_steps_per_epoch_times_a_step_and_its_parts_add_up() -> None
         (parts, "transfer [s]", "exposed_transfer_us"),
         (estimates, "all measured [s]", "communication_us"),
         (estimates, "exposed measured [s]", "exposed_us"),
-        # at equal batch per device so many steps of t_N(b) - t_1(b)
-        (estimates, "T_N-T_1/N [s]", "same_local_batch_us"),
     ):
         expected_s = known(ddp.number(column)) * steps / 1e6
         assert float(shown[heading]) == pytest.approx(expected_s, abs=6e-6), heading
@@ -74,22 +72,42 @@ def test_a_row_per_strategy_batch_and_number_of_devices() -> None:
     assert float(shown["efficiency at same b [%]"]) == pytest.approx(50 * alone / ddp, abs=0.06)
     assert float(shown["efficiency at same G [%]"]) == pytest.approx(50 * whole / ddp, abs=0.06)
     assert "accuracy [%]" not in table.headings
-    assert any("nothing was trained here" in reason for reason in table.missing)
-    assert any("rounded up to whole steps" in note for note in table.notes)
+    assert not any("nothing was trained here" in reason for reason in table.missing)
+    notes = "\n".join(table.notes)
+    assert "rounded up to whole steps" in notes
+    assert "differs from that of the steps on the first screen" in notes
+    assert "single-d1-b128: 391 of 128 samples" in notes
 
 
 @pytest.mark.long
-def test_rows_and_columns_without_values_are_left_out_with_the_reason() -> None:
+def test_subtractions_are_of_the_epochs_as_printed() -> None:
+    """Of run_cpu: 5.012 - 8.912/2 = 0.556, though one device's 391 steps are not twice 196."""
+    study = reported(FIVE_REPEATS).study
+    alone, whole, _, ddp = (float(row[4]) for row in study["study_epochs"].rows)
+    shown = rows(study["study_estimates"])["ddp"]
+    for heading, expected_s in (
+        ("T_N-T_1/N [s]", ddp - alone / 2),
+        ("T_N-T_1(G)/N [s]", ddp - whole / 2),
+        ("T_N-T_1(G) [s]", ddp - whole),
+    ):
+        assert float(shown[heading]) == pytest.approx(expected_s, abs=0.0011), heading
+    # 2 ranks move the gradients' 248 kB once in each of 196 steps
+    rate = float(rows(study["study_bandwidth"])["ddp"]["ring by subtraction [GB/s]"])
+    assert rate == pytest.approx(248e3 * 196 / (ddp - alone / 2) / 1e9, rel=0.004)
+
+
+@pytest.mark.long
+def test_rows_and_columns_without_values_are_left_out_and_not_explained() -> None:
     study = reported().study
     rates = study["study_bandwidth"]
     assert [row[0] for row in rates.rows] == ["ddp"]
-    reasons = "\n".join(reason for table in study.values() for reason in table.missing)
-    for reason in (
-        "dp-host-d2-b8): host copies within one process: no link is used",
-        "no single-device cell with the same options at the global batch",
-        "give --link",
-    ):
-        assert reason in reasons
+    assert "link [GB/s]" not in rates.headings
+    for table in study.values():
+        headings = " ".join(table.headings)
+        assert all(one.heading in headings for one in table.unknown)
+        cells = {one.row.partition("-d")[0] for one in table.unknown}
+        assert cells <= {row[0] for row in table.rows}
+    assert study["study_parts"].unknown
     for table in study.values():
         assert all(set(row[3:]) != {"NA"} for row in table.rows)
     assert "without loading [s]" not in study["study_epochs"].headings  # synthetic data
@@ -109,7 +127,7 @@ def test_notes_follow_their_table_in_csv(
     tables = [text for text in capsys.readouterr().out.split("\n\n") if text]
     assert all(text.startswith("# ") for text in tables)  # the title
     assert next(csv.reader(tables[0].splitlines()[1:]))[:4] == ["strategy", "devices", "b", "G"]
-    assert any(line.startswith("# NA (accuracy;") for line in tables[0].splitlines())
+    assert any(line.startswith("# NA (wait, transfer, other;") for line in tables[1].splitlines())
 
 
 def published(
@@ -208,7 +226,9 @@ def test_phases_of_a_traced_step_are_a_table() -> None:
 
 
 def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:
-    """Ring bytes of 2 devices are the gradients' bytes: over 20 us of subtraction."""
+    """Ring bytes of 2 devices are the gradients' bytes. The epochs of both cells have as many steps, so each
+    has 120 - 100/2 us of T_2-T_1/2.
+    """
     buckets = [(float(SIZES.gradient_bytes), 10.0, 16.0)]
     several = cell_data(
         ONE_NODE,
@@ -222,8 +242,8 @@ def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:
     run = run_of(measured_cell(SINGLE, 100.0), several)
     calibrated = calibration({"all_reduce": (0.0, 2.0)})
     shown = rows(make_report(run, calibration=calibrated).study["study_bandwidth"])["ddp"]
-    by_ring = SIZES.gradient_bytes / 20.0 / 1e3
-    assert float(shown["ring formula [GB/s]"]) == pytest.approx(by_ring, rel=0.01)
+    by_ring = SIZES.gradient_bytes / 70.0 / 1e3
+    assert float(shown["ring by subtraction [GB/s]"]) == pytest.approx(by_ring, rel=0.01)
     of_calibrated = SIZES.gradient_bytes / 16.0 / 1e3 / 2.0 * 100
     assert float(shown["busbw/calibrated [%]"]) == pytest.approx(of_calibrated, rel=0.01)
     assert float(shown["calibrated [GB/s]"]) == 2.0

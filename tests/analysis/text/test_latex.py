@@ -74,3 +74,9 @@ def test_latex_compiles_it(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout
     assert "Overfull" not in ended.stdout
+
+
+def test_notes_name_missing_values_as_the_cells_and_code_as_code() -> None:
+    text = latex_table("T", ("cell",), (("NA",),), ("NA (accuracy): run `dpscope train` here",))
+    assert r"-- (accuracy): run \texttt{dpscope train} here." in text
+    assert "NA" not in text
