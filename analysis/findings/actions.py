@@ -67,10 +67,11 @@ class Action:
 
     @property
     def line(self) -> str:
-        """The advice with what it is about."""
+        """What it is about, and the advice."""
         scale = Scale([self.time_us, self.step_us])
         of_step = f"{scale.number(self.time_us)} of {scale.time(self.step_us)}"
-        return f"{self.advice} ({self.part}: {of_step}, {percent(self.share)})"
+        part = self.part[0].upper() + self.part[1:]
+        return f"{part} ({of_step}, {percent(self.share)}): {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     lines = list(found.fact.lines)
     if situation.more_repeats is not None:
         lines.insert(0, f"Measure more repeats to decide (--repeats {situation.more_repeats})")
+    not_split = situation.not_split
+    if not_split is not None and found.part not in (None, UNSPLIT):
+        lines.append(f"{sentence(not_split.next_step).removesuffix('.')}")
     late = situation.late
     if late is not None and not late.significant:
         lines.append(f"Trace more steps to see whether rank {late.rank} is always late")
@@ -170,7 +174,7 @@ def _actions(rows: Sequence[CellRow], situation: Situation) -> Iterator[Action]:
         yield from _communication(situation, ledger)
     if chosen.step_us is not None and chosen.step_without_wait_us is not None:
         loader_us = chosen.step_us - chosen.step_without_wait_us
-        feed = "Feed the devices faster: more loader workers (--workers)"
+        feed = "feed the devices faster, with more loader workers (--workers)"
         yield Action("waiting for the loader", loader_us, feed, chosen.step_us, traced=False)
     # On a CPU idle time is when other processes used the cores.
     if ledger.idle_us is not None and situation.on_device:
@@ -181,20 +185,20 @@ def _of_idle(situation: Situation, ledger: Ledger) -> str:
     unlaunched_us, idle_us = ledger.unlaunched_us, ledger.idle_us or 0.0
     if situation.launch_bound:
         return (
-            "Larger batch, or fewer launches (torch.compile, CUDA graphs): the step is launch-bound"
+            "the step is launch-bound; larger batch, or fewer launches (torch.compile, CUDA graphs)"
         )
     if unlaunched_us is not None and unlaunched_us < MOST_UNLAUNCHED * idle_us:
         waited = time(idle_us - unlaunched_us)
-        return f"See what kernels wait for (other streams, copies): for {waited} work is queued and none runs"
+        return f"for {waited} work is queued and none runs; see what kernels wait for (other streams, copies)"
     if not unlaunched_us:
-        return "See what the host does between launches: loader, .item(), many small kernels"
+        return "see what the host does between launches: loader, .item(), many small kernels"
     late = situation.late
     of_late = ""
     if late is not None and late.unlaunched_us:
-        of_late = f", on rank {late.rank} for {time(late.unlaunched_us)}"
+        of_late = f" (rank {late.rank}: {time(late.unlaunched_us)})"
     return (
-        "Look at the host first (loader, .item(), many small kernels): no GPU work was queued for "
-        f"{time(unlaunched_us)} of a step{of_late}"
+        f"for {time(unlaunched_us)} no GPU work was queued{of_late}; look at the host first: "
+        "loader, .item(), many small kernels"
     )
 
 
@@ -208,10 +212,10 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> Iterato
     with_ddp = any(
         traits_of(row.strategy).reducer for row in rows if (row.devices, row.batch_size) == case
     )
-    advice = "Use DDP: DP copies the model in every step and hides none of that"
+    advice = "use DDP: DP copies the model in every step and hides none of that"
     if with_ddp:
         advice = (
-            "Larger batch per device, so that each copy of the model serves more samples; DDP makes no copies, "
+            "larger batch per device, so that each copy of the model serves more samples; DDP makes no copies, "
             "but is not clearly faster here"
         )
     yield Action(UNSPLIT, ledger.exposed_other_us, advice, ledger.traced_step_us)
@@ -229,7 +233,7 @@ def _communication(situation: Situation, ledger: Ledger) -> Iterator[Action]:
     yield Action(TRANSFER, ledger.exposed_transfer_us, _of_transfer(situation, ledger), step_us)
     for kind, time_us in ledger.other_by_kind_us.items():
         if kind != "broadcast":
-            advice = f"See which {kind} operations are exposed"
+            advice = f"see which {kind} operations are exposed"
         elif situation.late is not None:
             continue  # waiting for that rank
         else:
@@ -239,26 +243,25 @@ def _communication(situation: Situation, ledger: Ledger) -> Iterator[Action]:
 
 def _to_split(not_split: NotSplit | None) -> str:
     if not_split is None:
-        return "Trace every rank: without all of them waiting cannot be told from transfer"
-    next_step = sentence(not_split.next_step).removesuffix(".")
-    return f"{next_step}: waiting cannot be told from transfer, because {not_split.reason}"
+        return "trace every rank to separate waiting from moving data"
+    return not_split.next_step
 
 
 def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[Action]:
     late, step_us = situation.late, ledger.traced_step_us
     turns = f" ({situation.last.turns})" if situation.last is not None else ""
-    compare = f"No rank is always last{turns}: stop other programs, check input lengths and loader"
+    compare = f"no rank is always last{turns}; stop other programs, check input lengths and loader"
     if late is None:
-        yield Action(WAITING, wait_us, f"{compare}; a faster link does not help", step_us)
+        yield Action(WAITING, wait_us, compare, step_us)
         return
     if situation.late_samples is not None:
-        advice = f"Give the ranks equal batches: {situation.late_samples}"
+        advice = f"give the ranks equal batches: {situation.late_samples}"
     else:
-        advice = f"Find out why rank {late.rank} is late; a faster link does not help"
+        advice = f"find out why rank {late.rank} is late; a faster link does not help"
     idle_us = late.unlaunched_us or late.idle_us or 0.0
     if situation.on_device and idle_us >= _IDLE_ITSELF * step_us:
-        what = "without queued work" if late.unlaunched_us else "idle"
-        advice += f"; its own device is {what} for {time(idle_us)} of a step"
+        what = "had no queued work" if late.unlaunched_us else "was idle"
+        advice += f"; its own GPU {what} for {time(idle_us)} of a step"
     yield Action("each other rank's wait", late.lateness_us, advice, late.step_us)
     yield Action("waiting for other ranks", wait_us * (1.0 - late.share), compare, step_us)
 
@@ -266,16 +269,16 @@ def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[A
 def _of_transfer(situation: Situation, ledger: Ledger) -> str:
     messages, transfer_us = situation.messages, ledger.exposed_transfer_us or 0.0
     if messages is not None and messages.many and messages.small_transfer_us > transfer_us / 2:
-        return sentence(fewer_messages(messages)).removesuffix(".")
+        return fewer_messages(messages)
     # else the traces do not show the parallelism
     if traits_of(situation.chosen.strategy).identified:
-        return "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, faster link"
-    return "Hide or shrink the transfers: larger batch, faster link"
+        return "hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, faster link"
+    return "hide or shrink the transfers: larger batch, faster link"
 
 
 def _of_broadcasts(situation: Situation) -> str:
     if not traits_of(situation.chosen.strategy).identified:
-        return "See what the broadcasts carry: each step waits for their root"
+        return "see what the broadcasts carry: each step waits for their root"
     argument = "DDP's broadcast_buffers=False"
     how = "--broadcast-buffers off" if situation.knows_options else argument
-    return f"Try DDP without broadcasting buffers ({how}): each step waits for rank 0"
+    return f"try DDP without broadcasting buffers ({how}): each step waits for rank 0"

@@ -5,7 +5,7 @@ from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import show_bytes
+from dpscope.analysis.text.units import show_bytes, with_article
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
@@ -18,19 +18,23 @@ _TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, 
 _KINDS = {"copy": "copies between devices"}
 
 
-def cost_fact(row: CellRow, on_device: bool) -> Fact:
-    """The exposed communication of a traced step and its parts, from the ledger."""
+def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
+    """The exposed communication of a traced step and its parts, from the ledger; `not_split` is why
+    waiting could not be separated from moving data, where it could not.
+    """
     ledger, slowed = row.ledger, slowed_by_tracing(row)
     if ledger is None or ledger.exposed_us is None:
         return Fact("cost", "COST", (f"not measured: the trace of {row.cell} does not show it",))
     if slowed is not None:
-        lines = [f"unknown: tracing made a step {slowed:.1f}x as long, and all parts with it"]
+        lines = [
+            f"unknown: tracing made a step {slowed:.1f}x as long, so its parts are not reliable"
+        ]
         if row.bytes_per_step is not None and row.collectives_per_step is not None:
             moved = f"{show_bytes(row.bytes_per_step)} in {counted(round(row.collectives_per_step), 'collective')}"
             lines.append(f"tracing does not change what a step moves: {moved}")
         return Fact("cost", "COST", tuple(lines))
     scale = Scale([ledger.traced_step_us, ledger.exposed_us])
-    lines = [f"{_exposed(ledger, ledger.exposed_us, scale)}{_split(ledger, scale)}"]
+    lines = [f"{_exposed(ledger, ledger.exposed_us, scale)}{_split(ledger, scale, not_split)}"]
     if on_device:
         lines.append(_device_use(ledger, scale))
     lines.extend(_hidden(ledger, scale))
@@ -48,12 +52,12 @@ def cost_fact(row: CellRow, on_device: bool) -> Fact:
 def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
     share = percent(exposed_us / ledger.traced_step_us)
     bounds = ledger.intervals.get("exposed")
-    interval = "" if bounds is None else f"; {scale.ends(bounds)}"
-    times = f"{scale.number(exposed_us)} of {scale.time(ledger.traced_step_us)} a step"
-    return f"communication adds {times} ({share}{interval})"
+    interval = "" if bounds is None else f" ({scale.ends(bounds)})"
+    step = with_article(scale.time(ledger.traced_step_us))
+    return f"communication adds {scale.time(exposed_us)}{interval} to {step} step, {share}"
 
 
-def _split(ledger: Ledger, scale: Scale) -> str:
+def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
     """Waiting, moving data and the rest by kind, or that they cannot be separated."""
     exposed_us, kinds = ledger.exposed_us or 0.0, ledger.other_by_kind_us
     parts = []
@@ -69,7 +73,7 @@ def _split(ledger: Ledger, scale: Scale) -> str:
     ]
     unmatched = not ledger.is_split and not set(kinds) <= {"copy", "broadcast", "reduce"}
     if unmatched:
-        return ", waiting included: no collective was matched across all ranks"
+        return f", waiting included: {not_split}"
     return f": {', '.join(parts)}" if parts and exposed_us else ""
 
 
@@ -94,7 +98,8 @@ def _hidden(ledger: Ledger, scale: Scale) -> list[str]:
     if ledger.contention_us is None or ratio is None or bounds is None or bounds.low <= 1.0:
         return [line]
     slows = f"{ratio:.2f}x ({bounds.low:.2f} to {bounds.high:.2f})"
-    return [line, f"it slows that compute {slows}, which costs {scale.time(ledger.contention_us)}"]
+    cost = scale.time(ledger.contention_us)
+    return [line, f"it slows the compute next to it {slows}: {cost} a step"]
 
 
 def _basis(ledger: Ledger) -> str:
@@ -114,7 +119,7 @@ def late_fact(late: LateRank, ledger: Ledger) -> Fact:
     total_us = late.wait_us / late.share if late.share else late.wait_us
     scale = Scale([total_us])
     times = f"{scale.number(late.wait_us)} of {scale.time(total_us)}"
-    line = f"rank {late.rank} causes {percent(late.share)} of the waiting ({times} a step)"
+    line = f"rank {late.rank} causes {percent(late.share)} of the waiting ({times} a step, mean of all ranks)"
     others = [
         f"{rank} ({percent(wait_us / total_us)})"
         for rank, wait_us in ledger.wait_by_rank_us.items()
@@ -148,7 +153,8 @@ def ledger_table(data: Job) -> TextTable | None:
         rows[f"rank {slowest}, slowest"] = of_ranks[slowest]
         if ledger.is_split and waiting != slowest:
             rows[f"rank {waiting}, waits longest"] = of_ranks[waiting]
-    note = f"{counted(ledger.windows, 'step')}, counted on each rank; wait, transfer and other are exposed communication"
+    steps = f"means over {counted(ledger.windows, 'step')} of {counted(len(ranks), 'rank')}"
+    note = f"{steps}; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"
     names = {"traced_step": "traced", **STEP_PARTS}

@@ -12,7 +12,7 @@ from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 
 CLOSE = 0.1  # of the measured value: an estimate within it agrees
-# of the measured value: a wider interval proves no agreement
+# of the measured value: a wider interval shows no agreement
 _WIDE = 0.5
 # of the error: a term that explains as much is called most of it
 _MOST = 0.5
@@ -49,13 +49,13 @@ def _subtraction(row: CellRow, data: Job) -> str:
 def _against_exposed(
     estimate_us: float, exposed_us: float, bounds: Interval | None, scale: Scale
 ) -> str | None:
-    """That the estimate agrees or is too noisy to differ; None where it is off."""
-    if abs(estimate_us - exposed_us) <= CLOSE * exposed_us:
-        wide = bounds is not None and bounds.half_width(estimate_us) > _WIDE * exposed_us
-        return "agrees, too noisy to prove it" if wide else "agrees"
-    if bounds is not None and bounds.low <= exposed_us <= bounds.high:
-        return f"too noisy to differ from the {scale.number(exposed_us)} measured"
-    return None
+    """That the estimate agrees, or is too noisy to be judged; None where it is off."""
+    close = abs(estimate_us - exposed_us) <= CLOSE * exposed_us
+    includes = bounds is not None and bounds.low <= exposed_us <= bounds.high
+    wide = bounds is not None and bounds.half_width(estimate_us) > _WIDE * exposed_us
+    if includes and (wide or not close):
+        return f"too noisy to test against the {scale.number(exposed_us)} measured"
+    return "agrees" if close else None
 
 
 def _ratio(estimate_us: float, exposed_us: float, scale: Scale) -> str:
@@ -112,7 +112,7 @@ def _ring(row: CellRow, data: Job) -> str:
     if transfer_us is None:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
         return f"{result}: the transfer time is unknown ({missing})"
-    measured = f"the transfers took {scale.number(transfer_us)}"
+    measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
     if abs(ring_us - transfer_us) <= CLOSE * transfer_us:
         return f"{result}: agrees, {measured}"
     return f"{result}, {measured}{_ring_error(row, data, of_link, scale)}"

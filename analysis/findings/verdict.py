@@ -21,7 +21,6 @@ from dpscope.analysis.findings.facts import (
     Scale,
     Verdict,
     basis_of,
-    digits,
     ends,
     percent,
 )
@@ -33,6 +32,7 @@ from dpscope.analysis.runs.run_data import RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.parallelism import parallelism_name
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -77,12 +77,20 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
         not_split=data.not_split,
     )
     return _about(
-        Verdict(setting, strategy=data.strategy, cells=(data.name,)),
+        Verdict(setting, _of_windows(data), strategy=data.strategy, cells=(data.name,)),
         data,
         situation,
         rows=[],
         with_shortcuts=row is not None and row.ring_us is not None,
     )
+
+
+def _of_windows(data: Job) -> tuple[Fact, ...]:
+    """That no whole step was traced, where that is so."""
+    if not data.whole_windows.truths("partial_window", missing=True).all():
+        return ()
+    line = "each rank is timed from its first event to its last: read all times as one sample"
+    return (Fact("limits", "NO WHOLE STEP", (line,), "the traces hold no start of a step"),)
 
 
 def _lost(data: Job) -> Finding | None:
@@ -123,12 +131,10 @@ def _parallelism(data: Job) -> str:
     traits = traits_of(data.strategy)
     if traits.identified:
         return traits.label
-    collectives = data.tables.collectives
-    firsts = collectives.take(collectives.group("kind", in_order=True).first)
-    kinds = sorted(one["kind"] for one in firsts.records(("kind",)) if one["kind"] is not None)
-    if kinds:
-        return f"strategy not recognised ({', '.join(kinds)})"
-    return "no collectives" if data.communication_known else "communication not known"
+    if not data.communication_known:
+        return "communication not known"
+    evidence = [one.parallelism for one in data.summaries]
+    return parallelism_name(evidence, data.tables.collectives) or "no collectives"
 
 
 def _about(
@@ -141,7 +147,8 @@ def _about(
     """The verdict with the facts about one cell: cost, shortcuts, the late rank, what to do."""
     chosen = situation.chosen
     late = situation.late
-    facts = [*begun.facts, cost_fact(chosen, situation.on_device)]
+    not_split = data.not_split.reason if data.not_split is not None else ""
+    facts = [*begun.facts, cost_fact(chosen, situation.on_device, not_split)]
     if with_shortcuts:
         facts.append(shortcuts_fact(chosen, data))
     if late is not None and chosen.ledger is not None:
@@ -373,14 +380,14 @@ def _which(
         return Fact("which", "NO CHOICE", (line, *between), basis), None
     lines = [f"{where}: {_gain_line(chosen, gain)}"]
     lines += between
-    label = f"{name} OR ONE?"
+    label = "UNDECIDED"
     strategy = None
     stand_in = traits_of(chosen.strategy).stands_for
     shown = _direction(gain)
     if shown == "below":
         label = "USE ONE"
         strategy = "single"
-        lines[0] = f"one device; {name} on {lines[0]}"
+        lines[0] = f"one device: {name} on {lines[0]}"
     elif shown == "above" and stand_in:
         label = "NO CHOICE"
         lines[0] = f"{name} on {lines[0]}"
@@ -390,8 +397,10 @@ def _which(
         strategy = chosen.strategy
         if gap is not None and _even(comparison, chosen, gap):
             label = f"USE DDP/{gap.dp_label}"
-    elif not gain.estimators_agree:
-        lines.insert(1, f"not decided, as estimates disagree: {gain.others_text}")
+    else:
+        lines[0] = f"{name} on {lines[0]}"
+        if not gain.estimators_agree:
+            lines.insert(1, f"estimates disagree: {gain.others_text}")
     return Fact("which", label, tuple(lines), basis_of(gain.by_median)), strategy
 
 
@@ -411,10 +420,13 @@ def _gain_line(chosen: CellRow, gain: Gain) -> str:
     # the first interval on the screen, which names the level of all others
     interval = ends(gain.by_median, "95% interval ")
     efficiency = percent(gained / chosen.devices)
-    ratio = f"{gained:.2f}x one device {interval}, {efficiency} efficient"
-    if chosen.samples_per_s is None:
-        return ratio
-    return f"{digits(chosen.samples_per_s)} samples/s, {ratio}"
+    gain_at = f"{gained:.2f}x one device at the same"
+    if chosen.weak_efficiency is None:
+        return f"{gain_at} global batch {interval}, {efficiency} efficient"
+    line = f"{gain_at} batch per device {interval}, {efficiency} efficient"
+    if chosen.strong_speedup is None:
+        return line
+    return f"{line}; {chosen.strong_speedup:.2f}x at the same global batch"
 
 
 def _gap_line(gap: StrategyGap) -> str:

@@ -227,7 +227,7 @@ def parallelism_finding(
     evidence: Sequence[ParallelismEvidence], collectives: Table
 ) -> list[Finding]:
     """An info finding that names the parallelism and its evidence; none if nothing communicates."""
-    named = _name(evidence, collectives)
+    named = parallelism_name(evidence, collectives)
     if named is None or all(one.world_size == 1 and not one.data_parallel for one in evidence):
         return []
     message = f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}"
@@ -238,14 +238,15 @@ def traced_strategy(evidence: Sequence[ParallelismEvidence], collectives: Table)
     """Which of dpscope's strategies the traces show; other if they communicate in another way, or
     it is unknown.
     """
-    named = _name(evidence, collectives)
+    named = parallelism_name(evidence, collectives)
     if named is None:
         alone = all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence)
         return "single" if alone else "other"
     return _STRATEGIES.get(named, "other")
 
 
-def _name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | None:
+def parallelism_name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | None:
+    """What the traces' operators and collectives look like; None if nothing communicates."""
     if any(one.data_parallel for one in evidence):
         return _DATA_PARALLEL
     if any(one.stand_in for one in evidence):
