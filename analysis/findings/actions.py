@@ -92,8 +92,8 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     if situation.more_repeats is not None:
         lines.insert(0, f"Measure more repeats to decide (--repeats {situation.more_repeats})")
     not_split = situation.not_split
-    if not_split is not None and found.part not in (None, UNSPLIT):
-        lines.append(f"{sentence(not_split.next_step).removesuffix('.')}")
+    if not_split is not None and found.part == IDLE:
+        lines.append(sentence(not_split.next_step).removesuffix("."))
     late = situation.late
     if late is not None and not late.significant:
         lines.append(f"Trace more steps to see whether rank {late.rank} is always late")

@@ -19,10 +19,11 @@ BY_TOTAL, BY_BLOCKS = "by the total time of the same steps", "by whole blocks"
 class Gain:
     """Samples per second over those of one device: by the median step, `others` by estimator.
 
-    At the same batch per device where that was measured, else at one device's batch split.
+    `weak`: at the same batch per device, where that was measured; else at one device's batch split.
     """
 
     by_median: Estimate
+    weak: bool = True
     others: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -44,7 +45,8 @@ def gain_of(run: RunData, comparison: Comparison, cell: str) -> Gain | None:
     for series in weak_first:
         for point in series.points:
             if point.cell == cell and point.speedup.value is not None:
-                return Gain(point.speedup, _other_estimates(run, comparison, cell, series))
+                others = _other_estimates(run, comparison, cell, series)
+                return Gain(point.speedup, series.scaling == "weak", others)
     return None
 
 

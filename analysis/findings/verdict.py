@@ -421,7 +421,7 @@ def _gain_line(chosen: CellRow, gain: Gain) -> str:
     interval = ends(gain.by_median, "95% interval ")
     efficiency = percent(gained / chosen.devices)
     gain_at = f"{gained:.2f}x one device at the same"
-    if chosen.weak_efficiency is None:
+    if not gain.weak:
         return f"{gain_at} global batch {interval}, {efficiency} efficient"
     line = f"{gain_at} batch per device {interval}, {efficiency} efficient"
     if chosen.strong_speedup is None:

@@ -42,8 +42,8 @@ RUN = (
     *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
 )
 GRADIENT_BYTES = 2_502_656  # of that model
-LATE = re.compile(r"Find out why rank (\d) is late")
-COST = re.compile(r"each other rank's wait: ([\d.]+) of [\d.,]+ (µs|ms|s),")
+LATE = re.compile(r"find out why rank (\d) is late")
+COST = re.compile(r"Each other rank's wait \(([\d.]+) of [\d.,]+ (µs|ms|s),")
 UNIT_US = {"µs": 1, "ms": 1e3, "s": 1e6}
 
 

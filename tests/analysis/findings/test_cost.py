@@ -22,7 +22,7 @@ def test_what_is_exposed_its_share_its_interval_and_its_parts() -> None:
         verdict_on(cell("ddp", 4, 32, exposed_low_us=15e3, exposed_high_us=25e3)).fact("cost")
     )
     assert found.lines == (
-        "communication adds 20.0 of 100 ms a step (20%; 15.0 to 25.0): 0 waiting for late ranks, "
+        "communication adds 20.0 ms (15.0 to 25.0) to a 100 ms step, 20%: 0 waiting for late ranks, "
         "20.0 moving data",
         "devices compute 79.0 (79%), idle 1.0 (1%)",
         "10.0 ms more is hidden: compute runs at the same time",
@@ -82,7 +82,7 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(
     verdict = run_verdict(run, compared)
     cost, action = said(verdict, "cost"), said(verdict, "next")
     findings = [one.message for one in conclusions(run, compared) if one.code == "no_overlap"]
-    assert ("(50%" in cost) == stated
+    assert ("step, 50%" in cost) == stated
     assert (", 50%)" in action) == stated
     assert any("hidden" in one for one in findings) == stated
     if not stated:
@@ -103,6 +103,6 @@ def test_means_of_traces_come_with_their_count_and_add_up() -> None:
     """Two ranks in three steps of two repeats, each alike."""
     run = traced(1.0)
     table = known(ledger_table(run.cells["ddp-d2-b8"]))
-    assert table.notes[0].startswith("12 steps, counted on each rank; wait")
+    assert table.notes[0].startswith("means over 12 steps of 2 ranks; wait")
     assert table.rows[0][0] == "mean of ranks"
     assert table.rows[0][1:3] == ("10.00", "5.00")

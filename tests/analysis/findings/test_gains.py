@@ -37,8 +37,8 @@ def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
     assert gain.others == {BY_TOTAL: pytest.approx(1.2207, rel=1e-3)}
     found = run_verdict(made, compared)
     assert found.strategy is None
-    assert known(found.fact("which")).label == "DDP OR ONE?"
-    assert "0.94x one device (95% interval" in said(found, "which")
+    assert known(found.fact("which")).label == "UNDECIDED"
+    assert "0.94x one device at the same batch per device (95% interval" in said(found, "which")
     assert "estimates disagree: 1.22x by the total time of the same steps" in said(found, "which")
 
 
@@ -71,7 +71,7 @@ def test_whole_blocks_are_an_estimator_too(block_s: float, gain: float, decided:
     }
     assert found.estimators_agree is decided
     which = known(run_verdict(made, compared).fact("which"))
-    assert which.label == ("USE ONE" if decided else "DDP OR ONE?")
+    assert which.label == ("USE ONE" if decided else "UNDECIDED")
     others = "0.94x by the total time of the same steps, 1.25x by whole blocks"
     assert decided or others in which.text
 

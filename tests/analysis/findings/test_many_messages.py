@@ -73,7 +73,7 @@ def test_sixty_small_collectives_explain_more_than_the_bucket_with_all_bytes(
     (finding,) = (one for one in waiting_findings(analysis) if one.code == "no_overlap")
     assert "send fewer messages: 60 collectives of at most 256 KiB" in finding.next_step
     verdict = ReadJob(analysis).verdict
-    assert "Send fewer messages: 60 collectives of at most 256 KiB" in said(verdict, "next")
+    assert "send fewer messages: 60 collectives of at most 256 KiB" in said(verdict, "next")
     assert known(verdict.saves_us) == pytest.approx(20e3)
     assert "faster link" not in said(verdict, "next")
 
@@ -83,7 +83,7 @@ def test_few_or_large_messages_are_not_the_cause(tmp_path: Path, small: int, ele
     """20 x 0.23 ms are 4.6 of 10.8 ms, less than the bucket; 60 of 400 kB are no small ones."""
     analysis = with_messages(tmp_path, small, elements)
     assert "many_messages" not in {one.name for one in overlap_reasons(analysis)}
-    assert "Hide or shrink the transfers" in said(ReadJob(analysis).verdict, "next")
+    assert "hide or shrink the transfers" in said(ReadJob(analysis).verdict, "next")
 
 
 def test_one_rank_alone_does_not_separate_waiting(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     )
     assert which(found) == ("USE DDP", "ddp")
     assert known(found.fact("which")).lines == (
-        "4 devices: 1,280 samples/s, 3.60x one device (95% interval 3.40 to 3.80), 90% efficient",
+        "4 devices: 3.60x one device at the same batch per device (95% interval 3.40 to 3.80), 90% efficient",
         "DP takes 1.30x DDP's step (1.20 to 1.40)",
     )
     even = verdict_on(DP, DDP, ratio=Estimate(1.05, 0.9, 1.2, 60))
@@ -59,8 +59,8 @@ def test_dp_is_recommended_where_it_wins() -> None:
     ("gain", "label", "strategy", "basis"),
     [
         (Estimate(0.7, 0.6, 0.8, 60), "USE ONE", "single", "excludes 1"),
-        (Estimate(1.1, 0.9, 1.3, 60), "DDP OR ONE?", None, "includes 1"),
-        (Estimate(1.1, None, None, 60), "DDP OR ONE?", None, "too few repeats"),
+        (Estimate(1.1, 0.9, 1.3, 60), "UNDECIDED", None, "includes 1"),
+        (Estimate(1.1, None, None, 60), "UNDECIDED", None, "too few repeats"),
         (Estimate(3.6, 3.4, 3.8, 60), "USE DDP", "ddp", "excludes 1"),
     ],
 )

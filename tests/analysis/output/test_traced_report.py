@@ -263,7 +263,7 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
     # predicted from the link
     for absent in ('id="scaling"', "tracer cost among the checks", "calib. ["):
         assert absent not in page
-    assert {path.stem for path in (folder / "figures").iterdir()} >= {"step_split", "busbw"}
+    assert {path.stem for path in (folder / "figures").iterdir()} >= {"communication", "busbw"}
     assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
 
 

@@ -63,7 +63,7 @@ def test_a_late_rank_costs_what_each_other_rank_loses(tmp_path: Path, transfer_m
     """
     analysis = paced(tmp_path, [LATE] * 5, transfer_ms)
     verdict, stated = texts(analysis)
-    assert "Find out why rank 1 is late" in said(verdict, "next")
+    assert "find out why rank 1 is late" in said(verdict, "next")
     assert verdict.saves_us == pytest.approx(20e3, abs=1)
     assert known(verdict.ledger).exposed_wait_us == pytest.approx(10e3, abs=1)
     exposed = f"20.0 ms of the {20 + transfer_ms:.1f} ms that each other rank exposes is waiting for rank 1"
@@ -80,7 +80,7 @@ def test_ranks_that_take_turns_are_counted(tmp_path: Path) -> None:
     verdict, stated = texts(analysis)
     assert verdict.late is None
     turns = "rank 0 in 3 of 6 steps, rank 1 in 3"
-    assert f"No rank is always last ({turns})" in said(verdict, "next")
+    assert f"no rank is always last ({turns})" in said(verdict, "next")
     assert f"no rank is always late ({turns})" in stated[-1]
 
 
@@ -141,7 +141,7 @@ def test_nobody_is_late_where_one_rank_was_read(tmp_path: Path) -> None:
     assert last_rank(alone.step_collectives) is None
     verdict, stated = texts(alone)
     assert verdict.late is None
-    assert "Read the traces of all ranks" in said(verdict, "next")
+    assert "read the traces of all ranks" in said(verdict, "next")
     assert not any("straggler" in text for text in stated)
 
 

@@ -257,7 +257,7 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     events = steps_with([(50, 950)] * 3, **RECORDED)
     run = traced_run(analyze_traces([write(tmp_path, events, 0, 2)]), [tmp_path])
     action = said(run_verdict(run, compare(run)), "next")
-    assert "Read the traces of all ranks" in action
+    assert "read the traces of all ranks" in action
     assert "because only one process was read" in action
     assert "(exposed communication: 0.9 of 1.0 ms, 90%)" in action
 
