@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, percent, time
+from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, capital, percent, time
 from dpscope.analysis.findings.ledger_text import fewer_messages, slowed_by_tracing
-from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.exposed_parts import Messages, NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
@@ -59,7 +58,7 @@ class Action:
     time_us: float
     advice: str
     step_us: float
-    traced: bool = True
+    basis: str = TRACED
 
     @property
     def share(self) -> float:
@@ -70,8 +69,7 @@ class Action:
         """What it is about, and the advice."""
         scale = Scale([self.time_us, self.step_us])
         of_step = f"{scale.number(self.time_us)} of {scale.time(self.step_us)}"
-        part = self.part[0].upper() + self.part[1:]
-        return f"{part} ({of_step}, {percent(self.share)}): {self.advice}"
+        return f"{capital(self.part)} ({of_step}, {percent(self.share)}): {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,8 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     lines = list(found.fact.lines)
     if situation.more_repeats is not None:
         lines.insert(0, f"Measure more repeats to decide (--repeats {situation.more_repeats})")
-    not_split = situation.not_split
-    if not_split is not None and found.part == IDLE:
-        lines.append(sentence(not_split.next_step).removesuffix("."))
+    if situation.not_split is not None and found.part == IDLE:
+        lines.append(capital(situation.not_split.next_step))
     late = situation.late
     if late is not None and not late.significant:
         lines.append(f"Trace more steps to see whether rank {late.rank} is always late")
@@ -132,8 +129,7 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
     else:
         second = [one for one in actions[1:2] if one.time_us >= _AS_MUCH * first.time_us]
         lines = (first.line, *(one.line for one in second))
-    basis = TRACED if first.traced else TIMED
-    return Next(Fact("next", "NEXT", lines, basis), first.part, first.time_us)
+    return Next(Fact("next", "NEXT", lines, first.basis), first.part, first.time_us)
 
 
 def _said(line: str, basis: str = "not measured") -> Next:
@@ -175,7 +171,7 @@ def _actions(rows: Sequence[CellRow], situation: Situation) -> Iterator[Action]:
     if chosen.step_us is not None and chosen.step_without_wait_us is not None:
         loader_us = chosen.step_us - chosen.step_without_wait_us
         feed = "feed the devices faster, with more loader workers (--workers)"
-        yield Action("waiting for the loader", loader_us, feed, chosen.step_us, traced=False)
+        yield Action("waiting for the loader", loader_us, feed, chosen.step_us, TIMED)
     # On a CPU idle time is when other processes used the cores.
     if ledger.idle_us is not None and situation.on_device:
         yield Action(IDLE, ledger.idle_us, _of_idle(situation, ledger), ledger.traced_step_us)

@@ -155,6 +155,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}"
 
 
+def capital(text: str) -> str:
+    """The text with its first letter in upper case."""
+    return text[0].upper() + text[1:]
+
+
 def ends(ratio: Estimate, name: str = "") -> str:
     """The 95% interval of a ratio in brackets, after its name, or why there is none."""
     if ratio.low is None or ratio.high is None:

@@ -51,9 +51,10 @@ def _against_exposed(
 ) -> str | None:
     """That the estimate agrees, or is too noisy to be judged; None where it is off."""
     close = abs(estimate_us - exposed_us) <= CLOSE * exposed_us
-    includes = bounds is not None and bounds.low <= exposed_us <= bounds.high
-    wide = bounds is not None and bounds.half_width(estimate_us) > _WIDE * exposed_us
-    if includes and (wide or not close):
+    if bounds is None:
+        return "agrees" if close else None
+    wide = bounds.half_width(estimate_us) > _WIDE * exposed_us
+    if bounds.low <= exposed_us <= bounds.high and (wide or not close):
         return f"too noisy to test against the {scale.number(exposed_us)} measured"
     return "agrees" if close else None
 

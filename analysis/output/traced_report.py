@@ -28,8 +28,8 @@ from dpscope.analysis.output.traces import (
     trace_content,
     trace_status,
 )
-from dpscope.analysis.report.page import SECTIONS
 from dpscope.analysis.report.rank_tables import without_cell
+from dpscope.analysis.report.sections import SECTIONS
 from dpscope.analysis.text.terminal import (
     Terminal,
     Trimmed,

@@ -25,6 +25,7 @@ from dpscope.analysis.report.files import (
 )
 from dpscope.analysis.report.nccl_tables import run_chapter
 from dpscope.analysis.report.results import Results
+from dpscope.analysis.report.sections import SECTIONS
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.report.views import FIRST, STUDY, VIEWS, tables_of
@@ -79,7 +80,7 @@ class Report(Results):
     @cached_property
     def tables(self) -> Mapping[str, TextTable]:
         """All others, by name, in reading order."""
-        return tables_of(self, *(section.name for section in pages.SECTIONS))
+        return tables_of(self, *(section.name for section in SECTIONS))
 
     @cached_property
     def study(self) -> Mapping[str, TextTable]:
@@ -188,7 +189,7 @@ def make_page(report: Report, figures: "Mapping[str, PageFigure]") -> pages.Page
         first_tables=report.first,
         environment=list(environment_facts(report.run, calibration)),
         findings=report.findings,
-        tables={section.name: report.section(section.name) for section in pages.SECTIONS},
+        tables={section.name: report.section(section.name) for section in SECTIONS},
         figures=figures,
         timelines=views,
         measures=pages.MEASURES | (pages.LEARNING_MEASURES if report.run.training else {}),

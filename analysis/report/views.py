@@ -55,7 +55,7 @@ FIRST, STUDY = "first", "study"
 
 @dataclass(frozen=True)
 class View:
-    """A table, written once: its name, the section that it stands in (`page.SECTIONS`, FIRST or
+    """A table, written once: its name, the section that it stands in (`sections.SECTIONS`, FIRST or
     STUDY), and a function of the report, whose result is None or has no rows where there is nothing
     to show.
 

@@ -126,8 +126,9 @@ def test_a_column_of_a_users_own_is_in_frames_tables_and_csv(own_columns: None) 
     def steps_per_minute(cell: Any) -> float:
         return 60e6 / float(cell.step_us)
 
-    @column("steps/min", "rate", "Whole steps a minute")  # a notebook's cell runs twice
-    def steps_per_minute(cell: Any) -> float:  # type: ignore[no-redef] # noqa: F811
+    # a notebook's cell runs twice
+    @column("steps/min", "rate", "Whole steps a minute")  # type: ignore[no-redef]
+    def steps_per_minute(cell: Any) -> float:  # noqa: F811
         if cell.devices == 1:
             raise Missing("of several devices only")
         return 60e6 / float(cell.step_us)

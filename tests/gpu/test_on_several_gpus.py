@@ -2,7 +2,7 @@
 skipped.
 """
 
-import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,17 +105,18 @@ def test_two_runs_compared(bench: Bench, record_property: Record) -> None:
     it.
     """
     runs = bench.run("compared"), bench.run("compared_again")
-    ended = bench.dpscope("compare", *runs, "--fail-over", "50%", "--format", "csv")
+    ended = bench.dpscope("compare", *runs, "--fail-over", "50%", "--format", "json")
     record_property("printed", ended.stdout)
     is_shared = PATIENCE > 1
     assert ended.returncode in ((0, _NOT_JUDGED) if is_shared else (0,)), (
         ended.stdout + ended.stderr[-2000:]
     )
-    steps = [row for row in csv.DictReader(ended.stdout.splitlines()) if row["quantity"] == "step"]
+    changes = json.loads(ended.stdout)["changes"]
+    steps = [row for row in changes if row["quantity"] == "step"]
     assert [row["cell"] for row in steps] == [
         Cell(strategy="ddp", devices=bench.gpus, batch_size=BATCH).name
     ]
-    assert is_shared or float(steps[0]["ratio"]) == pytest.approx(1.0, abs=0.1)
+    assert is_shared or steps[0]["ratio"] == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.gpu(least=2, expected_s=50, limit_s=250)

@@ -13,7 +13,7 @@ import typer
 
 from docs._tools.commands_docs import commands_page, parameters
 from docs._tools.pages import PAGES as GENERATED
-from dpscope.analysis.report.page import SECTIONS
+from dpscope.analysis.report.sections import SECTIONS
 from dpscope.launch.contents import COMMANDS, app
 from dpscope.launch.measuring import worker_arguments as worker_job
 from dpscope.profiling.records.matrix import VARIANTS

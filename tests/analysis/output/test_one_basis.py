@@ -85,7 +85,9 @@ def test_the_cost_holds_the_tables_numbers(report: Report) -> None:
     untraced step.
     """
     line = known(report.verdict.fact("cost")).lines[0]
-    exposed, step = map(float, known(re.search(r"adds ([\d.]+) ms .* a ([\d.]+) ms", line)).groups())
+    exposed, step = map(
+        float, known(re.search(r"adds ([\d.]+) ms .* a ([\d.]+) ms", line)).groups()
+    )
     wait, transfer = map(float, re.findall(r"([\d.]+) (?:waiting|moving)", line))
     ledger = known(report.verdict.ledger)
     assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.05)
@@ -134,7 +136,9 @@ def test_what_tracing_costs_is_one_ratio_and_its_difference(report: Report) -> N
 def test_what_foreign_traces_lose_waiting_is_exposed() -> None:
     verdict = ReadJob(analyze_traces([DATA / "v100x8_ddp_dlrm"])).verdict
     assert "5.7 waiting for late ranks" in said(verdict, "cost")
-    assert "rank 7 causes 78% of the waiting (4.4 of 5.7 ms a step, mean of all ranks)" in said(verdict, "late")
+    assert "rank 7 causes 78% of the waiting (4.4 of 5.7 ms a step, mean of all ranks)" in said(
+        verdict, "late"
+    )
     assert "(rank 7: 6.8 ms)" in said(verdict, "next")
 
 

@@ -21,6 +21,7 @@ from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import BREAKDOWN, TIME, TRAFFIC, step_table
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.prediction_tables import collective_table
+from dpscope.analysis.report.sections import CHAPTERS, SECTIONS
 from dpscope.analysis.report.views import FIRST, STUDY, VIEWS
 from dpscope.analysis.text.text_table import TextTable, reasons
 from dpscope.analysis.text.units import NA
@@ -62,7 +63,7 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
     tables = example.tables
     assert {"time", "gap", "dp_phases", "waits", "predictions", "formulas", "checks"} <= set(tables)
     assert len({view.name for view in VIEWS}) == len(VIEWS)
-    sections = [section.name for section in pages.SECTIONS]
+    sections = [section.name for section in SECTIONS]
     placed = [sections.index(view.section) for view in VIEWS if view.section not in (FIRST, STUDY)]
     assert placed == sorted(placed)  # every output shows the tables in the order of the sections
     for name, table in tables.items():
@@ -72,9 +73,9 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
 
 def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
     assert 6 <= len(example.figures) <= len(figures.FIGURES)
-    placed = {"answers", *(section.name for section in pages.SECTIONS)}
+    placed = {"answers", *(section.name for section in SECTIONS)}
     assert {entry.section for entry in figures.FIGURES.values()} <= placed
-    assert {section.chapter for section in pages.SECTIONS} == set(pages.CHAPTERS)
+    assert {section.chapter for section in SECTIONS} == set(CHAPTERS)
     drawn, _ = figures.figure_files(example.figures, ())
     shown = pages.render_page(make_page(example, drawn))
     for name, figure in drawn.items():
@@ -330,5 +331,5 @@ def test_the_page_opens_on_the_answers(example: Report) -> None:
         opened = [section.open for section, _, _ in sections]
         assert opened == sorted(opened)[::-1]  # open ones first
     links = re.findall(r'<li><a href="#([\w-]+)">', shown)
-    assert links == ["answers", "findings", *pages.CHAPTERS, "glossary"]
+    assert links == ["answers", "findings", *CHAPTERS, "glossary"]
     assert set(links) <= set(re.findall(r'id="([\w-]+)"', shown))

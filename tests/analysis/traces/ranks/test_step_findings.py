@@ -256,10 +256,9 @@ def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
     """One rank of two, in an all-reduce for 900 us of each step of 1,000 us."""
     events = steps_with([(50, 950)] * 3, **RECORDED)
     run = traced_run(analyze_traces([write(tmp_path, events, 0, 2)]), [tmp_path])
-    action = said(run_verdict(run, compare(run)), "next")
-    assert "read the traces of all ranks" in action
-    assert "because only one process was read" in action
-    assert "(exposed communication: 0.9 of 1.0 ms, 90%)" in action
+    verdict = run_verdict(run, compare(run))
+    assert "waiting included: only one process was read" in said(verdict, "cost")
+    assert "Exposed communication (0.9 of 1.0 ms, 90%): read the traces" in said(verdict, "next")
 
 
 @pytest.mark.parametrize(("factor", "errors"), [(1000.0, ["step_times_apart"]), (20.0, [])])
