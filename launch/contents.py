@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "Run single, DP and DDP under torchrun, trace them, compare, report.",
     "attach": "Measure a training script as it is, on one or more device counts.",
-    "analyze": "Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring.",
+    "analyze": "Read a run folder or torch.profiler traces: where a step goes, and what communication costs.",
     "compare": "Report what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged.",
     "merge": "Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks.",
     "reduce": "Reduce traces to one small file where they are stored, to analyze anywhere; traces already reduced are not read "
@@ -103,7 +103,10 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="dpscope's and torch's"
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the versions of dpscope and torch.",
         ),
     ] = False,
 ) -> None:

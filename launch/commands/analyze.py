@@ -131,10 +131,12 @@ IDLE = (
 class AnalyzeRequest(Request):
     paths: list[Path] = argument("a run folder, or trace files and folders of them")
     output_format: OutputFormat = option("what to print", "--format", default="table")
-    classic: bool = option("the tables of data-parallel studies", "--tables", default=False)
+    classic: bool = option(
+        "tables of epoch time, cost and bandwidth for a text", "--tables", default=False
+    )
     link: options.Link = None
     calibration: Path | None = option(
-        "predict from it: calibration.json, a run folder, or logs of a program such as nccl-tests",
+        "what predictions use: calibration.json, a run folder, or logs of a program such as nccl-tests",
         "--calibration",
     )
     nccl_log: options.NcclLogs = None
@@ -146,7 +148,7 @@ class AnalyzeRequest(Request):
     target_efficiency: options.TargetEfficiency = None
     target_accuracy: options.TargetAccuracy = None
     figures: str | None = option(
-        "files of figures next to the page: png, svg, pdf or some of them, or none"
+        "also save the figures as png, svg or pdf, or several of them; none: no files"
     )
     max_bytes: options.MaxBytes = None
     max_events: options.MaxEvents = None

@@ -131,7 +131,7 @@ def verdict(checks: Mapping[str, Check]) -> str:
         return f"Not ready: {', '.join(failed)} failed."
     if warned:
         return f"Ready, with {counted(len(warned), 'warning')}: {', '.join(warned)}."
-    return "Ready."
+    return "Ready to measure."
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:

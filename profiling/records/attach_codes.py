@@ -35,8 +35,8 @@ class AttachCode(FindingCode):
     BATCH_AS_SEEN = Code(
         "info",
         meaning="A script's batch size is inferred from what its model is called with: the first "
-        "dimension of its first tensor, or the one number of samples for which all its lists and "
-        "dictionaries of tensors may stand.",
+        "dimension of its first tensor, or the only number of samples that fits all its lists and "
+        "dictionaries of tensors.",
         action="set --batch-size if that is not the number of samples",
     )
     BATCH_NOT_SEEN = Code(

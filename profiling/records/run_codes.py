@@ -89,7 +89,7 @@ class RunCode(FindingCode):
         "error",
         meaning="The trace and DDP's own counters disagree: on the sizes of the buckets, or on how "
         "long the communication takes.",
-        action="do not trust the cell's communication until it was measured again without a "
+        action="do not trust the cell's communication until it has been measured again without a "
         "mismatch",
     )
     VARIANT_NOT_KEPT = Code(
@@ -128,7 +128,7 @@ class RunCode(FindingCode):
     )
     CALIBRATION_INCOMPLETE = Code(
         "info",
-        meaning="The calibration lacks a collective that the run uses, what NCCL chose, or (a "
+        meaning="The calibration lacks a collective that the run uses, NCCL's choices, or (a "
         "warning) how much collectives and compute slow each other down.",
         action="calibrate all collectives that the run uses",
         other_severity="warning",

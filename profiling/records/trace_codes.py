@@ -53,7 +53,7 @@ class TraceCode(FindingCode):
     EVENTS_OF_NO_STEP = Code(
         "warning",
         meaning="More than 1% of the device's time belongs to events launched outside of the traced "
-        "steps: they count in the step during which they ran, or in none.",
+        "steps: each counts in the step that was running, or in none.",
         action="usual at a trace's edges and for replayed CUDA graphs; if there are many, call "
         "profiler.step() after each training step, and trace more steps after a warm-up",
     )
@@ -91,7 +91,7 @@ class TraceCode(FindingCode):
         "warning",
         meaning="Kernels of an unknown library have names that suggest communication; they count as "
         "compute.",
-        action="if they move data between ranks, move their time from compute to communication",
+        action="if they move data between ranks, add their time to communication, not to compute",
     )
     TRACE_INCOMPLETE = Code(
         "error",

@@ -105,7 +105,7 @@ def test_the_doctor_ends_with_a_verdict_and_prints_json(monkeypatch: pytest.Monk
 
 def test_the_verdict_counts_warnings() -> None:
     fine, warned = doctor.Check("ok", "found"), doctor.Check("warning", "found", "do this")
-    assert doctor.verdict({"torch": fine}) == "Ready."
+    assert doctor.verdict({"torch": fine}) == "Ready to measure."
     assert doctor.verdict({"torch": fine, "disk": warned}) == "Ready, with 1 warning: disk."
 
 
