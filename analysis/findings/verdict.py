@@ -28,7 +28,7 @@ from dpscope.analysis.findings.gains import Gain, gain_of
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.runs.cell_findings import more_samples
-from dpscope.analysis.runs.run_data import RunData, repeats_text
+from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.job import Job
@@ -41,7 +41,6 @@ from dpscope.profiling.records.trace_codes import TraceCode
 REPEATS_APART = 1.3
 _DECIDING_REPEATS = 5
 STAND_IN = "CPU stand-in for DataParallel: not valid for GPUs."
-CPU_RUN = "CPU run: not valid for GPUs."
 CPU_TRACES = "CPU traces: compute and communication shared the cores; not valid for GPUs."
 _LOST = (
     TraceCode.NO_KERNELS.code,
@@ -90,7 +89,13 @@ def _of_windows(data: Job) -> tuple[Fact, ...]:
     if not data.whole_windows.truths("partial_window", missing=True).all():
         return ()
     line = "each rank is timed from its first event to its last: read all times as one sample"
-    return (Fact("limits", "NO WHOLE STEP", (line,), "the traces hold no start of a step"),)
+    limit = Fact(
+        "limits",
+        "NO WHOLE STEP",
+        (line,),
+        basis="the traces hold no start of a step",
+    )
+    return (limit,)
 
 
 def _lost(data: Job) -> Finding | None:

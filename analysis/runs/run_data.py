@@ -54,6 +54,9 @@ from dpscope.profiling.store.training_folders import holds_epochs
 Progress = Callable[[str], None]
 
 
+CPU_RUN = "CPU run: not valid for GPUs."
+
+
 @dataclass(frozen=True)
 class TraceFile:
     """A trace that no run made, and the rank that it names."""

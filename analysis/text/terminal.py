@@ -221,7 +221,12 @@ def print_sentences(console: Console, sentences: Iterable[str]) -> None:
 
 def print_missing(console: Console, reasons: Iterable[str]) -> None:
     """Print why values are missing, once for all tables."""
-    _print_list(console, "NA, and why", ((Text("-"), folded(reason, "dim")) for reason in reasons))
+    print_notes(console, "NA, and why", reasons)
+
+
+def print_notes(console: Console, title: str, notes: Iterable[str]) -> None:
+    """Print sentences below a title; nothing without any."""
+    _print_list(console, title, ((Text("-"), folded(note, "dim")) for note in notes))
 
 
 def print_findings(console: Console, findings: Iterable[Finding]) -> None:

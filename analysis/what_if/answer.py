@@ -14,7 +14,7 @@ import msgspec
 from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures.efficiency import Efficiencies
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import CPU_RUN, RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
@@ -75,6 +75,17 @@ class RunAnswer:
             "what_if_own_error": error_table(self.own.cells),
         }
         return {name: one for name, one in tables.items() if one.rows}
+
+    @property
+    def base_line(self) -> str:
+        """What is replayed, and what that is not valid for."""
+        base = self.question.base
+        kind = "mean traced step"
+        if self.question.cell is not None:
+            kind = "median untraced step of all repeats"
+        measured = f"{show(base.step_us, _MS)} ms a step ({kind})"
+        line = f"From {base.name} on {counted(base.devices, 'device')}: {measured}."
+        return line if base.host_cores is None else f"{line} {CPU_RUN}"
 
     @property
     def efficiencies(self) -> Efficiencies:
@@ -334,19 +345,13 @@ def facts(answer: RunAnswer) -> list[str]:
     base = answer.question.base
     replayed_us = fmean(one.step_us for one in base.profiles)
     error = max(100 * abs(replay_error(base)), 0.01)
-    devices = counted(base.devices, "device")
     replayed = counted(len(base.profiles), "typical traced step")
-    kind = "mean traced step"
-    if answer.question.cell is not None:
-        kind = "median untraced step of all repeats"
     lines = [
+        answer.base_line,
         layout(answer),
-        f"Base: {base.name} on {devices}, {show(base.step_us, _MS)} ms ({kind}).",
         f"Replay: reproduces {replayed} ({show(replayed_us, _MS)} ms on average) within {error:.2f}%.",
         *(f"{one.message}." for one in wrong_results(answer.question.costs.calibration)),
         answer.own.sentence,
         *(f"Not known: {one}." for one in base.lacks),
     ]
-    if base.host_cores is not None:
-        lines.append("The devices are processes on a CPU: not valid for GPUs.")
     return [line for line in lines if line is not None]

@@ -52,7 +52,10 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     )
     interval = f"{bounds.low:.2f} to {bounds.high:.2f}, measured"
     return Contention(
-        gamma, low, high, f"compute takes {ratio:.2f}x as long during communication ({interval})"
+        gamma,
+        low,
+        high,
+        f"communication slows the compute next to it {ratio:.2f}x ({interval})",
     )
 
 

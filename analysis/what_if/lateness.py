@@ -44,7 +44,8 @@ class Lateness:
             return "lateness of ranks is unknown: only one rank was read"
         samples = counted(self.independent, "independent sample")
         return (
-            f"lateness of ranks from {samples} of {len(self.steady_us)} ranks, assumed to be normal"
+            "lateness of ranks: a normal distribution fitted to "
+            f"{samples} of {len(self.steady_us)} ranks"
         )
 
     def latest_us(self, ranks: int) -> float:

@@ -1,6 +1,6 @@
 """`dpscope whatif`: the step of a configuration that was not measured, with its error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -84,7 +84,7 @@ def whatif(request: WhatIfRequest) -> None:
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
     from dpscope.analysis.output.analyze import load
-    from dpscope.analysis.text.terminal import print_table, progress
+    from dpscope.analysis.text.terminal import print_notes, print_sentences, print_table, progress
     from dpscope.analysis.what_if import answer, bases, cell_errors
 
     if options.holds_run(request.paths[0]):
@@ -110,8 +110,12 @@ def whatif(request: WhatIfRequest) -> None:
         write_out(answered.as_json() + "\n")
     else:
         console = open_console()
-        for table in answered.tables.values():
+        print_sentences(console, [answered.base_line])
+        predictions, *others = answered.tables.values()
+        for table in (replace(predictions, notes=()), *others):
             print_table(console, table)
+        notes = [note for note in predictions.notes if note != answered.base_line]
+        print_notes(console, "What this rests on", notes)
     if question.cut_short:
         from dpscope.analysis.output.traces import trace_status
 

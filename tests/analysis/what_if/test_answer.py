@@ -131,7 +131,7 @@ def test_a_chapter_holds_counts_beyond_the_measured_one() -> None:
         float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows[:3])
     ]
     assert widths == sorted(widths)
-    assert table.notes[1].startswith("Layout assumed: all 16 devices on one node")
+    assert table.notes[2].startswith("Layout assumed: all 16 devices on one node")
     notes = " ".join(table.notes)
     # Calibrated on 2 devices alone, collectives are not predicted beyond 8.
     assert table.rows[3][table.headings.index("step [ms]")] == "NA"

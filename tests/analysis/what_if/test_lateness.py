@@ -42,7 +42,7 @@ def test_what_is_steady_is_told_from_what_is_random() -> None:
     assert prediction.steady_us == pytest.approx((-10, 10))
     assert sorted(prediction.random_us) == pytest.approx([-2, -2, 2, 2])
     assert prediction.latest_us(2) == pytest.approx(10 + 2 * 0.564, rel=0.02)
-    assert "1 independent sample of 2 ranks, assumed to be normal" in prediction.basis
+    assert "a normal distribution fitted to 1 independent sample of 2 ranks" in prediction.basis
 
 
 def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
@@ -65,7 +65,10 @@ def test_samples_that_are_others_mirrored_are_not_counted() -> None:
     149.
     """
     steps = [[0.0, float(step % 7)] for step in range(150)]
-    assert "149 independent samples of 2 ranks, assumed to be normal" in arrivals(steps).basis
+    assert (
+        "a normal distribution fitted to 149 independent samples of 2 ranks"
+        in arrivals(steps).basis
+    )
 
 
 def test_one_rank_tells_nothing() -> None:
