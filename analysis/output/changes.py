@@ -381,7 +381,7 @@ _STEP_FIELDS = (
     Field("cell", "cell"),
     *_VALUES,
     Field("chance slower", lambda one: show_share(one.chance_slower)),
-    Field("detectable", lambda one: show_share(one.detectable)),
+    Field("can detect", lambda one: show_share(one.detectable)),
 )
 _PART_FIELDS = (
     Field("cell", "cell"),
@@ -390,7 +390,7 @@ _PART_FIELDS = (
 )
 _NOTES = (
     "ratio: after / before; low, high: its 95% interval, from the spread between repeats",
-    "chance slower: the probability that it got slower at all; detectable: the smallest slowdown that "
+    "chance slower: the probability that it got slower at all; can detect: the smallest slowdown that "
     "these repeats detect in 4 of 5 cases",
 )
 
