@@ -83,9 +83,10 @@ def _device_use(ledger: Ledger, scale: Scale) -> str:
         return "the trace does not show how long the devices compute"
     computing = f"devices compute {scale.number(ledger.compute_us)} ({percent(ledger.compute_us / step_us)})"
     idle = f"idle {scale.number(ledger.idle_us)} ({percent(ledger.idle_us / step_us)})"
-    if not ledger.unlaunched_us:
+    unlaunched_us = ledger.unlaunched_us or 0.0
+    if unlaunched_us <= _NOTHING * step_us:
         return f"{computing}, {idle}"
-    return f"{computing}, {idle}: for {scale.time(ledger.unlaunched_us)} the CPU had queued no work"
+    return f"{computing}, {idle}: for {scale.time(unlaunched_us)} the CPU had queued no work"
 
 
 def _hidden(ledger: Ledger, scale: Scale) -> list[str]:
@@ -114,9 +115,13 @@ def _basis(ledger: Ledger) -> str:
     return f"{means}; {CONFIDENCE:.0%} interval from how the repeats differ"
 
 
-def late_fact(late: LateRank, ledger: Ledger) -> Fact:
-    """The rank that the others wait for, its part of the waiting, and the next ones."""
-    total_us = late.wait_us / late.share if late.share else late.wait_us
+def late_facts(late: LateRank, ledger: Ledger) -> list[Fact]:
+    """The rank that the others wait for, its part of the waiting, and the next ones; none where a
+    rank is last, but compute hides all waiting for it.
+    """
+    if late.wait_us <= 0:
+        return []
+    total_us = late.wait_us / late.share
     scale = Scale([total_us])
     times = f"{scale.number(late.wait_us)} of {scale.time(total_us)}"
     line = f"rank {late.rank} causes {percent(late.share)} of the waiting ({times} a step, mean of all ranks)"
@@ -129,7 +134,7 @@ def late_fact(late: LateRank, ledger: Ledger) -> Fact:
         line += f"; then {', '.join(others[:_NAMED])}"
     counts = f"it is {late.last.counts}"
     lines = (line,) if late.significant else (line, f"{counts}, which may be chance")
-    return Fact("late", "LATE RANK", lines, f"{counts}; means over ranks and traced steps")
+    return [Fact("late", "LATE RANK", lines, f"{counts}; means over ranks and traced steps")]
 
 
 def ledger_table(data: Job) -> TextTable | None:

@@ -15,7 +15,7 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import Situation, next_fact
-from dpscope.analysis.findings.cost import cost_fact, late_fact
+from dpscope.analysis.findings.cost import cost_fact, late_facts
 from dpscope.analysis.findings.facts import (
     Fact,
     Scale,
@@ -157,7 +157,7 @@ def _about(
     if with_shortcuts:
         facts.append(shortcuts_fact(chosen, data))
     if late is not None and chosen.ledger is not None:
-        facts.append(late_fact(late, chosen.ledger))
+        facts.extend(late_facts(late, chosen.ledger))
     following = next_fact(rows, situation)
     return replace(
         begun,

@@ -50,23 +50,15 @@ def test_a_study_is_measured_and_printed(tmp_path: Path) -> None:
     assert print_run(out, "table", True, Targets(), Console(file=printed, width=120))
     text = printed.getvalue()
     tables = tables_of(text)
-    weak = tables["Epoch seconds and speedup at fixed batch per device"]
-    strong = tables["Epoch seconds and speedup at fixed global batch"]
-    assert "epoch seconds are measured whole epochs" in weak
-    for lines in (weak, strong):
-        (epoch,) = [
-            line.split() for line in lines if line.startswith("ddp") and "epoch [s]" in line
-        ]
-        (speedup,) = [
-            line.split() for line in lines if line.startswith("ddp") and "speedup" in line
-        ]
-        assert [entry for entry in epoch[4:] if entry != "NA"]
-        assert [entry for entry in speedup[4:] if entry != "NA"]
-    loading = tables["Epoch seconds with and without data loading"]
-    (times,) = [
-        line.split() for line in loading if line.startswith("ddp") and "with loading [s]" in line
-    ]
-    assert [entry for entry in times[-2:] if entry != "NA"]
+    epochs = tables["Epoch time, speedup and efficiency"]
+    assert "epoch: mean of the measured whole epochs" in text
+    several = [line.split() for line in epochs if line.startswith("ddp")]
+    assert several
+    for row in several:
+        _, devices, batch, global_batch, epoch_s, without_loading_s, *ratios = row
+        assert (int(devices), int(batch), int(global_batch)) == (2, 2, 4)
+        assert 0 < float(without_loading_s) <= float(epoch_s)
+        assert [ratio for ratio in ratios if ratio != "NA"]
     published = [
         line.split() for line in tables["Published values of the same cells (other hardware)"]
     ]

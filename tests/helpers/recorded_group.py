@@ -115,7 +115,11 @@ class DoubleDdp(DistributedDataParallel):
         super().__init__(module, **kwargs)
         self.register_comm_hook(None, self._reduced)
 
-    def _reduced(self, state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _reduced(
+        self,
+        state: Any,
+        bucket: distributed.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         self.double.note("bucket", None, buffer.numel() * buffer.element_size())
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -200,7 +200,7 @@ def test_what_the_encoding_or_the_terminal_lacks_costs_no_output(tmp_path: Path)
     """The sign of micro, and names of any bytes; a width of 0 stands for one that is not known."""
 
     def printed(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dpscope.launch.cli", "analyze", str(folder)]
+        command = [sys.executable, "-m", "dpscope.launch.cli", "analyze", "--verbose", str(folder)]
         given = {**os.environ, "COLUMNS": "0", **environment}
         return subprocess.run(
             command, env=given, capture_output=True, text=True, timeout=60, check=False

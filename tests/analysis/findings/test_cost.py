@@ -2,14 +2,18 @@
 Numbers by hand.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.cost import ledger_table
+from dpscope.analysis.findings.cost import late_facts, ledger_table
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
 from tests.helpers.made_verdicts import cell, said, verdict_on
@@ -106,3 +110,12 @@ def test_means_of_traces_come_with_their_count_and_add_up() -> None:
     assert table.notes[0].startswith("means over 12 steps of 2 ranks; wait")
     assert table.rows[0][0] == "mean of ranks"
     assert table.rows[0][1:3] == ("10.00", "5.00")
+
+
+def test_a_rank_that_is_last_without_exposed_waiting_is_no_fact() -> None:
+    last = LastRank(1, ranks=2, steps=4, of_steps=4, lateness_us=0.0)
+    late = LateRank(last, 0.0, 0.0, lateness_us=0.0, step_us=10e3, exposed_us=1e3)
+    ledger = Ledger(10e3, 8e3, 0.0, 1e3, 0.0, 1e3)
+    assert late_facts(late, ledger) == []
+    (fact,) = late_facts(replace(late, wait_us=3e3, share=0.75), ledger)
+    assert "rank 1 causes 75% of the waiting (3.0 of 4.0 ms a step" in fact.lines[0]

@@ -7,8 +7,8 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.facts import Verdict, percent
-from dpscope.analysis.findings.verdict import CPU_RUN, STAND_IN, run_verdict
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.findings.verdict import STAND_IN, run_verdict
+from dpscope.analysis.runs.run_data import CPU_RUN, RunData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known

@@ -46,7 +46,7 @@ def test_the_base_s_step_and_ledger_are_the_report_s(question: Question) -> None
     assert question.base.step_us == pytest.approx(known(row.step_us))
     assert known(question.base.ledger).parts_us == pytest.approx(known(row.ledger).parts_us)
     (fact, *_) = facts(run_answer(question, CellErrors(()), [({}, Scenario())]))
-    assert f"{known(row.step_us) / 1e3:.1f} ms (median untraced step of all repeats)" in fact
+    assert f"{known(row.step_us) / 1e3:.1f} ms a step (median untraced step of all repeats)" in fact
 
 
 @pytest.mark.long
@@ -56,7 +56,7 @@ def test_the_step_of_traces_is_that_of_their_verdict() -> None:
     assert ledger is not None
     assert question.base.step_us == ledger.traced_step_us
     assert (
-        "ms (mean traced step)"
+        "ms a step (mean traced step)"
         in facts(run_answer(question, CellErrors(()), [({}, Scenario())]))[0]
     )
 

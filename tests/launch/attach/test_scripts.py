@@ -213,9 +213,9 @@ def test_processes_that_do_not_share_work_show_no_speedup(
     assert comparison.reasons[alone.cell.name, "weak_speedup"] == "each process trained alone"
     assert known(run_verdict(run, comparison).fact("which")).label == "NO CHOICE"
     assert not cut.trained_alone
-    (warning,) = (finding for finding in cut.findings if finding.code == "model_parallel")
+    (warning,) = (finding for finding in cut.findings if finding.code == "same_inputs")
     assert warning.message == (
-        "custom-d2-b8: parameters are sharded without FSDP; 2 processes trained on the same inputs in the first steps"
+        "custom-d2-b8: in the first steps, 2 processes trained on only 1 distinct input"
     )
 
 

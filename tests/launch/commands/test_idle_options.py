@@ -39,7 +39,7 @@ MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
 # A command line, in which TRACE, RUN, TRAINED, EARLIER and PARTIAL are paths, and options that do
 # nothing with it.
 SITUATIONS = {
-    "analyze TRACE": f"--target-efficiency 0.8 --target-accuracy 90 --tables {DETAIL}",
+    "analyze TRACE": "--target-efficiency 0.8 --target-accuracy 90 --tables --quiet --figures svg --open",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
     "--topology topology.conf --hide-hosts",
     "analyze RUN": f"{LIMITS} --target-accuracy 90 --topology topology.conf --hide-hosts",
