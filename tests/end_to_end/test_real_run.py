@@ -120,7 +120,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     report = run_folder / "report"
     page = (report / "report.html").read_text(encoding="utf-8")
     figures = {path.name for path in (report / "figures").iterdir()}
-    assert figures >= {"waterfall.png", "waits.png", "scaling.png", "what_if.png"}
+    assert figures >= {"waterfall.png", "scaling.png", "what_if.png"}
     assert page.count("<svg") == len(figures)
     assert re.findall(r"""<[^>]*\s(?:src|href)\s*=\s*["']?[^"'>]*//[^"'>]*""", page) == []
     with open(report / "comparison.csv", newline="") as file:
