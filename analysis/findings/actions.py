@@ -268,8 +268,8 @@ def _of_transfer(situation: Situation, ledger: Ledger) -> str:
         return fewer_messages(messages)
     # else the traces do not show the parallelism
     if traits_of(situation.chosen.strategy).identified:
-        return "hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, faster link"
-    return "hide or shrink the transfers: larger batch, faster link"
+        return "larger batch, gradient accumulation, fp16 gradients, faster link"
+    return "larger batch, faster link"
 
 
 def _of_broadcasts(situation: Situation) -> str:

@@ -116,7 +116,7 @@ def _ring(row: CellRow, data: Job) -> str:
     measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
     if abs(ring_us - transfer_us) <= CLOSE * transfer_us:
         return f"{result}: agrees, {measured}"
-    return f"{result}, {measured}{_ring_error(row, data, of_link, scale)}"
+    return f"{result}; {measured}{_ring_error(row, data, of_link, scale)}"
 
 
 def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:
@@ -139,4 +139,4 @@ def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:
         return ": compute ran at the same time"
     if fitted_us is None:
         return ""
-    return f", {scale.number(fitted_us)} with latency: the traces do not show what takes the rest"
+    return f"; with latency it gives {scale.number(fitted_us)}, the rest is unknown"

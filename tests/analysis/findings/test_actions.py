@@ -33,7 +33,7 @@ def following(late: LateRank | None = None, **values: Any) -> Next:
 @pytest.mark.parametrize(
     ("values", "part", "advice", "length"),
     [
-        ({}, TRANSFER, "hide or shrink the transfers", "20.0 of 100 ms, 20%"),
+        ({}, TRANSFER, ": larger batch, gradient accumulation", "20.0 of 100 ms, 20%"),
         ({"idle_us": 40e3}, IDLE, "see what the host does between", "40.0 of 100 ms, 40%"),
         (
             {"idle_us": 40e3, "unlaunched_us": 30e3},

@@ -83,7 +83,7 @@ def test_few_or_large_messages_are_not_the_cause(tmp_path: Path, small: int, ele
     """20 x 0.23 ms are 4.6 of 10.8 ms, less than the bucket; 60 of 400 kB are no small ones."""
     analysis = with_messages(tmp_path, small, elements)
     assert "many_messages" not in {one.name for one in overlap_reasons(analysis)}
-    assert "hide or shrink the transfers" in said(ReadJob(analysis).verdict, "next")
+    assert ": larger batch, faster link" in said(ReadJob(analysis).verdict, "next")
 
 
 def test_one_rank_alone_does_not_separate_waiting(tmp_path: Path) -> None:
