@@ -14,7 +14,6 @@ from dpscope.profiling.records.finding import counted
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
 _NOTABLE_LATE = 0.1  # of the waiting: other late ranks with less are omitted
 _NAMED = 2  # other late ranks
-_TRACED_APART = 0.1  # of the untraced step: if the traced one differs by more, both are stated
 _KINDS = {"copy": "copies between devices"}
 
 
@@ -43,9 +42,6 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
         lines.append(
             f"on device {ledger.critical_device}, the least idle one; mean of all devices {mean}"
         )
-    untraced_us = ledger.traced_step_us + (ledger.tracer_us or 0.0)
-    if abs(ledger.tracer_us or 0.0) > _TRACED_APART * untraced_us:
-        lines.append(f"without tracing a step takes {scale.time(untraced_us)}")
     return Fact("cost", "COST", tuple(lines), _basis(ledger))
 
 

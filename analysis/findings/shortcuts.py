@@ -32,13 +32,13 @@ def _subtraction(row: CellRow, data: Job) -> str:
     bounds = row.interval("same_local_batch_us")
     scale = Scale([row.traced_step_us])
     interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-    result = f"{name} (added step time) = {scale.time(estimate_us)}{interval}"
+    result = f"{name} (added time) = {scale.time(estimate_us)}{interval}"
     if slowed_by_tracing(row) is not None:
         return f"{result}: cannot be checked, as tracing slows the step too much"
     exposed_us = row.ledger.exposed_us if row.ledger is not None else None
     if exposed_us is None:
         return f"{result}: the traces do not show what is exposed"
-    judged = _against_exposed(estimate_us, exposed_us, bounds, scale)
+    judged = _against_exposed(estimate_us, exposed_us, bounds)
     if judged is not None:
         return f"{result}: {judged}"
     error_us = estimate_us - exposed_us
@@ -46,16 +46,16 @@ def _subtraction(row: CellRow, data: Job) -> str:
     return f"{result}: {compared}{_why(row, data.on_device, error_us, scale)}"
 
 
-def _against_exposed(
-    estimate_us: float, exposed_us: float, bounds: Interval | None, scale: Scale
-) -> str | None:
+def _against_exposed(estimate_us: float, exposed_us: float, bounds: Interval | None) -> str | None:
     """That the estimate agrees, or is too noisy to be judged; None where it is off."""
     close = abs(estimate_us - exposed_us) <= CLOSE * exposed_us
     if bounds is None:
         return "agrees" if close else None
+    includes = bounds.low <= exposed_us <= bounds.high
+    # an interval that wide shows no agreement either
     wide = bounds.half_width(estimate_us) > _WIDE * exposed_us
-    if bounds.low <= exposed_us <= bounds.high and (wide or not close):
-        return f"too noisy to test against the {scale.number(exposed_us)} measured"
+    if includes and (wide or not close):
+        return "too noisy to test"
     return "agrees" if close else None
 
 

@@ -96,13 +96,6 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(
         assert not any("%" in one for one in (cost, action, *findings))
 
 
-@pytest.mark.parametrize(("factor", "stated"), [(1.2, True), (1.05, False)])
-def test_the_untraced_step_is_stated_if_it_differs_by_a_tenth(factor: float, stated: bool) -> None:
-    run = traced(factor)
-    found = said(run_verdict(run, compare(run)), "cost")
-    assert ("without tracing a step takes 10.0 ms" in found) == stated
-
-
 def test_means_of_traces_come_with_their_count_and_add_up() -> None:
     """Two ranks in three steps of two repeats, each alike."""
     run = traced(1.0)
