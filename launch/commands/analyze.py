@@ -84,8 +84,9 @@ IDLE = (
     Idle(
         "max_bytes max_events", options.any_run, "a run's traces are read whole; give trace files"
     ),
+    Idle("topology", options.any_run, "it applies to traces and partials"),
     Idle(
-        "topology hide_hosts",
+        "hide_hosts",
         options.any_run,
         "it applies to traces and partials; dpscope bundle hides a run's hosts",
     ),
