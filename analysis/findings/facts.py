@@ -38,7 +38,7 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """Label and lines in one line, for outputs without lines of their own."""
+        """Label and lines in one line, for outputs that show one line."""
         return f"{self.label}: {'; '.join(self.lines)}"
 
 

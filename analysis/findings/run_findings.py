@@ -114,7 +114,7 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
             single_device_baselines(run, data.cell)
         )
     ]
-    # else its finding says why there is no efficiency
+    # else its finding gives the reason why there is no efficiency
     if WITHOUT_TORCHRUN not in comparison.unmeasured_jobs:
         yield from no_single_device(run.manifest, without_single, str(run.path))
     yield from _setting(run)

@@ -250,7 +250,7 @@ def _nothing_parallel(run: RunData, comparison: Comparison) -> Verdict:
     if not comparison.knows_options:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2"
     if jobs := comparison.unmeasured_jobs:
-        more = f"Attach again on {' and '.join(jobs)}: the finding about it says why nothing was measured"
+        more = f"Attach again on {' and '.join(jobs)}: its finding gives the reason why nothing was measured"
     none = "no strategy on several devices was compared with one device"
     facts = (Fact("which", "NO CHOICE", (none,)), _next(more))
     return Verdict(_setting(run, comparison, None), tuple(_limits(run, comparison, ())), facts)
