@@ -13,28 +13,17 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis import (
     Missing,
-    Scenario,
     analyze,
-    analyze_jobs,
     analyze_traces,
-    attribute,
-    base_of_run,
-    collectives,
     column,
     compare,
     load_run,
-    make_report,
-    match_ranks,
-    predict,
-    read_trace,
 )
 from dpscope.analysis.cells.columns import OWN, columns
 from dpscope.analysis.cells.view import REGISTERED
-from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.report.build import render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from tests.helpers.examples import FIVE_REPEATS
-from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 V100, RANK_0 = DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -63,33 +52,6 @@ def test_every_numeric_column_plots_and_a_missing_number_is_nan() -> None:
         ["rank", "bytes", "sequence", "start_us", "transfer_us", "busbw_gb_per_s"],
     )
     check_plots(analysis.steps, [name for name in map(str, analysis.steps) if name.endswith("_us")])
-
-
-@pytest.mark.long
-def test_the_repr_of_a_result_fits_a_screen(tmp_path: Path) -> None:
-    run, analysis, trace = load_run(EXAMPLE_RUN), analyze_traces(V100), read_trace(RANK_0)
-    attribution = attribute(trace)
-    question = base_of_run(EXAMPLE_RUN, "ddp-d2-b8")
-    results: list[Any] = [
-        analyze(EXAMPLE_RUN), analyze(V100), run, run.cells["ddp-d2-b8"], compare(run), make_report(run),
-        analysis, analysis.verdict, trace, attribution,
-        match_ranks([collectives(attribution)]), question, question.base,
-        predict(question.base, Scenario(devices=4), question.costs),
-    ]  # fmt: skip
-    for result in results:
-        lines = repr(result).splitlines()
-        assert len(lines) <= 20, type(result)
-        assert max(map(len, lines)) <= 140, type(result)
-        assert lines[0].startswith(type(result).__name__)
-
-
-@pytest.mark.long
-def test_the_verdict_is_on_what_is_returned() -> None:
-    analysis = analyze_traces(V100)
-    assert analysis.verdict == traces_verdict(analysis)
-    assert "5.7 waiting for late ranks" in said(analysis.verdict, "cost")
-    (job,) = analyze_jobs(V100).values()
-    assert job.verdict.record() == analysis.verdict.record()
 
 
 @pytest.mark.long

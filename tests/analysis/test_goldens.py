@@ -5,7 +5,6 @@ of one is reported.
 import pytest
 
 from tests.analysis.goldens import (
-    FOLDER,
     NO_VALUE,
     SENTENCE,
     SOURCES,
@@ -25,10 +24,6 @@ LONG = {"run_cpu", "run_tiny", "attached_tiny", "v100x8"}
 def test_values_are_those_stored(source: str) -> None:
     found = differences(source, stored(source), SOURCES[source]())
     assert found == [], "\n".join([*found[:40], f"{len(found)} differences"])
-
-
-def test_every_stored_golden_has_a_source() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(SOURCES)
 
 
 def test_a_difference_names_table_column_row_and_both_values() -> None:

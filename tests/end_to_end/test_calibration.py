@@ -94,26 +94,6 @@ def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> 
     assert measured.nccl == ()  # gloo
 
 
-def test_what_slows_what_is_timed_on_every_device_count(measured: Calibration) -> None:
-    """At 64 KiB, the size nearest to a bucket; five samples of each, of the slowest rank."""
-    assert [(one.devices, one.size_bytes) for one in measured.contention] == [
-        (2, 65536),
-        (3, 65536),
-    ]
-    for one in measured.contention:
-        kinds = (
-            one.alone_us,
-            one.two_in_flight_us,
-            one.beside_compute_us,
-            one.compute_alone_us,
-            one.compute_beside_us,
-        )
-        assert all(len(samples) == 5 and min(samples) > 0 for samples in kinds)
-    (table,) = [one for one in calibration_tables(measured) if one.title.startswith("Contention")]
-    assert [row[1] for row in table.rows] == ["2"] * 3 + ["3"] * 3
-    assert {row[-1] for row in table.rows} == {"5"}
-
-
 def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_path: Path) -> None:
     fitted, path = save_calibration(all_reduces, tmp_path / "run")
     assert path == RunFolder(tmp_path / "run").calibration_path
@@ -146,17 +126,6 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
         None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5}
     )
     assert plan_run(config, tmp_path / "run").jobs  # a run may follow in the same folder
-
-
-def test_a_calibration_in_a_file_stands_alone(all_reduces: Calibration, tmp_path: Path) -> None:
-    _, path = save_calibration(all_reduces, tmp_path / "node7.json")
-    assert path == tmp_path / "node7.json"
-    assert {file.name for file in tmp_path.iterdir()} == {"node7.json", "node7.png"}
-    path.write_text("{}")
-    with pytest.raises(DpscopeError, match="not a Calibration"):
-        load_calibration(path)
-    with pytest.raises(DpscopeError, match="cannot be written"):
-        save_calibration(all_reduces, path / "run")
 
 
 @pytest.mark.parametrize(

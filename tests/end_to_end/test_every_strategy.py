@@ -117,18 +117,6 @@ def swept(out: Path, **flags: object) -> Report:
     return report_of(out, Targets())
 
 
-def test_a_model_of_tokens_is_measured_in_tokens(tmp_path: Path) -> None:
-    tokens = swept(tmp_path / "run", strategy="dp,ddp", model="own_batches:tokens")
-    assert [finding.code for finding in tokens.findings if finding.severity == "error"] == []
-    table = tokens.comparison.table.set_index("cell")
-    assert list(table.index) == ["dp-host-d2-b2", "ddp-d2-b2"]
-    assert (table["tokens_per_s"] / table["samples_per_s"]).round(6).eq(6).all()
-    # Embedding 11 x 8, linear 8 x 8 + 8 and 8 x 11 + 11 in single precision, no buffers: 259
-    # numbers.
-    assert table.loc["ddp-d2-b2", "bytes_per_step"] == 4 * (88 + 72 + 99)
-    assert "tokens/s" in tokens.printed.summary.headings
-
-
 def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
     out = tmp_path / "run"
     report = swept(out, strategy="ddp,fsdp", accumulate="2", calibrate=True)

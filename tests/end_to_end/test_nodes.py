@@ -2,7 +2,6 @@
 without root.
 """
 
-import gzip
 import json
 import os
 import signal
@@ -18,12 +17,11 @@ import pytest
 from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.node_rates import rate_between, rate_within
-from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.launch.nodes.board import LOST_S
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder
-from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_hosts
+from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
 from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
 from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.sweeps import half_written, processes_of, wait_until
@@ -157,18 +155,6 @@ def test_calibration_finds_the_rate_between_hosts_and_within_one(
     assert between.gb_per_s == pytest.approx(medians_gb_per_s[2])
     page = (run[0] / "report" / "report.html").read_text()
     assert f"{between.gb_per_s:.3g} GB/s (bus bandwidth of all_reduce" in page
-
-
-def test_the_same_command_finds_everything_done_and_another_is_refused(
-    run: tuple[Path, NodeCommand], hosts: list[Host]
-) -> None:
-    out, _ = run
-    options = ("--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x2")
-    again = NodeCommand(hosts, out, "run", *TINY, *options)
-    assert again.wait(90) == [2, 2]
-    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(0)
-    # on the other node, too
-    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)
 
 
 SLOW = (
@@ -311,80 +297,3 @@ def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goe
     records = [one for one in TrainFolder(out).log().epochs if one.cell == "ddp-d2-n2-b2"]
     assert [one.epoch for one in records] == [1, 2]
     assert json.loads((out / "train_manifest.json").read_text())["hosts"][1]["hostname"] == "host2"
-
-
-def test_strategies_are_compared_over_both_hosts(hosts: list[Host], tmp_path: Path) -> None:
-    compared = NodeCommand(
-        hosts, tmp_path / "run", "equal", "--device", "cpu", "--devices", "2x1", "--model", "tiny_models:tiny", "--steps", "3",
-        "--batch-size", "4", "--strategy", "single,ddp",
-    )  # fmt: skip
-    assert compared.wait() == [0, 0], compared.everything()
-    assert "ddp-d2-n2-b2" in compared.printed(0)
-
-
-def test_the_script_for_ssh_returns_the_worst_status(hosts: list[Host], tmp_path: Path) -> None:
-    """That it starts the command on every host is shown by the calibration of this file's run."""
-    assert (
-        over_ssh(hosts, tmp_path, "run", "--steps", "0", "--out", str(tmp_path / "run")).returncode
-        == 2
-    )
-
-
-def test_calibration_finds_twice_the_one_way_delay_of_a_hop(
-    hosts: list[Host], tmp_path: Path
-) -> None:
-    """gloo announces a buffer before it sends: two delays a hop, and an all-reduce of two has two
-    hops, one after the other.
-    """
-    delay_ms, hops = 10.0, 2
-    out = tmp_path / "run"
-    options = (
-        "--device",
-        "cpu",
-        "--devices",
-        "2x1",
-        "--collectives",
-        "all_reduce",
-        "--min-bytes",
-        "4KiB",
-    )
-    with delayed(hosts, delay_ms) as late:
-        timed = NodeCommand(
-            late,
-            out,
-            "calibrate",
-            *options,
-            "--max-bytes",
-            "8KiB",
-            "--iterations",
-            "20",
-            "--warmup",
-            "2",
-        )
-        assert timed.wait() == [0, 0], timed.everything()
-    calibration = load_calibration(out)
-    assert [one.interface for one in calibration.hosts] == ["late0", "late0"]
-    for point in calibration.points:
-        # The fastest: the relay runs in Python, and a busy machine only adds to the delay.
-        assert 0.99 < min(point.times_us) / (hops * 2 * delay_ms * 1e3) < 1.3
-
-
-def test_hosts_with_different_clocks_are_merged_on_one(
-    run: tuple[Path, NodeCommand], tmp_path: Path
-) -> None:
-    """Rank 1's trace as a host whose clock is 7.25 s ahead would have written it."""
-    ahead_us = 7.25e6
-    folder = RunFolder(run[0]).repeat(OVER_BOTH, 0)
-    files = folder.traces()
-    late = tmp_path / "late"
-    late.mkdir()
-    for path in files:
-        trace = json.loads(gzip.decompress(path.read_bytes()))
-        if path.name.startswith("1_"):
-            trace["baseTimeNanoseconds"] += round(ahead_us * 1e3)
-        (late / path.name).write_bytes(gzip.compress(json.dumps(trace).encode()))
-    plain = merge_traces(files, tmp_path / "plain.json").ranks[1].clock
-    ahead = merge_traces(sorted(late.iterdir()), tmp_path / "ahead.json").ranks[1].clock
-    assert ahead.collectives == plain.collectives > 0
-    assert ahead.moved_us - plain.moved_us == pytest.approx(-ahead_us, abs=1.0)
-    assert ahead.residual_us == pytest.approx(plain.residual_us, abs=1.0)

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from dpscope.analysis.findings.no_overlap import OverlapReason, no_overlap_finding, overlap_reasons
+from dpscope.analysis.findings.no_overlap import OverlapReason, overlap_reasons
 from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.job import Job
 from tests.end_to_end.strategy_job import run_job
@@ -20,9 +20,7 @@ from tests.user_models.planted_overlap import (
     LARGE_ELEMENTS,
     LAYER_BYTES,
     LAYERS,
-    TRACED,
 )
-from tests.user_models.tiny_models import LATE_S
 
 BY_CHANCE = {"late_rank", "uneven_ranks"}
 ALSO = {"little_computing": {"many_messages"}}  # its many buckets are small
@@ -67,16 +65,6 @@ def test_the_planted_cause_is_named_and_no_other(cells: dict[str, Job], case: st
     assert named - BY_CHANCE - PLANTED[case] - ALSO.get(case, set()) == {"gloo"}
 
 
-@pytest.mark.parametrize(
-    "case", ["one_bucket", "one_bucket_and_a_metric", "by_hand", "compiled_whole"]
-)
-def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, Job], case: str) -> None:
-    (finding,) = no_overlap_finding(cells[case])
-    assert finding.severity == "warning"  # also on a CPU: it lies in the script
-    (cause,) = PLANTED[case]
-    assert reasons(cells[case])[cause].text in finding.message
-
-
 def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
     texts = {
         case: {name: one.text for name, one in reasons(cells[case]).items()} for case in PLANTED
@@ -105,33 +93,3 @@ def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
     assert "one compiled backward graph, " in compiled
     broadcasts = cells["buffers"].collectives
     assert (broadcasts.loc[broadcasts["kind"] == "broadcast", "bytes"] == 4 * BUFFER_ELEMENTS).all()
-
-
-def test_the_wait_for_a_late_rank_is_its_lateness(cells: dict[str, Job]) -> None:
-    """Rank 1 sleeps before each backward pass: rank 0 waits that much longer in a step's first
-    all-reduce.
-    """
-
-    def wait_us(data: Job) -> float:
-        table = data.collectives
-        own = table[(table["rank"] == 0) & (table["kind"] == "all_reduce") & table["step"].notna()]
-        first = own.sort_values("start_us").groupby("step")["wait_us"].first()
-        assert len(first) >= TRACED
-        return float(first.median())
-
-    assert wait_us(cells["late_rank"]) - wait_us(cells["even"]) == pytest.approx(
-        1e6 * LATE_S, abs=10_000
-    )
-
-
-def test_a_static_graph_does_not_delay_buckets_and_parts_of_a_graph_give_theirs_early(
-    cells: dict[str, Job],
-) -> None:
-    """torch delays the all-reduces of a static graph in its first step alone (`_DDPSink`), before
-    anything is traced.
-    """
-    for case in ("even", "static_graph", "compiled_in_parts"):
-        table = cells[case].collectives
-        reduced = table[(table["kind"] == "all_reduce") & table["step"].notna()]
-        first = reduced.sort_values("start_us").groupby(["rank", "step"])["compute_done"].first()
-        assert 0.2 < float(first.median()) < 0.65, case

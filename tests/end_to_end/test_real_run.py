@@ -4,7 +4,6 @@ test_core_path.py.
 
 import csv
 import gzip
-import io
 import json
 import os
 import re
@@ -13,19 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.launch.contents import app
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.records.run import DdpCounters
-from dpscope.profiling.store.files import read_json, write_json
 from tests.helpers.light_torchrun import light_jobs
 
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
@@ -94,28 +87,6 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     )
 
 
-def test_the_gap_is_the_sum_of_its_parts(run_folder: Path) -> None:
-    gaps = compare(load_run(run_folder)).gaps
-    assert [(gap.dp, gap.ddp) for gap in gaps] == [
-        ("dp-host-d2-b4", "ddp-d2-b4"),
-        ("dp-host-d2-b8", "ddp-d2-b8"),
-    ]
-    for gap in gaps:
-        parts = (gap.exposed_us, gap.host_copies_us, gap.compute_us, gap.idle_us, gap.tracer_us)
-        assert all(part is not None for part in parts)
-        assert sum(part for part in parts if part is not None) == pytest.approx(gap.gap_us)
-        assert gap.ratio.value is not None
-        assert (gap.ratio.low, gap.ratio.high) == (None, None)  # one repeat alone
-
-
-def test_waiting_is_a_part_of_communicating(run_folder: Path) -> None:
-    """In every traced step of every rank, of gloo's real threads."""
-    for data in load_run(run_folder).measured:
-        known = data.steps[data.steps["wait_us"].notna()]
-        assert len(known) > 0 or data.cell.strategy != "ddp" or data.cell.devices == 1
-        assert (known["wait_us"] <= known["communication_us"] + 1e-3).all()
-
-
 def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     report = run_folder / "report"
     page = (report / "report.html").read_text(encoding="utf-8")
@@ -139,28 +110,6 @@ def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path:
     assert finished.returncode == 0, finished.stderr
     assert (moved / "report" / "comparison.csv").read_text() == before
     assert max(len(line) for line in finished.stdout.splitlines() if "Report:" not in line) <= 80
-
-
-def test_formats(run_folder: Path) -> None:
-    def printed(*options: str) -> str:
-        return (
-            CliRunner()
-            .invoke(app, ["analyze", str(run_folder), *options], env={"COLUMNS": "80"})
-            .stdout
-        )
-
-    as_json = json.loads(printed("--format", "json"))
-    assert as_json["training"] is None  # nothing was trained in this folder
-    assert {step["cell"] for step in as_json["steps"]} >= {
-        "single-d1-b4",
-        "dp-host-d2-b4",
-        "ddp-d2-b4",
-    }
-    as_csv = list(csv.DictReader(io.StringIO(printed("--format", "csv"))))
-    assert len(as_csv) == 7
-    text = printed("--tables", "--format", "latex")
-    assert r"\begin{tabular}" in text
-    assert "speedup" in text
 
 
 def test_a_trace_without_its_communication_is_never_read_as_none(
@@ -190,23 +139,3 @@ def test_a_trace_without_its_communication_is_never_read_as_none(
     assert "trace_incomplete" in broken["missing"]["communication_us"]
     assert broken["step_us"] > 0
     assert cells["ddp-d2-b8"]["communication_us"] > 0
-
-
-def test_a_planted_wrong_bucket_list_is_found(run_folder: Path, tmp_path: Path) -> None:
-    planted = tmp_path / "run"
-    shutil.copytree(run_folder, planted)
-    path = planted / "cells" / "ddp-d2-b8" / "repeat0" / "counters" / "0_0.json"
-    printed = [
-        msgspec.structs.replace(one, bucket_bytes=(1000, 72))
-        for one in read_json(path, list[DdpCounters])
-    ]
-    write_json(path, printed)
-    run = load_run(planted)
-    findings = conclusions(run, compare(run))
-    (found,) = [finding for finding in findings if finding.code == "counters_disagree"]
-    assert found.severity == "error"
-    assert found.message.startswith("ddp-d2-b8: rank 0")
-    clean = load_run(run_folder)
-    assert "counters_disagree" not in {
-        finding.code for finding in conclusions(clean, compare(clean))
-    }

@@ -7,8 +7,6 @@ summation. digits' 1,440 samples are 30 steps of 48.
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,12 @@ from dpscope.launch.training.checkpoints import CheckpointFolder, restore_progre
 from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings
 from dpscope.launch.training.run import open_train_manifest, run_trainings
 from dpscope.launch.training.train import run_training
-from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
+from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
-from tests.helpers.sweeps import processes_of, wait_until
 
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 EPOCHS = 4
@@ -80,27 +77,6 @@ def train(out: Path, model: str, **flags: object) -> None:
     )
     outcome = run_trainings(config, out, False, Console(quiet=True))
     assert outcome.ok, outcome.results
-
-
-def command(out: Path, model: str) -> list[str]:
-    """The command that trains under DDP on two processes."""
-    flags = [
-        part
-        for name, value in SETTINGS.items()
-        for part in ("--" + name.replace("_", "-"), str(value))
-    ]
-    train = [
-        sys.executable,
-        "-m",
-        "dpscope.launch.cli",
-        "train",
-        *flags,
-        "--strategy",
-        "ddp",
-        "--devices",
-        "2",
-    ]
-    return [*train, "--model", f"resumed_models:{model}", "--timeout", "200", "--out", str(out)]
 
 
 def training(out: Path) -> tuple[CheckpointFolder, list[EpochRecord]]:
@@ -198,33 +174,6 @@ def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: 
     # then by the kill, or first in a neighbour, which lost its peer
     assert log.count("failed (exitcode: ") == 2
     assert_same_bits(killed, straight)
-
-
-def test_the_command_ends_when_stopped_and_goes_on(tmp_path: Path) -> None:
-    had = stop_on_the_way(tmp_path / "ddp")
-    (job,) = plan(
-        tmp_path / "ddp", strategy="ddp", devices="2", model="resumed_models:slow", timeout=200
-    ).jobs
-    assert job.resumption == had
-
-
-def stop_on_the_way(out: Path) -> CheckpointDescription:
-    """Stop DDP in the middle of its second epoch or later; it leaves no process behind."""
-    running = subprocess.Popen(
-        command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    wait_until(
-        lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None,
-        120,
-    )
-    running.send_signal(signal.SIGTERM)
-    printed = running.communicate(timeout=90)[0]
-    assert running.returncode == 128 + signal.SIGTERM, printed
-    had = verify(training(out)[0].last)
-    assert 1 <= had.epochs < EPOCHS
-    assert f"saved at the end of epoch {had.epochs}" in " ".join(printed.split())
-    assert processes_of(out) == []
-    return had
 
 
 def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:

@@ -132,18 +132,6 @@ def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_
     assert processes_of(tmp_path / "run") == []
 
 
-def test_parameters_without_gradient_are_named(tmp_path: Path) -> None:
-    """Three layers, of a weight and a bias each; in bf16 the model is wrapped once more."""
-    (result,) = sweep(
-        tmp_path / "run", strategy="ddp", devices="1", model="tiny_models:unused", amp="bf16"
-    ).results
-    assert (result.status, result.message) == (
-        "crashed",
-        "rank 0: parameters without gradient: spare.0.weight, spare.0.bias, spare.1.weight, spare.1.bias and 2 more; DDP "
-        "waits for all of them: see docs/own-model.md (in its warm-up pass)",
-    )
-
-
 def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) -> None:
     outcome = sweep(
         tmp_path / "run",

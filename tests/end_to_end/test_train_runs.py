@@ -215,38 +215,3 @@ def test_variants_precision_and_weak_scaling(tmp_path: Path) -> None:
     assert (first.learning_rate, second.learning_rate) == pytest.approx((0.1, 0.1))
     assert second.train_loss is not None
     assert (second.train_samples, second.test_samples) == (36, 7)
-
-
-def test_compiled_trainings_learn_the_same_and_report_how_long_compiling_took(
-    run: tuple[Path, str], tmp_path: Path
-) -> None:
-    """By aot_eager, which captures graphs as torch.compile's default does and generates no code, in
-    seconds.
-    """
-    outcome, _ = trained(
-        tmp_path / "run",
-        strategy="single,ddp",
-        compile="aot_eager",
-        model="tiny_models:compiled_alone",
-    )
-    assert outcome.ok, [result.message for result in outcome.results]
-    for strategy in ("single", "ddp"):
-        for compiled, plain in zip(
-            epochs_of(tmp_path / "run", strategy), epochs_of(run[0], strategy), strict=True
-        ):
-            assert compiled.cell == f"{plain.cell}-compile-aot_eager"
-            assert compiled.train_loss == pytest.approx(plain.train_loss, rel=1e-5)
-            assert compiled.test_loss == pytest.approx(plain.test_loss, rel=1e-5)
-            assert (compiled.train_accuracy, compiled.test_accuracy) == (
-                plain.train_accuracy,
-                plain.test_accuracy,
-            )
-    reported = [
-        one for one in TrainFolder(tmp_path / "run").log().findings if one.code == "compiled_late"
-    ]
-    assert [one.about for one in reported] == [
-        "single-d1-b8-compile-aot_eager, seed 3", "ddp-d2-b4-compile-aot_eager, seed 3",
-    ]  # fmt: skip
-    for finding, result in zip(reported, outcome.results, strict=True):
-        seconds = float(finding.message.split(" took ")[1].split()[0])
-        assert 0 < seconds < result.duration_s

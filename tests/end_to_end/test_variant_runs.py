@@ -5,7 +5,6 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -13,8 +12,6 @@ from rich.console import Console
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.traffic_check import check_traffic
 from dpscope.analysis.runs.variant_savings import (
-    single_device_baselines,
-    strategy_pairs,
     variant_findings,
     variant_savings,
 )
@@ -26,9 +23,8 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
-from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.light_torchrun import light_jobs
-from tests.helpers.run_cells import in_cell, traced_table, with_tables
+from tests.helpers.run_cells import traced_table, with_tables
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
@@ -223,74 +219,3 @@ def test_what_overlap_saves(buckets: RunData) -> None:
     )
     (unknown,) = variant_findings(few)
     assert "too few steps or repeats to tell" in unknown.message
-
-
-def test_what_every_other_option_saves(buckets: RunData) -> None:
-    """120 ms as DDP is, 90 ms with the option."""
-    plain, without = planted(buckets, plain=120e3, overlap_off=90e3).measured
-    for options, message in (
-        (
-            CellOptions(comm_hook="fp16"),
-            "with --comm-hook fp16 a step changes by -30.0 ms, -25.0%",
-        ),
-        (CellOptions(bucket_mb=2.5), "with --bucket-mb 2.5 a step changes by -30.0 ms"),
-        (
-            CellOptions(gradient_as_bucket_view="on"),
-            "with --gradient-as-bucket-view on a step changes by -30.0 ms",
-        ),
-        (CellOptions(static_graph="on"), "with --static-graph on a step changes by -30.0 ms"),
-        (
-            CellOptions(broadcast_buffers="off"),
-            "with --broadcast-buffers off a step changes by -30.0 ms",
-        ),
-        (CellOptions(accumulate=4), "with --accumulate 4 a step changes by -30.0 ms"),
-    ):
-        having = in_cell(without, msgspec.structs.replace(plain.cell, variant="", options=options))
-        run = replace(buckets, cells={one.cell.name: one for one in (plain, having)})
-        (finding,) = variant_findings(run)
-        assert (finding.code, finding.severity) == ("variant_saves", "info")
-        assert f"{having.cell.name} against ddp-d2-b8: {message}" in finding.message
-        assert "95% interval -30.0 ms to -30.0 ms" in finding.message
-
-
-def test_which_cells_are_compared(buckets: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DataParallel with DDP itself, not with a strategy that is built on DDP."""
-    monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
-    base = Cell(strategy="ddp", devices=2, batch_size=8)
-    both = (CellOptions(), CellOptions(accumulate=2))
-    cells = [
-        Cell(strategy=strategy, devices=devices, batch_size=8, options=options)  # type: ignore[arg-type]
-        for strategy, devices in (("single", 1), ("dp-host", 2), ("ddp", 2))
-        for options in both
-    ]
-    cells.append(msgspec.structs.replace(base, strategy="ddp-hooked"))
-    others = [
-        {"overlap": "off"},
-        {"comm_hook": "fp16"},
-        {"overlap": "off", "accumulate": 2},
-        {"bucket_mb": 5},
-    ]
-    cells += [msgspec.structs.replace(base, options=CellOptions(**options)) for options in others]  # type: ignore[arg-type]
-    some = buckets.cells["ddp-d2-b8"]
-    run = replace(buckets, cells={cell.name: in_cell(some, cell) for cell in cells})
-    assert [(dp.cell.name, ddp.cell.name) for dp, ddp in strategy_pairs(run)] == [
-        ("dp-host-d2-b8", "ddp-d2-b8"),
-        ("dp-host-d2-b8", "ddp-d2-b8-overlap-off"),
-        ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-accumulate-2"),
-        ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-overlap-off-accumulate-2"),
-    ]
-    (single,) = single_device_baselines(run, cells[5]).values()
-    assert single.cell.name == "single-d1-b8-accumulate-2"
-    (single,) = single_device_baselines(run, base).values()
-    assert single.cell.name == "single-d1-b8"
-    assert [(one.option, one.without, one.having) for one in variant_savings(run)] == [
-        ("accumulate", "single-d1-b8", "single-d1-b8-accumulate-2"),
-        ("accumulate", "dp-host-d2-b8", "dp-host-d2-b8-accumulate-2"),
-        ("accumulate", "ddp-d2-b8", "ddp-d2-b8-accumulate-2"),
-        ("comm_hook", "ddp-d2-b8", "ddp-d2-b8-hook-fp16"),
-        ("bucket_mb", "ddp-d2-b8", "ddp-d2-b8-bucket-5mb"),
-        ("overlap", "ddp-d2-b8-overlap-off", "ddp-d2-b8"),
-        ("accumulate", "ddp-d2-b8-overlap-off", "ddp-d2-b8-overlap-off-accumulate-2"),
-        ("overlap", "ddp-d2-b8-overlap-off", "ddp-d2-b8-bucket-5mb"),
-        ("overlap", "ddp-d2-b8-overlap-off-accumulate-2", "ddp-d2-b8-accumulate-2"),
-    ]

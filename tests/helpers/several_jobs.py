@@ -5,7 +5,7 @@ sizes.
 from pathlib import Path
 from typing import Any
 
-from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, relabel, write_trace
+from tests.generated_traces.generator import Trace, ddp_trace, relabel, write_trace
 
 
 def moved(trace: Trace, later_s: float = 0.0, process: int = 0, step_offset: int = 0) -> Trace:
@@ -17,11 +17,6 @@ def moved(trace: Trace, later_s: float = 0.0, process: int = 0, step_offset: int
 
     later = relabel(trace, 1e6 * later_s, step_offset=step_offset)
     return {**later, "traceEvents": [renumbered(event) for event in later["traceEvents"]]}
-
-
-def with_info(trace: Trace, **info: Any) -> Trace:
-    """The trace with other fields of its distributedInfo."""
-    return {**trace, "distributedInfo": {**trace["distributedInfo"], **info}}
 
 
 def write_job(
@@ -36,12 +31,6 @@ def write_job(
         )
         for rank in range(ranks)
     ]
-
-
-def write_one_process_run(path: Path, later_s: float) -> Path:
-    """Rank 0 of a run of one process, without a collective."""
-    trace = ddp_trace(0, 2, DdpOptions(communication=False)).trace
-    return write_trace(with_info(moved(trace, later_s, 1000), world_size=1, pg_config=[]), path)
 
 
 def lengthened(trace: Trace, factor: float) -> Trace:

@@ -57,19 +57,6 @@ class _Tiny(nn.Module):
         return logits
 
 
-class _CompiledAlone(_Tiny):
-    """Trains only as torch.compile has compiled it."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        if "RANK" in os.environ and self.training and not torch.compiler.is_compiling():
-            raise ArithmeticError("not compiled")
-        return super().forward(images)
-
-
-def compiled_alone() -> Workload:
-    return _CompiledAlone(), SHAPE, CLASSES
-
-
 def unused() -> Workload:
     model = _Tiny()
     model.spare = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))

@@ -10,16 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.device_use import DEVICE, least_step_us, use_changes, use_table
+from dpscope.analysis.cells.device_use import DEVICE, least_step_us
 from dpscope.analysis.figures.step import device_use
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.output.analyze import check_flops
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.launch.contents import app
-from dpscope.profiling.machine.gpu_speed import StatedFlops, gpu_speed, parse_flops
+from dpscope.profiling.machine.gpu_speed import gpu_speed
 from dpscope.profiling.records.run import Cell, MatmulPeak, StepFlops
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
@@ -163,67 +161,6 @@ def test_more_than_the_peak_is_a_finding() -> None:
             if one.code == RunCode.ABOVE_PEAK.code
         ]
         assert found == [f"{DDP.name}: reaches 101% of the specified peak of its GPU"] * above
-
-
-def test_a_cpu_is_compared_with_the_fastest_product_that_the_run_timed() -> None:
-    """The single device multiplied matrices at 0.1 TFLOP/s; DDP's processes, two at a time, at
-    0.08.
-    """
-    single = cell_data(
-        SINGLE,
-        [[1000.0] * 5] * 2,
-        windows(SINGLE, 5, 2, step_us=1000.0, compute_us=1e3, idle_us=0.0),
-    )
-    flops = StepFlops(total=25 * 10**6)
-    table = compare(run_of(on(single, "cpu", flops, 0.1), on(ddp_cell(), "cpu", flops, 0.08))).table
-    assert table["cpu_peak_tflops"].tolist() == pytest.approx([0.1, 0.1])
-    assert table["cpu_peak_share"].tolist() == pytest.approx([0.25, 0.25])
-    assert table["mfu"].isna().all()
-    assert table[list(POINTS)].sum(axis=1).tolist() == pytest.approx([100, 100])
-    # no product timed, no peak: nothing is drawn or shared
-    run = run_of(on(ddp_cell(), "cpu", StepFlops(total=10**9)))
-    comparison = compare(run)
-    assert device_use(comparison) is None
-    assert comparison.reasons[DDP.name, "used_points"].startswith("no matrix product was timed")
-
-
-def test_two_runs_compared() -> None:
-    """10% more FLOPs in 80% of the time: 1.375 times the rate."""
-    before = run_of(on(ddp_cell(), A100, StepFlops(total=78 * 10**9, product_precision="tf32")))
-    after = run_of(
-        on(ddp_cell(800.0), A100, StepFlops(total=858 * 10**8, product_precision="tf32"))
-    )
-    (change,) = use_changes(before, after)
-    assert (change.before_tflops, change.after_tflops, change.ratio.value) == pytest.approx(
-        (78, 107.25, 1.375)
-    )
-    assert (change.before_share, change.after_share) == pytest.approx((0.5, 0.6875))
-    assert change.record()["mfu_after"] == pytest.approx(0.6875)
-    table = known(use_table([change]))
-    assert table.rows[0][1:4] == ("78.0", "107.2", "1.375")
-    assert use_changes(before, run_of(ddp_cell())) == []
-
-
-def test_stated_flops() -> None:
-    assert parse_flops("1.2e12") == parse_flops("1.2T") == StatedFlops(1.2e12)
-    assert parse_flops("850 g:tf32") == StatedFlops(8.5e11, "tf32")
-    assert parse_flops("2P:BF16") == StatedFlops(2e15, "half")
-
-
-def test_stated_flops_that_would_be_of_no_cell_or_of_unlike_cells_are_refused() -> None:
-    counted, script = (
-        StepFlops(total=10**9),
-        cell_data(Cell("ddp", 2, 16), [[1.0] * 5], windows(DDP, 5)),
-    )
-    with pytest.raises(DpscopeError, match="--flops does nothing here: the run counted"):
-        check_flops(run_of(on(ddp_cell(), A100, counted)))
-    with pytest.raises(DpscopeError, match="batches of 8, 16 per device"):
-        check_flops(run_of(ddp_cell(), script))
-    check_flops(run_of(on(ddp_cell(), A100, counted), script))
-    (row,) = compare(
-        run_of(on(ddp_cell(), A100, None)), flops=StatedFlops(78e9, "tf32")
-    ).table.to_dict("records")
-    assert row["mfu"] == pytest.approx(0.5)
 
 
 @pytest.mark.long

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.collections import PolyCollection
-from matplotlib.patches import Rectangle
 
-from dpscope.analysis.cells.comparison import Comparison, compare
+from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import (
     ScalingChoice,
@@ -16,7 +14,6 @@ from dpscope.analysis.cells.scaling import (
     scaling_choices,
     scaling_series,
 )
-from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.comparisons import (
     judge_target,
     strong_or_weak,
@@ -25,15 +22,13 @@ from dpscope.analysis.findings.comparisons import (
 from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.report.strategy_tables import scaling_table
 from dpscope.analysis.runs.spreads import step_spread
-from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
-from dpscope.profiling.records.matrix import Amp
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.known import known
-from tests.helpers.run_cells import cell_data, run_of, timed_cell
+from tests.helpers.run_cells import cell_data, timed_cell
 
 
 def steps(
@@ -97,41 +92,6 @@ def test_three_counts_fit_a_law() -> None:
     assert "coherency 0.000 (" in law
     # 16 devices: 1 / (0.1 + 0.9 / 16) = 6.4
     assert "speedup on 16: 6.40 (" in law
-
-
-@pytest.mark.parametrize(("step_us", "shown"), [(2100.0, "NA"), (1980.0, "0.98")])
-def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(
-    step_us: float, shown: str
-) -> None:
-    # 2 x 1,000 / 2,100 = 0.952: (1/0.952 - 1/2) / (1/2) = 1.1, no fraction; at 1,980 us it is 0.98
-    (weak,) = series([steps("ddp", 2, 8, step_us)], {8: SINGLES[8]})
-    table = scaling_table(comparison(weak))
-    assert table.headings[-1] == "Karp-Flatt"
-    assert table.rows[0][-1].startswith(shown)
-    assert any("slower than one device" in note for note in table.missing) == (shown == "NA")
-
-
-def test_one_count_above_1_is_drawn_as_bars_with_their_intervals() -> None:
-    found = series([steps("ddp", 2, 8, 1250.0), steps("dp", 2, 8, 2500.0)], {8: SINGLES[8]})
-    (axes,) = known(draw_scaling(comparison(*found))).axes
-    lengths = [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
-    assert lengths == pytest.approx([1.6, 0.8], rel=0.01)  # 2 x 1,000 / 1,250 and / 2,500
-    assert [text.get_text() for text in axes.texts] == ["1.6x, 80.0%", "0.8x, 40.0%"]
-    assert len(axes.containers) == 4  # two bars, two whiskers
-    assert draw_scaling(comparison(found[0])) is None  # a single bar
-
-
-def test_figure_shows_ideal_law_band_and_target() -> None:
-    cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
-    found = series(cells, {16: SINGLES[16]})
-    shown = Comparison(scaling=found, target_efficiency=0.8)
-    left, right = known(draw_scaling(shown)).axes
-    labels = {line.get_label() for line in (*left.lines, *right.lines)}
-    assert {"ideal", "target efficiency"} <= labels
-    assert any(isinstance(one, PolyCollection) for one in left.collections)  # the law's band
-    # twice the largest measured count, and no farther
-    assert max(float(np.max(np.asarray(line.get_xdata()))) for line in left.lines) == 16
-    assert draw_scaling(comparison()) is None
 
 
 def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
@@ -206,75 +166,6 @@ def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_an
     assert [one.points[-1].speedup.value for one in weak] == pytest.approx(
         [16 / 3, 20 / 7], rel=0.01
     )
-
-
-def accumulating(
-    strategy: CellStrategy,
-    devices: int,
-    batch_size: int,
-    accumulate: int,
-    step_us: float,
-    amp: Amp | None = None,
-) -> Job:
-    options = CellOptions(accumulate=accumulate, amp=amp)
-    return timed_cell(Cell(strategy, devices, batch_size, options=options), step_us, step_us)
-
-
-def test_accumulation_that_falls_as_devices_are_added_is_one_strong_series() -> None:
-    """A global batch of 48 in micro-batches of 12, as scripts cut it: 4 on one device, 2 on each of
-    two, 1 on each of four.
-    """
-    run = run_of(
-        *(
-            accumulating(
-                "single" if devices == 1 else "ddp", devices, 48 // devices, 4 // devices, step_us
-            )
-            for devices, step_us in ((1, 1000.0), (2, 600.0), (4, 400.0))
-        ),
-        accumulating("single", 1, 48, 3, 900.0),  # micro-batches of 16
-    )
-    found = compare(run)
-    (strong,) = found.scaling
-    assert (strong.label, strong.scaling) == ("DDP in micro-batches of 12 strong, G = 48", "strong")
-    assert [point.speedup.value for point in strong.points] == [
-        pytest.approx(1000 / 600),
-        pytest.approx(2.5),
-    ]
-    row = found.table.set_index("cell").loc["ddp-d2-b24-accumulate-2"]
-    assert row["strong_efficiency"] == pytest.approx(1000 / 600 / 2)
-    assert row["ideal_split_us"] == pytest.approx(600 - 1000 / 2)
-
-
-def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline() -> None:
-    two = accumulating("ddp", 2, 24, 2, 600.0)
-    alike, same = accumulating("single", 1, 48, 4, 1000.0), accumulating("single", 1, 48, 2, 900.0)
-    assert single_device_baselines(run_of(two, alike, same), two.cell) == {48: same}
-    assert (
-        single_device_baselines(
-            run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")), two.cell
-        )
-        == {}
-    )
-    missing = compare(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")))
-    reason = missing.reasons["ddp-d2-b24-accumulate-2", "strong_efficiency"]
-    assert reason == "no single-device cell with the same options at the global batch"
-
-
-def test_one_device_under_the_same_strategy_stands_in_for_a_single_one() -> None:
-    """2 x 1,000 / 1,250 at batch 8; neither another batch nor another strategy counts."""
-    cells = {
-        Cell("ddp", 1, 8): 1000.0,
-        Cell("ddp", 2, 8): 1250.0,
-        Cell("ddp", 1, 16): 900.0,
-        Cell("fsdp", 1, 8): 900.0,
-    }
-    found = compare(
-        run_of(*(timed_cell(cell, step_us, step_us) for cell, step_us in cells.items()))
-    )
-    assert list(found.over_itself) == ["ddp-d2-b8"]
-    assert found.over_itself["ddp-d2-b8"].value == pytest.approx(1.6)
-    assert found.over_itself["ddp-d2-b8"].low is not None
-    assert list(superlinear_findings(found)) == []
 
 
 def test_more_than_n_times_the_throughput_on_n_devices_is_a_warning() -> None:

@@ -1,17 +1,12 @@
 """nccl-tests' own output, old and new, and the errors for damaged logs."""
 
-import io
-import json
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at, wrong_results
-from dpscope.analysis.output.collective_forecast import print_forecasts
+from dpscope.analysis.costs.calibration_files import calibration_from_logs, wrong_results
 from dpscope.analysis.report.calibration import calibration_tables
-from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 
@@ -33,7 +28,6 @@ NEW = (
 ALL_GATHER = """1048576         65536     float    none      -1    20.00   52.43   39.32       0    19.00   55.19   41.39       0
     16777216       1048576     float    none      -1    80.00  209.72  157.29       0      N/A     N/A     N/A     N/A
 """
-REDUCE_SCATTER = ALL_GATHER.replace("none", " sum")
 ALL_REDUCE = """1048576        262144      half     sum      -1    20.00   52.43   78.64       0    19.00   55.19   82.78       0
     16777216       4194304      half     sum      -1    80.00  209.72  314.57       0    79.00  212.37  318.56       0
 """
@@ -75,68 +69,6 @@ def test_old_logs() -> None:
     assert {count: (rate.name, rate.gb_per_s) for count, rate in calibration.links.items()} == {
         8: ("NVLink 3 x12", 300.0)
     }
-
-
-def test_other_json_in_a_folder_is_no_calibration(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(DpscopeError, match=r"--calibration .*neither"):
-        costs_at(tmp_path)
-    write(tmp_path, log(ALL_REDUCE))
-    assert {point.collective for point in costs_at(tmp_path).points} == {"all_reduce"}
-
-
-def test_in_place_columns_and_a_stated_link() -> None:
-    calibration = calibration_from_logs(
-        [LOGS / "nccl_allreduce.log"], in_place=True, link=parse_link("250GB/s")
-    )
-    assert calibration.points[-1].times_us == (63959.0,)
-    assert calibration.links[8].gb_per_s == 250.0
-    assert calibration.links[8].source == "stated by the user"
-
-
-@pytest.mark.parametrize(
-    ("rows", "test", "collective"),
-    [
-        (ALL_GATHER, "all_gather_perf", "all_gather"),
-        (ALL_GATHER, "alltoall_perf", "all_to_all"),
-        (REDUCE_SCATTER, "reduce_scatter_perf", "reduce_scatter"),
-        # distinguished from all-reduce by busbw / algbw = 3/4
-        (REDUCE_SCATTER, "unnamed", "reduce_scatter"),
-        (ALL_REDUCE, "unnamed", "all_reduce"),  # 6/4
-    ],
-)
-def test_new_logs(tmp_path: Path, rows: str, test: str, collective: str) -> None:
-    calibration = calibration_from_logs([write(tmp_path, log(rows, test))])
-    assert {point.collective for point in calibration.points} == {collective}
-    assert [(point.size_bytes, point.times_us) for point in calibration.points] == [
-        (1048576, (20.0,)),
-        (16777216, (80.0,)),
-    ]
-    assert calibration.points[0].devices == 4
-    assert calibration.links[4].name == "NVLink 4 x18"
-
-
-def test_the_file_s_name_decides_what_columns_leave_open(tmp_path: Path) -> None:
-    text = log(ALL_GATHER, "unnamed")
-    calibration = calibration_from_logs([write(tmp_path, text, "all_gather-4gpus.log")])
-    assert calibration.points[0].collective == "all_gather"
-    with pytest.raises(DpscopeError, match="fit several collectives"):
-        calibration_from_logs([write(tmp_path, text, "run.log")])
-
-
-def test_several_tests_in_one_log(tmp_path: Path) -> None:
-    """One after another, and, as tasks of srun without MPI print them, line by line in turns."""
-    text = f"{log(ALL_REDUCE)}# Avg bus bandwidth : 1\n{log(REDUCE_SCATTER, 'reduce_scatter_perf')}"
-    calibration = calibration_from_logs([write(tmp_path, text)])
-    assert [fit.collective for fit in calibration.fits] == ["all_reduce", "reduce_scatter"]
-    in_turns = "\n".join(
-        f"{task}: {line}" for line in log(ALL_REDUCE).splitlines() for task in range(2)
-    )
-    read = calibration_from_logs([write(tmp_path, in_turns)])
-    assert [(point.devices, point.size_bytes) for point in read.points] == [
-        (4, 1048576),
-        (4, 16777216),
-    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -200,21 +132,6 @@ def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
     number = next(place for place, line in enumerate(lines, 1) if row in line)
     with pytest.raises(DpscopeError, match=f"line {number}:"):
         calibration_from_logs([write(tmp_path, damaged, "damaged.log")])
-
-
-def test_groups_of_a_split_job_are_no_larger_collective(tmp_path: Path) -> None:
-    """NCCL_TESTS_SPLIT lists the ranks of all groups; rows are of the first rank's, here of two on
-    one node.
-    """
-    # busbw = algbw on two ranks
-    text = log(ALL_REDUCE.replace("78.64", "52.43").replace("314.57", "209.72"))
-    for rank in (1, 3):
-        text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  1")
-    calibration = calibration_from_logs([write(tmp_path, text)])
-    assert {(point.collective, point.devices) for point in calibration.points} == {
-        ("all_reduce", 2)
-    }
-    assert len(calibration.device_names) == 2
 
 
 def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -> None:
@@ -305,85 +222,6 @@ def test_logs_that_contradict_themselves_are_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_a_job_that_ended_early_is_not_counted_with_the_next(tmp_path: Path) -> None:
-    """Its ranks are not those of the next job's rows."""
-    for lines in (4, 7):  # before and after the headings
-        text = "\n".join(
-            [*job("a", 64)[:lines], "a: Test CUDA failure common.cu:941", *job("b", 64)]
-        )
-        calibration = calibration_from_logs([write(tmp_path, text)])
-        assert [(point.devices, point.times_us) for point in calibration.points] == [
-            (2, (64.0,)),
-            (2, (128.0,)),
-        ]
-
-
-def test_slow_networks_and_logs_without_rates_are_read(tmp_path: Path) -> None:
-    """Rates of 0.01 GB/s decide nothing, and neither do missing columns."""
-    slow = ALL_REDUCE.replace("52.43   78.64", " 0.01    0.01").replace(
-        "209.72  314.57", "0.01  0.02"
-    )
-    assert len(calibration_from_logs([write(tmp_path, log(slow))]).points) == 2
-    without = [
-        " ".join(word for place, word in enumerate(row.split()) if place not in (6, 7, 10, 11))
-        for row in ALL_REDUCE.splitlines()
-    ]
-    heading = "# size count type redop root time #wrong time #wrong\n"
-    text = NEW.format(name="all_reduce_perf") + heading + "\n".join(without)
-    calibration = calibration_from_logs([write(tmp_path, text)])
-    assert [point.times_us for point in calibration.points] == [(20.0,), (80.0,)]
-
-
-OTHER = {
-    "type": ALL_REDUCE.replace("half", "float"),
-    "redop": ALL_REDUCE.replace(" sum", " max"),
-    "root": ALL_REDUCE.replace(" -1 ", "  3 "),
-}
-
-
-@pytest.mark.parametrize("differs", list(OTHER))
-@pytest.mark.parametrize("places", ["one table", "one file", "two files"])
-def test_different_tests_of_a_collective_are_not_one(
-    tmp_path: Path, differs: str, places: str
-) -> None:
-    first, other = ALL_REDUCE, OTHER[differs]
-    if differs == "root":  # of a reduce, whose busbw is algbw
-        first, other = (
-            rows.replace("78.64", "52.43").replace("314.57", "209.72") for rows in (first, other)
-        )
-        first = first.replace(" -1 ", "  0 ")
-    name = "reduce_perf" if differs == "root" else "all_reduce_perf"
-    paths = {
-        "one table": lambda: [write(tmp_path, log(first + other, name))],
-        "one file": lambda: [write(tmp_path, log(first, name) + log(other, name))],
-        "two files": lambda: [
-            write(tmp_path, log(first, name), "a.log"),
-            write(tmp_path, log(other, name), "b.log"),
-        ],
-    }[places]()
-    with pytest.raises(
-        DpscopeError, match=rf"different tests of \w+ on 4 devices \({differs} \S+ and \S+\)"
-    ):
-        calibration_from_logs(paths)
-
-
-def test_options_and_variables_of_nccl_distinguish_tests(tmp_path: Path) -> None:
-    variable = "node1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to {}."
-    ring, tree = (
-        "\n".join([*job("a", 64)[:4], variable.format(name), *job("a", 64)[4:]])
-        for name in ("Ring", "Tree")
-    )
-    with pytest.raises(DpscopeError, match=r"\(NCCL_ALGO Ring and Tree\)"):
-        calibration_from_logs([write(tmp_path, f"{ring}\n{tree}")])
-    plain = "\n".join(job("a", 64))
-    with pytest.raises(DpscopeError, match=r"\(NCCL_ALGO Ring and unset\)"):
-        calibration_from_logs([write(tmp_path, f"{ring}\n{plain}")])
-    with pytest.raises(DpscopeError, match=r"\(graph 0 and 1\)"):
-        calibration_from_logs(
-            [write(tmp_path, f"{plain}\n{plain.replace('graph: 0', 'graph: 1')}")]
-        )
-
-
 def test_repeats_are_merged_unless_they_disagree(tmp_path: Path) -> None:
     """Two jobs of two ranks each, one at 20 and one at 10 GB/s: no rate is both's."""
     a, slightly, b = (job(host, time) for host, time in (("a", 64), ("a", 70), ("b", 117)))
@@ -416,16 +254,3 @@ def test_wrong_results_are_a_warning(tmp_path: Path) -> None:
         assert wrong_results(calibration) == (finding,)
     for text in (right, unchecked, right + "# Out of bounds values : 0 OK\n"):
         assert calibration_from_logs([write(tmp_path, text)]).findings == ()
-
-
-def test_predictions_from_wrong_results_repeat_the_warning(tmp_path: Path) -> None:
-    calibration = calibration_from_logs(
-        [write(tmp_path, log(ALL_REDUCE.replace("78.64       0", "78.64      50")))]
-    )
-    printed, as_json = io.StringIO(), io.StringIO()
-    print_forecasts(calibration, [8], "table", Console(file=printed, width=200))
-    assert "gave wrong results in 1 of 2 rows (#wrong)" in printed.getvalue()
-    print_forecasts(calibration, [8], "json", Console(file=as_json))
-    assert [one["code"] for one in json.loads(as_json.getvalue())["findings"]] == [
-        "calibration_results_wrong"
-    ]

@@ -2,22 +2,17 @@
 is not known.
 """
 
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, cliff_findings, forecasts
-from dpscope.analysis.costs.other_counts import WIDEST
-from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
+from dpscope.analysis.output.collective_forecast import parse_counts
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.nccl_logs import COUNTS, SHAPES, SIZES, Cluster, log_text
-from tests.helpers.run_cells import calibration as without_points
+from tests.generated_traces.nccl_logs import COUNTS, SHAPES, Cluster, log_text
 
 MIB = 1 << 20
 
@@ -38,21 +33,6 @@ def calibrated(folder: Path, times: dict[int, dict[int, float]], prefix: str = "
 
 def by_size(predicted: Sequence[CollectiveForecast], devices: int) -> dict[int, CollectiveForecast]:
     return {one.size_bytes: one for one in predicted if one.devices == devices}
-
-
-def test_a_quiet_tree_is_extended_as_its_law_has_it(tmp_path: Path) -> None:
-    """Latency grows with log2 of the nodes, transfer with 2(n-1)/n: within a few percent 64 times
-    beyond.
-    """
-    cluster = quiet()
-    predicted = forecasts(calibrated(tmp_path, cluster.times_us((4, 8, 16, 32)), "0: "), [64, 2048])
-    for devices in (64, 2048):
-        for size, one in by_size(predicted, devices).items():
-            assert one.nodes == devices // 4
-            assert one.time_us == pytest.approx(cluster.truth(devices, size), rel=0.12), (
-                devices,
-                size,
-            )
 
 
 def test_measured_counts_are_the_measurements_and_sizes_between_are_interpolated(
@@ -89,19 +69,6 @@ def test_one_bad_count_and_a_cliff_change_no_slope_and_are_findings(tmp_path: Pa
     assert cliff_findings(calibrated(tmp_path, quiet().times_us((4, 8, 16, 32)))) == []
 
 
-def test_nothing_grows_faster_than_the_network_can(tmp_path: Path) -> None:
-    """Noise that rises with the count is no slope: 64 times the count at most doubles a large
-    message's time.
-    """
-    times = quiet().times_us((8, 16, 32))
-    for devices, factor in ((16, 1.3), (32, 1.7)):
-        times[devices] = {size: time * factor for size, time in times[devices].items()}
-    given = calibrated(tmp_path, times)
-    for size in (64 * MIB, 256 * MIB):
-        beyond = by_size(forecasts(given, [2048]), 2048)[size].time_us
-        assert beyond is None or beyond < 2 * times[32][size]
-
-
 @pytest.mark.parametrize(
     ("counts", "slow"),
     [
@@ -129,26 +96,6 @@ def test_beyond_four_times_nothing_is_predicted_unless_the_law_holds(
             )
 
 
-def test_bands_grow_and_beyond_three_times_nothing_is_said(tmp_path: Path) -> None:
-    cluster = Cluster(SHAPES["dragonfly"], noise=0.2, count_noise=0.2, seed=2)
-    predicted = forecasts(calibrated(tmp_path, cluster.times_us((8, 16, 32))), [64, 128, 256, 2048])
-    for size in SIZES:
-        widths = [
-            one.high_us / one.low_us
-            for devices in (64, 128, 256, 2048)
-            if (one := by_size(predicted, devices)[size]).high_us is not None
-            and one.low_us is not None
-        ]
-        assert widths == sorted(widths)
-        assert all(width <= WIDEST**2 * 1.001 for width in widths)
-    unknown = [one for one in predicted if one.time_us is None]
-    assert unknown
-    for one in unknown:
-        assert one.low_us is one.high_us is None
-        assert one.source.startswith("not known")
-        assert 64 <= int(one.source.rpartition("measure at ")[2]) <= one.devices
-
-
 @pytest.mark.long
 def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -> None:
     """All shapes, noise of 10%: median error at most 35% at twice, 40% at four times; the benchmark
@@ -172,43 +119,7 @@ def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -
     assert 0.85 <= sum(inside) / len(inside) <= 0.99
 
 
-def test_one_node_says_nothing_of_several(tmp_path: Path) -> None:
-    given = calibrated(tmp_path, Cluster(SHAPES["fat tree"]).times_us((4,)))
-    predicted = forecasts(given, [8, 64])
-    assert all(one.time_us is None for one in predicted if one.devices == 64)
-    assert {one.source for one in predicted if one.devices == 64} == {
-        "not known: nothing was measured over several nodes; measure at 64"
-    }
-
-
-def test_json_has_a_row_per_count_and_size(tmp_path: Path) -> None:
-    given = calibrated(tmp_path, Cluster(SHAPES["fat tree"], seed=1).times_us((8, 16, 32)))
-    with io.StringIO() as written:
-        print_forecasts(given, [64, 256], "json", Console(file=written, width=80))
-        rows = json.loads(written.getvalue())["predictions"]
-        print_forecasts(given, [64], "table", Console(file=written, width=80))
-        assert "all_reduce by device count and size" in written.getvalue()
-    assert len(rows) == 2 * len(SIZES)
-    assert set(rows[0]) == {
-        "collective",
-        "devices",
-        "nodes",
-        "size_bytes",
-        "time_us",
-        "low_us",
-        "high_us",
-        "source",
-    }
-
-
 @pytest.mark.parametrize("text", ["", "64,", "1", "many", "-4", "64;128"])
 def test_counts_that_are_none_are_one_line(text: str) -> None:
     with pytest.raises(DpscopeError, match="write device counts"):
         parse_counts(text)
-
-
-def test_a_calibration_without_times_is_refused() -> None:
-    with pytest.raises(DpscopeError, match="holds no measured times"):
-        print_forecasts(
-            without_points({"all_reduce": (1.0, 1.0)}), [64], "table", Console(file=io.StringIO())
-        )

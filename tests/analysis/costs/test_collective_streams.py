@@ -36,14 +36,6 @@ def test_two_servers_share_the_link() -> None:
     assert ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0]).end_us[-1] == 60
 
 
-def test_servers_that_do_not_slow_each_other_run_side_by_side() -> None:
-    schedule = ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0], servers=2, slowdown=1.0)
-    assert schedule.end_us == pytest.approx((20, 30, 40))  # the third waits for a worker until 20
-    # half as much again: until 10 alone, 10 left; 15 us next to the second, which has 20 - 15 / 1.5
-    # = 10 left at 25
-    assert ddp_schedule([0.0, 10.0], [20.0, 20.0], 2, 1.5).end_us == pytest.approx((25, 35))
-
-
 def test_latencies_run_beside_each_other_and_bytes_share_the_link() -> None:
     """Ready 0 and 2; latency 10, 20 us of bytes each. The first moves from 10, the second from 12;
     until 12 the first has moved 2, then both at half speed: the first's 18 until 48, the second has

@@ -9,7 +9,7 @@ from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.costs.cost import Cost, Links, Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.costs.node_rates import rate_between, rate_within
+from dpscope.analysis.costs.node_rates import rate_between
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration, Contention
 from dpscope.profiling.records.links import LinkRate
@@ -86,33 +86,6 @@ def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> 
     assert found.words == "the rate between nodes calibrated on 2x2, hierarchy"
 
 
-def test_a_link_that_is_stated_wins_and_without_any_the_reason_says_what_to_do() -> None:
-    stated = Links(inter=LinkRate(100.0, "fast", "stated"))
-    assert "fast" in cost(costs(), 4, 2, stated).words
-    reason = why_not(costs(fitted(WITHIN)), 4, 2)
-    assert "give --link, such as --link 100Gb/s, or calibrate over several nodes" in reason
-    assert why_not(costs(None), 4, 2) == reason
-
-
-def test_a_base_over_several_nodes_asked_within_one_takes_what_was_timed_there() -> None:
-    """And not what was timed between them."""
-    question = costs(devices=4, per_node=2)
-    found = cost(question, 2, 2)
-    assert found.words == "calibrated on 2 devices"
-    assert found.total_us == pytest.approx(10 + 100, rel=0.01)
-    between_alone = costs(fitted(ACROSS), devices=4, per_node=2)
-    assert "run dpscope calibrate with --devices 2, or give --link" in why_not(between_alone, 2, 2)
-
-
-def test_rates_within_and_between_nodes_of_as_many_devices() -> None:
-    both = fitted(WITHIN, timed(2, 0.0, 0.5, SIZES, nodes=2))
-    between, within = known(rate_between(both)), known(rate_within(both))
-    assert str(between) == "0.5 GB/s (bus bandwidth of all_reduce, 10.0 MB on 2x1 devices)"
-    assert str(within.place) == "2"
-    assert within.gb_per_s == pytest.approx(1e7 / 1010 / 1e3)
-    assert rate_between(fitted(WITHIN)) is None
-
-
 def test_contention_is_that_of_as_many_nodes() -> None:
     def under_load(nodes: int | None, slower: float) -> Contention:
         alone = (100.0,) * 5
@@ -156,59 +129,6 @@ def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
     assert alone.total_us == pytest.approx(100 / 3 + 110 + 1e6 / 1485, rel=0.02)
     assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.words
     assert "give --link" in why_not(costs(fitted(WITHIN)), 4, 2, Links(intra=FAST))
-
-
-def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
-    """Broadcasts have no hierarchy here: 1 MB at 0.01 GB/s, not at 10; one device a node has no
-    link within.
-    """
-    question = costs()
-    assert question.cost(
-        "broadcast", SIZE, Place(4, 2), Links(SLOW, FAST)
-    ).transfer_us == pytest.approx(100_000)
-    assert question.cost(
-        "broadcast", SIZE, Place(4, 1), Links(SLOW, FAST)
-    ).transfer_us == pytest.approx(100)
-
-
-def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
-    wide = fitted(timed(8, 100.0, 1.0, SIZES, nodes=2), timed(16, 150.0, 0.8, SIZES, nodes=2))
-    found = cost(costs(wide, devices=8, per_node=4), 16, 8)
-    assert found.words == "calibrated on 2x8 devices"
-    assert found.total_us == pytest.approx(150 + 1250, rel=0.01)
-    rated = cost(costs(fitted(timed(8, 100.0, 1.0, SIZES, nodes=2)), devices=8, per_node=4), 16, 8)
-    assert "the rate between nodes calibrated on 2x4" in rated.words
-    assert "links within a node taken to be no slower" in rated.words
-    traced = Costs(place=Place(8, 4), transfers={("all_reduce", float(SIZE)): 100.0})
-    reason = "measured with 4 devices a node, requested with 8: give --link, or calibrate there"
-    assert why_not(traced, 16, 8) == reason
-
-
-@pytest.mark.parametrize(
-    ("every", "per_hop_us", "latency_source"),
-    [
-        (BOTH, 100 / 6, "16.7 us a hop as calibrated on 2x2 devices"),
-        (fitted(WITHIN), 5.0, "5 us a hop as calibrated within a node"),
-        (None, 0.0, "no latency known"),
-    ],
-)
-def test_the_source_of_a_stated_links_latency(
-    every: Calibration | None, per_hop_us: float, latency_source: str
-) -> None:
-    found = cost(costs(every), 2, 1, Links(inter=FAST))  # a ring of two: 2 hops
-    assert found.latency_us == pytest.approx(2 * per_hop_us, rel=0.02)
-    assert (
-        found.words == f"fast: specification, so the step is at least this, {latency_source}, ring"
-    )
-
-
-def test_a_base_over_several_nodes_has_a_latency_for_each_level() -> None:
-    question = costs(devices=4, per_node=2)
-    assert "5 us a hop as calibrated within a node" in cost(question, 2, 2, Links(intra=FAST)).words
-    assert (
-        "16.7 us a hop as calibrated on 2x2 devices"
-        in cost(question, 2, 1, Links(inter=FAST)).words
-    )
 
 
 def test_a_carried_cost_is_that_of_calibrate_predict() -> None:

@@ -5,12 +5,10 @@ By hand.
 import msgspec
 import pytest
 
-from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.contention import contention_of, contention_ratios
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
-from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -19,7 +17,7 @@ from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import calibration, fitted, timed
+from tests.helpers.run_cells import calibration
 
 
 def recorded(machine: str) -> Interconnect:
@@ -108,41 +106,6 @@ def test_a_calibration_of_one_node_predicts_no_cell_over_two() -> None:
     )
     # What is stated holds for the cells it is stated for: 100 Gb/s are 12.5 GB/s.
     assert rates(Costs(parse_link("100Gb/s"), measured), (4,), nodes=2) == {4: 12.5}
-
-
-def test_a_log_of_two_nodes_predicts_cells_over_two_and_none_on_one() -> None:
-    made = calibration({"all_reduce": (0.0, 10.0)}, devices=4)
-    log = msgspec.structs.replace(made, source="nccl-tests", nodes={4: 2})
-    places = (Place(4, 4), Place(4, 2))
-    assert [Costs(None, log).basis(place) for place in places] == [None, "calibration"]
-    unknown = Costs(None, msgspec.structs.replace(log, nodes={}))  # the user's word
-    assert [unknown.basis(place) for place in places] == ["calibration", "calibration"]
-
-
-SIZES = (100_000, 200_000, 400_000)
-# within a node, and between two
-BOTH = fitted(timed(2, 0.0, 1.0, SIZES), timed(2, 0.0, 0.025, SIZES, nodes=2))
-
-
-def test_cells_are_predicted_from_times_on_the_same_number_of_hosts() -> None:
-    assert BOTH.spans(2) == {1, 2}
-    costs, plain = Costs(calibration=BOTH), fitted(timed(2, 0.0, 1.0, SIZES))
-    assert exact_us(costs, 2, 1, 300_000) == pytest.approx(300)
-    assert exact_us(costs, 2, 2, 300_000) == pytest.approx(12_000)
-    assert (
-        exact_us(Costs(calibration=fitted(timed(4, 0.0, 1.0, SIZES))), 2, 1, 300_000) is None
-    )  # carried to no other count
-    fits = [known(find_fit(BOTH.on_nodes(nodes), "all_reduce", 2)) for nodes in (1, 2)]
-    assert [fit.pieces[0].bandwidth_gb_per_s for fit in fits] == pytest.approx([1.0, 0.025])
-    assert plain.on_nodes(1) is plain
-    assert Costs(calibration=plain).calibrated(Place(2, 1)) is None
-
-
-def test_tables_name_the_layout() -> None:
-    titles = [table.title for table in calibration_tables(BOTH)]
-    assert titles[:2] == ["all_reduce on 2 devices", "all_reduce on 2x1 devices"]
-    (fits,) = [table for table in calibration_tables(BOTH) if table.title.startswith("Fit")]
-    assert [row[1] for row in fits.rows] == ["2", "2x1"]
 
 
 # medians 100, 160, 250 and 10, 13 us

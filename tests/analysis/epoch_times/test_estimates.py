@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTime
 from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, epoch_estimates
-from dpscope.analysis.epoch_times.laws import law_fits
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
@@ -157,16 +156,6 @@ def test_why_there_is_no_sound_value(tmp_path: Path, rows: str, reason: str) -> 
     assert reason in unknown.reason
 
 
-def test_batch_above_the_data_set_is_not_sound(tmp_path: Path) -> None:
-    head = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epoch\n"
-    rows = "single,80,per_device,1,10,100\nddp,80,per_device,2,6,100\n"
-    found = epoch_estimates(table(tmp_path, head + rows))
-    for quantity in ("speedup", "communication_seconds", "compute_seconds", "effective_bandwidth"):
-        method = "weak" if quantity == "speedup" else "same_local_batch"
-        assert not pick(found, quantity, method).sound
-    assert "exceeds the data set" in pick(found, "communication_seconds", "same_local_batch").reason
-
-
 def test_the_baseline_may_be_another_run_or_the_strategy_on_one_device(tmp_path: Path) -> None:
     head = "run,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
     own_run = table(tmp_path, head + "base,single,32,per_device,1,10\nmany,ddp,32,per_device,2,6\n")
@@ -295,34 +284,3 @@ def test_epochs_that_are_divided_hold_equal_samples(
         tmp_path, f"{EQUAL}single,64,per_device,1,60,{single}\nddp,64,per_device,4,20,{several}\n"
     )
     assert pick(epoch_estimates(rows), "speedup", "weak").value == pytest.approx(3.0)
-
-
-def test_an_epoch_of_unknown_length_is_asked_about(tmp_path: Path) -> None:
-    """0.6 of equal samples is 2.4 of equal steps; four times as fast cannot be of equal steps."""
-    rows = "single,64,per_device,1,60\nddp,64,per_device,4,{}\n"
-    found = epoch_estimates(table(tmp_path, HEAD + rows.format(100)))
-    for quantity, method in (("speedup", "weak"), ("communication_seconds", "same_local_batch")):
-        unknown = pick(found, quantity, method)
-        assert (unknown.value, unknown.sound) == (None, False)
-        assert "a speedup of 0.60 if" in unknown.reason
-        assert "of 2.40 if" in unknown.reason
-        assert "give samples_per_epoch or steps_per_epoch" in unknown.reason
-    assert (
-        pick(epoch_estimates(table(tmp_path, HEAD + rows.format(20))), "speedup", "weak").value
-        == 3.0
-    )
-
-
-def test_a_law_is_of_the_fewest_nodes(tmp_path: Path) -> None:
-    rows = (
-        "strategy,batch_size,batch_size_is,devices,nodes,epoch_seconds\nsingle,64,per_device,1,1,80\n"
-        "ddp,64,per_device,2,1,42\nddp,64,per_device,4,1,22\nddp,64,per_device,8,2,12\n"
-        "ddp,64,per_device,2,2,50\nddp,64,per_device,4,4,31\n"
-    )
-    times = table(tmp_path, rows)
-    (law,) = law_fits(times, epoch_estimates(times))
-    assert law.speedups == {
-        2: pytest.approx(80 / 42),
-        4: pytest.approx(80 / 22),
-        8: pytest.approx(80 / 12),
-    }

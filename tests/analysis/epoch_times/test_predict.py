@@ -2,20 +2,14 @@
 number.
 """
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dpscope.analysis.epoch_times.predict import Predicted, predictions
-from dpscope.analysis.epoch_times.report import run_prediction
 from dpscope.analysis.epoch_times.table import read_epoch_times
-from dpscope.analysis.text.text_table import TextTable
-from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.paths import PUBLISHED, ROOT
+from tests.helpers.paths import ROOT
 
 SCALING = ROOT / "tests" / "data" / "scaling"
 
@@ -37,15 +31,6 @@ def epochs(seconds: dict[int, float], meaning: str, more: str = "", value: str =
         for devices, s in seconds.items()
     ]
     return f"strategy,batch_size,batch_size_is,devices,epoch_seconds{more}\n" + "".join(rows)
-
-
-@pytest.mark.parametrize("counts", [(2, 4), (1, 2, 4), (1, 2, 3, 4, 6)])
-def test_a_flat_table_stays_flat(tmp_path: Path, counts: tuple[int, ...]) -> None:
-    found = predicted(tmp_path, steps(dict.fromkeys(counts, 100.0)), (8, None), (16, None))
-    assert [(one.value, one.low, one.high, one.error_left_out, one.unit) for one in found] == [
-        (100.0, 100.0, 100.0, 0.0, "ms")
-    ] * 2
-    assert found[0].measured == counts
 
 
 @pytest.mark.parametrize("counts", [(2, 4), (1, 2, 4), (1, 2, 4, 6)])
@@ -148,64 +133,3 @@ def test_public_series() -> None:
     found = predictions(few, [(8, 1)])
     assert [one.study for one in found] == ["resnet50, 25", "resnet101, 25"]
     assert [one.value for one in found] == pytest.approx([104, 177.5], rel=2e-3)
-
-
-def test_a_measured_layout_is_shown_as_measured_and_each_only_once() -> None:
-    """On 16 V100s, two nodes of eight, 104 and 179 ms were measured."""
-    table = read_epoch_times(SCALING / "ddp_v100_pytorch_benchmark.csv")
-    found = predictions(table, [(16, None), (16, 2), (32, None), (32, 4)])
-    assert [(one.devices, one.nodes) for one in found] == [(16, 2), (32, 4)] * 2
-    measured, predicted_32, *_ = found
-    assert (measured.value, measured.low, measured.high, measured.law) == (
-        104,
-        None,
-        None,
-        "measured",
-    )
-    assert measured.error_left_out is None
-    assert measured.reason == "measured by the table, so without a band"
-    assert found[2].value == 179
-    assert predicted_32.law != "measured"
-    assert predicted_32.low is not None
-    (elsewhere, _) = predictions(table, [(16, 4)])  # as many devices on other nodes
-    assert elsewhere.law != "measured"
-
-
-def test_formats_and_texts_that_are_no_counts() -> None:
-    times = PUBLISHED / "epoch_times.csv"
-    found = json.loads(str(run_prediction(times, "8,2x8", "json")))["predictions"]
-    assert len(found) == 2 * 17
-    assert {tuple(one) for one in found} == {Predicted._fields}
-    table = run_prediction(times, "8", "table")
-    assert isinstance(table, TextTable)
-    assert any("coursework_l4 (first) batch 512, N 8: the best law" in note for note in table.notes)
-    for text in ("", "x", "0", "2.5", "1x8", "2x0"):
-        with pytest.raises(DpscopeError, match="--predict"):
-            run_prediction(times, text, "json")
-
-
-def test_a_table_of_one_device_has_nothing_to_predict(tmp_path: Path) -> None:
-    (tmp_path / "one.csv").write_text("strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\n")
-    table = run_prediction(tmp_path / "one.csv", "8", "table")
-    assert isinstance(table, TextTable)
-    assert (table.rows, table.notes) == (
-        (),
-        ("No row of several devices has a time: nothing to predict.",),
-    )
-
-
-@pytest.mark.process
-def test_the_command_predicts(tmp_path: Path) -> None:
-    (tmp_path / "steps.csv").write_text(steps({1: 100.0, 2: 100.0, 4: 100.0}))
-    command = [
-        sys.executable,
-        "-m",
-        "dpscope.launch.cli",
-        "estimate",
-        "steps.csv",
-        "--predict",
-        "8",
-    ]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "constant step" in ended.stdout
-    assert "100   100   100" in ended.stdout

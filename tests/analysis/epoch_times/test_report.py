@@ -46,21 +46,6 @@ def test_json_holds_estimates_and_findings() -> None:
     assert tuple(content["estimates"][0]) == EpochEstimate._fields
 
 
-def test_a_table_with_one_device_has_nothing_to_estimate(tmp_path: Path) -> None:
-    table = tmp_path / "one.csv"
-    table.write_text("strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\n")
-    content = json.loads(as_text(table, "json"))
-    assert content["estimates"] == []
-    assert "nothing_to_estimate" in {one["code"] for one in content["findings"]}
-
-
-def test_unknown_study_is_null_and_bars_are_escaped(tmp_path: Path) -> None:
-    table = tmp_path / "bare.csv"
-    table.write_text("run,strategy,batch_size,devices,epoch_seconds\na,d|p,32,2,6\n")
-    assert json.loads(as_text(table, "json"))["estimates"][0]["study"] is None
-    assert "| d\\|p | 32 | 2 |" in as_text(table, "markdown")
-
-
 def test_three_epoch_times_give_bandwidth_and_a_law(tmp_path: Path) -> None:
     """Weak scaling: 100/55 and 100/32. Added: 5 and 7 s. 250 steps x 100 MB over 5 s, 125 x 150 MB
     over 7 s.
@@ -82,46 +67,6 @@ def test_three_epoch_times_give_bandwidth_and_a_law(tmp_path: Path) -> None:
     assert law.speedups == {2: pytest.approx(100 / 55), 4: pytest.approx(100 / 32)}
     table.write_text(THREE_TIMES.replace("per_device", "global"))
     assert "amdahl" in {law["law"] for law in json.loads(as_text(table, "json"))["laws"]}
-
-
-def test_the_next_step_names_only_what_the_rows_lack(tmp_path: Path) -> None:
-    """Global batches 32, 128 and 512 on 2 devices, 32 on 4: 16, 64, 256 and 8 on one device."""
-    steps = {
-        one["message"].partition(": the added")[0]: one["next_step"]
-        for one in json.loads(as_text(TIMES, "json"))["findings"]
-        if one["code"] == "added_time_unknown"
-    }
-    assert steps["coursework_l4 (first)"] == "time one device at batch 8, 16, 64 and 256"
-    unstated = tmp_path / "unstated.csv"
-    unstated.write_text("strategy,batch_size,devices,epoch_seconds\nsingle,100,1,9\nddp,100,2,6\n")
-    (finding,) = json.loads(as_text(unstated, "json"))["findings"]
-    assert finding["next_step"] == "set batch_size_is"
-
-
-def test_a_law_that_fits_one_speedup_or_none_has_no_error(tmp_path: Path) -> None:
-    """Speedup 100/55 on 2 devices: (0.55 - 0.5)/0.5 = 0.1. Then 0.5 and 0.4, which no share of
-    serial work below 1 explains.
-    """
-    one_count = tmp_path / "one.csv"
-    one_count.write_text("".join(THREE_TIMES.splitlines(keepends=True)[:-1]))
-    slower = tmp_path / "slower.csv"
-    slower.write_text(THREE_TIMES.replace(",55", ",200").replace(",32", ",250"))
-    shown = {}
-    for path in (one_count, slower):
-        report = run_estimate(path, "table")
-        assert isinstance(report, EstimateReport)
-        _, laws = estimate_tables(report)
-        shown[path.stem] = (laws.rows[0][-3:], laws.notes)
-    assert shown["one"] == (
-        ("karp_flatt", "serial_fraction 0.1", "NA"),
-        (
-            "karp_flatt: one parameter passes through one speedup, so there is no error to judge it by",
-        ),
-    )
-    assert shown["slower"] == (
-        ("gustafson", "NA", "NA"),
-        ("gustafson: no serial fraction: slower than one device, which this law cannot describe",),
-    )
 
 
 @pytest.mark.process

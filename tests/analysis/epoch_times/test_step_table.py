@@ -30,18 +30,6 @@ def test_a_step_is_an_epoch_of_one_step(tmp_path: Path) -> None:
     assert found["communication_seconds", "same_local_batch"] == pytest.approx(0.003)
 
 
-def test_placements(tmp_path: Path) -> None:
-    text = "nodes,ranks,gpus_per_node,ranks_per_node,step_ms\n3,8,134,,5\n2,8,,,5\n,16,,8,5\n,6,4,,5\n,4,,,5\n"
-    assert [row.nodes for row in read_epoch_times(table(tmp_path, text)).rows] == [3, 2, 2, 2, None]
-
-
-def test_settings_are_studies_and_results_are_not(tmp_path: Path) -> None:
-    """`loss` has no value at two device counts; `network` has, and `note` is empty in every row."""
-    text = "ranks,step_ms,network,loss,note\n1,100,eth,1.0,\n2,110,eth,1.1,\n4,120,eth,1.2,\n2,104,ib,1.3,\n4,105,ib,1.4,\n"
-    rows = read_epoch_times(table(tmp_path, text)).rows
-    assert [row.study for row in rows] == ["eth, -"] * 3 + ["ib, -"] * 2
-
-
 @pytest.mark.parametrize(
     ("text", "part"),
     [

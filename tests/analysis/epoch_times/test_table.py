@@ -14,7 +14,7 @@ from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.epoch_tables import DDP, HEAD, SINGLE, SOUND
+from tests.helpers.epoch_tables import HEAD, SINGLE, SOUND
 from tests.helpers.paths import PUBLISHED
 
 SMALLEST = "strategy,batch_size,devices,epoch_seconds\n"
@@ -35,25 +35,6 @@ def test_the_example_table() -> None:
     assert (len(times.rows), first.study, first.resolution_s) == (66, "coursework_l4", 0.01)
     assert (type(first.batch_size), type(first.epoch_seconds)) == (int, float)
     assert (times.absent_columns, times.unknown_columns) == (("steps_per_epoch", "nodes"), ())
-
-
-def test_spelling_that_is_accepted(tmp_path: Path) -> None:
-    text = "\ufeffepoch_seconds , devices,strategy,batch_size,note\r\n NaN,4,DDP,64,x\r\n\r\n1e1,1.0,single,64,\r\n"
-    times = read_epoch_times(write(tmp_path, text))
-    row, single = times.rows
-    assert (row.strategy, row.epoch_seconds) == ("ddp", None)
-    assert (single.epoch_seconds, single.devices) == (10.0, 1)
-    unknown = (
-        row.study,
-        row.run,
-        row.parameters,
-        row.samples_per_epoch,
-        row.batch_size_is,
-        row.resolution_s,
-    )
-    assert unknown == (None,) * 6  # four columns are enough
-    assert "resolution_s" in times.absent_columns
-    assert times.unknown_columns == ("note",)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +117,6 @@ def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> 
     assert (rows > 0) != (len(message.splitlines()) == 1)
 
 
-def test_a_misspelt_column_gets_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(DpscopeError, match="did you mean 'epoch_secs' for epoch_seconds"):
-        read_epoch_times(write(tmp_path, "strategy,batch_size,devices,epoch_secs\nddp,32,2,5\n"))
-    path = write(
-        tmp_path,
-        "strategy,batch_size,devices,epoch_seconds,samples_per_epch,remark\nddp,32,2,5,100,x\n",
-    )
-    (finding,) = (one for one in found_in(path) if one.code == "unknown_column")
-    assert (
-        finding.message
-        == "unknown columns, not used: 'samples_per_epch' (did you mean samples_per_epoch?), 'remark'"
-    )
-
-
 def found_in(path: Path) -> list[Finding]:
     table = read_epoch_times(path)
     return table_findings(table, epoch_estimates(table.rows))
@@ -199,17 +166,3 @@ def test_an_added_time_that_is_unknown_has_its_reason(
         one for one in found_in(write(tmp_path, text)) if one.code == "added_time_unknown"
     )
     assert reason in finding.message
-
-
-def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
-    # without T_1(20), which allows an unsound subtraction
-    sound = HEAD + SINGLE.splitlines(keepends=True)[0] + DDP
-    assert found_in(write(tmp_path, sound)) == []
-
-
-def test_a_finding_common_to_all_studies_is_reported_once() -> None:
-    (one,) = (
-        one for one in found_in(PUBLISHED / "epoch_times.csv") if one.code == "dp_is_no_all_reduce"
-    )
-    studies = "coursework_l4, coursework_cluster, coursework_weak, benchmark_resnet50"
-    assert one.message.startswith(f"{studies}: DataParallel")

@@ -4,7 +4,6 @@ devices.
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,7 +20,6 @@ from dpscope.analysis.equality.data import (
 )
 from dpscope.analysis.equality.differences import Differences, tolerances, training_differences
 from dpscope.analysis.equality.result import EqualityReport, What
-from dpscope.analysis.output.equality import headline
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
     EqualityConfig,
@@ -123,14 +121,6 @@ def test_a_difference_is_relative_to_its_tensor_or_to_all() -> None:
     assert not found["loss"].relative.any()
 
 
-def test_losses_are_the_ranks_mean() -> None:
-    ranks = [
-        process(PLAIN, rank, 2, losses=losses)
-        for rank, losses in enumerate(([1.0, 2.0, 3.0], [3.0, 2.0, 5.0]))
-    ]
-    assert training(DDP, *ranks).losses().tolist() == [2.0, 2.0, 4.0]
-
-
 def test_tolerance_never_falls_and_has_a_floor() -> None:
     def of(*relative: float) -> Differences:
         column = np.array(relative)[:, None]
@@ -207,30 +197,6 @@ def test_the_rank_that_differs_is_named() -> None:
     )
     (message,) = (finding.message for finding in report.findings if finding.severity == "error")
     assert "ddp-d2-b2: from step 1 on rank 1 has different gradients from rank 0's" in message
-
-
-def test_without_a_judged_step_nothing_is_equal() -> None:
-    """A training that is not finite from its first step on shows nothing, whatever the other one
-    does.
-    """
-    diverged = [[math.inf] * 3] * STEPS
-    trained = data(training(SINGLE, process(diverged)), training(DP, process(PLAIN)))
-    report = compare_trainings(
-        replace(trained, rounding=training(SINGLE, process(diverged), kind="rounding"))
-    )
-    assert [(pair.verdict, pair.judged_steps) for pair in report.pairs] == [("not judged", 0)]
-    assert [one.code for one in report.findings if one.severity != "info"] == ["steps_not_judged"]
-    assert not report.sound
-    alike = compare_trainings(
-        data(training(SINGLE, process(diverged)), training(DP, process(diverged)))
-    )
-    assert [(pair.verdict, pair.judged_steps) for pair in alike.pairs] == [("not judged", 0)]
-    later = [PLAIN[0], *diverged[1:]]
-    (pair,) = compare_trainings(
-        data(training(SINGLE, process(later)), training(DP, process(later)))
-    ).pairs
-    assert (pair.verdict, pair.judged_steps) == ("bit-equal", 1)
-    assert headline(report) == "not judged: no step can be judged, see the findings"
 
 
 def test_samples_that_differ() -> None:

@@ -18,7 +18,3 @@ def test_a_line_with_its_band_and_the_measured_points() -> None:
     assert lines == {"predicted, 90% band": [[2, 80], [8, 80]], "measured": [[2, 80], [4, 50]]}
     heights = np.asarray(figure.axes[0].collections[0].get_paths()[0].vertices)[:, 1]
     assert [heights.min(), heights.max()] == pytest.approx([64, 90])
-
-
-def test_nothing_is_drawn_of_nothing() -> None:
-    assert efficiency_figure([], []) is None

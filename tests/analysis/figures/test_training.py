@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dpscope.analysis.figures.draw import TRAINING_FIGURES, caption_of, draw_training
 from dpscope.analysis.figures.style import COLOURS
@@ -49,23 +48,6 @@ def test_epochs_appear_while_the_training_goes_on(tmp_path: Path) -> None:
     assert ddp["hparams"]["seed"] == 0
 
 
-@pytest.mark.long
-def test_a_resumed_training_is_one_run_with_every_epoch_once(tmp_path: Path) -> None:
-    for last in (2, 3):
-        events = training_events(tmp_path, None)
-        for _ in range(2):
-            events.write([record(epoch=epoch) for epoch in range(1, last + 1)])
-        events.close()
-    folder = tmp_path / "tensorboard" / "training" / "ddp-d2-b16" / "seed0"
-    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
-    found = EventAccumulator(str(folder)).Reload().Scalars("loss/train")
-    assert [(one.step, one.value) for one in found] == [
-        (1, 1.0),
-        (2, 0.5),
-        (3, pytest.approx(1 / 3)),
-    ]
-
-
 def drawn(tmp_path: Path) -> dict[str, Figure]:
     epochs: list[dict[str, object]] = []
     for seed in range(3):
@@ -100,25 +82,3 @@ def test_figures_show_every_seed_thin_and_their_median_thick(tmp_path: Path) -> 
 
     for axes in figures["training_accuracy"].axes[::2]:
         assert all(tick == round(tick) for tick in axes.get_xticks()), "epochs are whole"
-
-
-def test_losses_over_a_decade_take_a_logarithmic_axis(tmp_path: Path) -> None:
-    """Over a decade: 2 to 0.1. A training that diverged is drawn as far as it went."""
-    assert {axes.get_yscale() for axes in drawn(tmp_path)["training_loss"].axes} == {"log"}
-    flat = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[2.0, 0.5])
-    figures = draw_training(load_training(write_train_json(tmp_path / "flat", flat)))
-    assert {axes.get_yscale() for axes in figures["training_loss"].axes} == {"linear"}
-    assert "Thin" not in caption_of("training_loss", figures["training_loss"])  # of one seed
-    lost = plain_epochs("ddp", 2, 0, [80.0, 10.0], [2.0, 2.0], losses=[2.0, None])
-    figures = draw_training(load_training(write_train_json(tmp_path / "lost", lost)))
-    (line,) = figures["training_loss"].axes[0].get_lines()
-    assert points(line)[0] == [1.0, 2.0]
-    assert len(figures["training_loss"].axes) == 4
-
-
-def test_one_epoch_of_one_training_is_no_curve(tmp_path: Path) -> None:
-    first = plain_epochs("ddp", 2, 0, [80.0], [2.0], losses=[2.0])
-    assert draw_training(load_training(write_train_json(tmp_path / "one", first))) == {}
-    second = plain_epochs("single", 1, 0, [81.0], [3.0], losses=[2.0])
-    both = load_training(write_train_json(tmp_path / "two", first + second))
-    assert len(draw_training(both)) == 2

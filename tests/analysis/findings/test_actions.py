@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.findings.actions import Next, Situation, next_fact
-from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
-from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING
-from dpscope.profiling.records.trace_codes import TraceCode
+from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, WAITING
 from tests.helpers.known import known
 from tests.helpers.made_verdicts import (
     AHEAD,
-    DDP,
     DP,
     FASTER,
     SINGLE,
@@ -72,41 +69,6 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length(
     assert known(found.saves_us) == 1e3 * float(length.split()[0])
 
 
-def test_a_second_part_is_named_if_it_is_nearly_as_long() -> None:
-    """9 of 11 ms are 82%, 8 are 73%."""
-    near = following(exposed_wait_us=9e3, exposed_transfer_us=11e3)
-    first, second = near.fact.lines
-    assert first.startswith("1. Exposed transfer")
-    assert second.startswith("2. Waiting for late ranks")
-    assert "(9.0 of 100 ms, 9%)" in second
-    assert len(following(exposed_wait_us=8e3, exposed_transfer_us=11e3).fact.lines) == 1
-
-
-def test_a_part_of_a_hundredth_is_nothing_to_act_on() -> None:
-    assert "Nothing stands out" in following(exposed_transfer_us=1e3).fact.text
-
-
-@pytest.mark.parametrize("launch_bound", [True, False])
-def test_a_launch_bound_step_is_called_that(launch_bound: bool) -> None:
-    """Idle 60 of 100 ms: by the finding of the cell alone."""
-    idle = cell("ddp", 4, 32, idle_us=60e3)
-    of = comparison(SINGLE, DP, idle, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD)
-    code = TraceCode.LAUNCH_BOUND if launch_bound else TraceCode.DEVICE_IDLE
-    found = answer(of, "cuda", {"ddp-d4-b32": (code.finding("ddp-d4-b32: idle"),)})
-    assert ("the step is launch-bound" in said(found, "next")) == launch_bound
-    assert found.part == IDLE
-
-
-def test_ddp_is_advised_against_dps_copies_only_where_it_was_not_measured() -> None:
-    parts = {"exposed_wait_us": None, "exposed_transfer_us": None, "exposed_other_us": 20e3}
-    copies = cell("dp", 4, 32, **parts)
-    both = verdict_on(copies, DDP, of="dp-d4-b32", ratio=Estimate(0.8, 0.75, 0.85, 60))
-    assert "larger batch per device" in said(both, "next")
-    alone = verdict_on(copies, of="dp-d4-b32")
-    assert "use DDP: DP copies the model in every step" in said(alone, "next")
-    assert (both.part, both.saves_us) == (alone.part, alone.saves_us) == (UNSPLIT, 20e3)
-
-
 def test_broadcasts_of_buffers_are_switched_off_by_the_option_or_the_argument() -> None:
     """Of 20 ms exposed 5 ms wait, 6 ms are transfers and 9 ms DDP's broadcasts."""
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
@@ -150,17 +112,6 @@ def test_a_late_rank_is_named_and_whether_it_is_idle_itself() -> None:
     idle = {"idle_us": 30e3, "unlaunched_us": 25e3}
     host, _ = following(late, exposed_wait_us=15e3, exposed_transfer_us=5e3, **idle).fact.lines
     assert "for 25.0 ms no GPU work was queued (rank 7: 40.0 ms)" in host
-
-
-def test_more_repeats_come_first_where_the_run_does_not_decide() -> None:
-    undecided = known(verdict_on(DDP, gain=Estimate(1.1, 0.9, 1.3, 60)).fact("next"))
-    assert undecided.lines[0] == "1. Measure more repeats to decide (--repeats 5)"
-    assert undecided.lines[1].startswith("2. Exposed transfer")
-    slower = verdict_on(DDP, gain=Estimate(0.7, 0.6, 0.8, 60))
-    assert "Train on one device" in said(slower, "next")
-    untraced = ("traced_step_us", "communication_us", "exposed_us", "idle_us")
-    lost = verdict_on(cell("ddp", 4, 32, **dict.fromkeys(untraced)))
-    assert known(lost.fact("next")).basis == "not measured"
 
 
 def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:

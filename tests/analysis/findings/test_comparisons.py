@@ -3,16 +3,13 @@ DP and DDP.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from dpscope.analysis.cells.comparison import StrategyCost, StrategyGap, compare
+from dpscope.analysis.cells.comparison import StrategyGap, compare
 from dpscope.analysis.figures.step import _title
 from dpscope.analysis.findings.comparisons import (
-    cost_sentence,
     gap_finding,
-    strategy_cost_finding,
 )
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.strategy_tables import cost_table
@@ -21,63 +18,6 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
-
-GB = 10**9
-
-
-def cost(ratio: Estimate, saved: float | None, **changes: Any) -> StrategyCost:
-    return replace(StrategyCost("a", "b", "fsdp", 4, 32, ratio, saved, "peak"), **changes)
-
-
-def test_a_finding_names_the_variant_and_claims_no_memory_that_is_not_saved() -> None:
-    plain, hooked = (
-        cost(Estimate(1.07, 1.05, 1.09, 60), saved, cell=f"fsdp-d4-b32{variant}")
-        for variant, saved in (("", 2.1 * GB), ("-hook-fp16", 0.0))
-    )
-    assert strategy_cost_finding(plain).message.startswith(
-        "4 devices, batch 32 per device: FSDP's step takes"
-    )
-    assert strategy_cost_finding(plain).next_step.startswith(
-        "use it if you need the memory that it saves"
-    )
-    assert strategy_cost_finding(hooked).message.startswith(
-        "4 devices, batch 32 per device, hook-fp16: FSDP's step takes"
-    )
-    assert (
-        strategy_cost_finding(hooked).next_step
-        == "it saves no memory here: use it only if it costs no time"
-    )
-
-
-@pytest.mark.parametrize(
-    ("one", "sentence"),
-    [
-        (
-            cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB),
-            "FSDP's step takes 1.07x DDP's: slower (95% interval 1.05 to 1.09, 60 steps); peak memory of a device: 2.10 GB "
-            "less",
-        ),
-        (
-            cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, strategy="hsdp", memory="state"),
-            "HSDP's step takes 0.90x DDP's: faster (95% interval 0.85 to 0.95, 60 steps); parameters, buffers and optimizer "
-            "state of a device: 500.0 MB more",
-        ),
-        (
-            cost(Estimate(1.02, 0.97, 1.07, 60), None),
-            "FSDP's step takes 1.02x DDP's: no significant difference (95% interval 0.97 to 1.07, 60 steps)",
-        ),
-        (
-            cost(Estimate(1.5, None, None, 4), None),
-            "FSDP's step takes 1.50x DDP's: too few steps or repeats to tell (4 steps, no interval)",
-        ),
-        (
-            cost(Estimate(1.04, 1.03, 1.05, 60), 0, strategy="ddp", devices=1),
-            "DDP's step takes 1.04x the unwrapped model's: slower (95% interval 1.03 to 1.05, 60 steps)",
-        ),
-    ],
-)
-def test_what_a_strategy_costs_and_saves_is_one_sentence(one: StrategyCost, sentence: str) -> None:
-    assert cost_sentence(one) == sentence
 
 
 def measured(
@@ -147,12 +87,3 @@ def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool
     assert gap_finding(one).message.startswith("2 devices, batch 8 per device: ")
     variant = gap_finding(replace(one, ddp="ddp-d2-b8-accumulate-2")).message
     assert variant.startswith("2 devices, batch 8 per device, accumulate-2: ")
-
-
-def test_a_part_smaller_than_the_tracers_explains_nothing() -> None:
-    """Exposed and idle are 9 us each of a gap of 99: the tracer's 10 are less than a quarter, and
-    more than either.
-    """
-    small = replace(gap(10.0), gap_us=99.0, exposed_us=9.0, idle_us=9.0)
-    assert not small.explained
-    assert small.largest_part == "exposed"

@@ -10,15 +10,11 @@ import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.reading.table import joined
-from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
+from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.helpers.known import known
 from tests.helpers.run_cells import (
-    SIZES,
     all_reduces,
     cell_data,
-    traced_table,
     windows,
     with_ranks,
     with_tables,
@@ -72,28 +68,6 @@ def test_well_overlapped_communication_has_no_finding() -> None:
     assert not list(no_overlap_finding(even(exposed_us=4e3)))  # 4% of the step
     assert overlap_reasons(even(cell("dp"))) == []
     assert overlap_reasons(replace(even(), communication_known=False)) == []
-
-
-def test_a_trace_without_a_reason_is_reported_as_such() -> None:
-    (finding,) = no_overlap_finding(even())
-    assert finding.message == (
-        "ddp-d2-b8: 5.0% of 20.0 ms of communication a step is hidden behind compute, and the traces do not show why "
-        "(buckets ready: 4.00 MB at 20%, 4.00 MB at 50%, 4.00 MB at 90% of the step's compute)"
-    )
-    assert finding.severity == "info"
-    assert finding.next_step == "compare --overlap on,off and several values of --bucket-mb"
-    advice: dict[CellStrategy, str] = {  # a script is given no option that attach lacks
-        "ddp": "try several values of DDP's bucket_cap_mb",
-        "fsdp": "try blocks of other sizes for fully_shard",
-        "custom": "dpscope merge joins their traces",
-    }
-    for strategy, advised in advice.items():
-        attached = AttachedProcess(cell=cell(strategy), reduction_known=True)
-        (made,) = no_overlap_finding(with_ranks(even(cell(strategy)), attached=attached))
-        finding = made.advised(in_a_script=True)
-        assert "the traces do not show why" in finding.message
-        assert advised in finding.next_step
-        assert "--" not in finding.next_step
 
 
 def test_one_bucket() -> None:
@@ -168,114 +142,6 @@ def test_what_the_buckets_show(data: Job, expected: str) -> None:
     assert "".join(found).startswith(expected)
 
 
-def test_late_buckets_hide_nothing_if_even_the_whole_step_were_too_little() -> None:
-    assert list(texts(even(done=(0.9, 0.95, 1.0), compute_us=5e3))) == [
-        "late_buckets",
-        "little_computing",
-    ]
-
-
-def waited(late: int | None) -> Job:
-    """15 of 19 ms exposed are the other rank's wait for one that is late in all steps, or in turn
-    with it.
-    """
-    waiting = even(exposed_wait_us=15e3)
-    table = waiting.tables.collectives
-    last = table["step"] % 2 if late is None else late
-    wait_us = np.where(table["rank"] == last, 0.0, 15e3)
-    table = table.assign(wait_us=wait_us, duration_us=table["transfer_us"] + wait_us)
-    rows = (
-        {
-            "rank": 1 - late_rank,
-            "device": 0,
-            "step": step,
-            "kind": "all_reduce",
-            "late_rank": late_rank,
-            "time_us": 15e3,
-        }
-        for step in range(STEPS)
-        for late_rank in [step % 2 if late is None else late]
-    )
-    return with_tables(
-        waiting,
-        collectives=table,
-        exposed_parts=traced_table("exposed_parts", rows).assign(part="wait"),
-    )
-
-
-def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:
-    turns = "rank 0 in 2 of 4 steps, rank 1 in 2"
-    assert texts(waited(None)) == {
-        "uneven_ranks": f"15.0 ms of the 19.0 ms exposed is waiting for the last rank; no rank is always late ({turns})"
-    }
-    assert texts(even(exposed_wait_us=5e3)) == {}
-
-
-def test_a_late_rank_is_named_with_its_doubt() -> None:
-    """In 4 steps of two ranks some rank comes last in all of them by chance once in 8 jobs."""
-    doubt = "last in 4 of 4 traced steps: too few to exclude chance"
-    assert texts(waited(1)) == {
-        "late_rank": f"15.0 ms of the 19.0 ms that each other rank exposes is waiting for rank 1 ({doubt})"
-    }
-
-
-def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
-    data = planted(cell("fsdp"), [(40 * MB, 90e3, 15e3)], (0.97,))
-    scattered = data.tables.collectives.assign(kind="reduce_scatter")
-    (reason,) = overlap_reasons(with_tables(data, collectives=scattered))
-    assert reason.text == (
-        "all gradients are reduced in one reduce-scatter of 40.0 MB, ready when 97% of the step's compute is done"
-    )
-    assert "fully_shard" in reason.advice
-
-
-def late_broadcasts(size: int) -> Job:
-    """Rank 1 comes 15 ms late to a broadcast that needs 1 ms, in each of 8 steps."""
-    data = even(steps=8)
-    table = data.tables.collectives
-    first = table["order"] == 0
-    table = table.assign(
-        kind=np.where(first, "broadcast", "all_reduce").tolist(),
-        bytes=np.where(first, size, table["bytes"]),
-        duration_us=np.where(first, np.where(table["rank"] == 0, 16e3, 1e3), table["duration_us"]),
-        **{name: np.where(first, np.nan, table[name]) for name in ("wait_us", "transfer_us")},
-    )
-    waits = ({"rank": 0, "device": 0, "step": step, "kind": "broadcast"} for step in range(8))
-    parts = traced_table("exposed_parts", waits).assign(part="other", time_us=15e3)
-    return with_tables(data, collectives=table, exposed_parts=parts)
-
-
-def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
-    """All of its lateness is in there, none in the all-reduces: rank 0 waits 15 ms in each step."""
-    data = late_broadcasts(size=128)
-    last = known(data.last_rank)
-    assert (last.rank, last.lateness_us, last.steps) == (1, 15e3, 8)
-    assert data.broadcast_waits_us == 7.5e3
-    assert "late_rank" not in texts(
-        with_tables(data, steps=data.tables.steps.assign(exposed_us=31e3))
-    )
-    late, *others = overlap_reasons(data)
-    assert late.text == (
-        "15.0 ms of the 19.0 ms that each other rank exposes is waiting for rank 1 (last in 8 of 8 traced steps)"
-    )
-    assert [one.name for one in others] == []  # 1 of 27 ms is broadcasts themselves
-    large = late_broadcasts(size=40 * MB)  # a root may end earlier there, as it does in a chain
-    assert large.last_rank is None
-    assert "broadcast" in texts(large)
-
-
-def test_advice_for_a_script_names_torchs_arguments() -> None:
-    own = cell(bucket_mb=100)
-    data = planted(own, [(40 * MB, 90e3, 15e3)], (0.97,), on_device=False)
-    attached = AttachedProcess(cell=own, reduction_known=True)
-    (made,) = no_overlap_finding(with_ranks(data, attached=attached))
-    finding = made.advised(in_a_script=True)
-    assert "--" not in finding.next_step
-    assert "DDP's bucket_cap_mb=9.5" in finding.next_step
-    # also on a CPU: how the gradients are cut is the script's doing
-    assert finding.severity == "warning"
-
-
 def test_the_engine_that_may_serialise() -> None:
     """3 x 5 of 19 ms exposed compute stood still; where it did not, the engine is not blamed."""
     data = even()
@@ -291,34 +157,6 @@ def test_the_engine_that_may_serialise() -> None:
     assert list(texts(with_tables(data, collectives=held))) == ["held_compute"]
 
 
-def test_a_host_that_launches_too_late() -> None:
-    (text,) = texts(even(idle_us=40e3, unlaunched_us=35e3)).values()
-    assert text.endswith("for 35.0 ms of a 100.0 ms step the CPU had queued no work")
-    assert texts(even(idle_us=40e3, unlaunched_us=20e3)) == {}
-    data = even(idle_us=40e3, unlaunched_us=35e3)
-    every = data.tables.steps
-    # a mean is of the steps in which it is known
-    known = np.where(every["step"] == 0, every["unlaunched_us"], np.nan)
-    (text,) = texts(with_tables(data, steps=every.assign(unlaunched_us=known))).values()
-    assert "35.0 ms" in text
-
-
-def test_unused_parameters_are_looked_for() -> None:
-    """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
-    data = planted(
-        cell(ddp_args="find_unused_parameters=true"), [*EVEN, (8, 90e3, 100.0)], (*EARLY, 1.0)
-    )
-    data = with_ranks(data, model=msgspec.structs.replace(SIZES, gradient_shapes=((3,), (4,))))
-    (text,) = texts(data).values()
-    assert text.endswith("all-reduce a map of 8 B (1 per step)")
-    twice = [
-        joined([table, table.assign(repeat=1)])
-        for table in (data.tables.steps, data.tables.collectives)
-    ]
-    both = with_tables(data, steps=twice[0], collectives=twice[1])
-    assert texts(both) == {"find_unused_parameters": text}  # a step's, not a repeat's
-
-
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
 def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellStrategy) -> None:
     data = even(cell(strategy))
@@ -329,10 +167,3 @@ def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellSt
     table = table.assign(kind=np.where(table["order"] == 0, kind, others).tolist())
     ((name, text),) = texts(with_tables(data, collectives=table)).items()
     assert (name, text[:13]) == (kind, "33% of it is ")
-
-
-def test_gloo_shares_the_cores() -> None:
-    (finding,) = no_overlap_finding(even(on_device=False))
-    assert finding.severity == "info"
-    shared = "gloo's threads share the cores with compute (2 processes), and collectives wait 300.0 µs a step"
-    assert shared in finding.message

@@ -108,29 +108,6 @@ def test_a_planted_cause_is_the_only_one_that_is_named(
     assert all(advice in one.next_step for one in findings)
 
 
-def test_a_device_that_waits_for_copies_that_were_launched_is_not_the_hosts_doing(
-    tmp_path: Path,
-) -> None:
-    """As idle as above, but all of it was launched long before: 3 ms of copies before each of 8
-    kernels.
-    """
-    data = cell_of(write_launched_job(tmp_path, Launched(copy_us=3000.0)))
-    idle, step, unlaunched = (
-        float(data.whole_windows[f"{name}_us"].mean()) for name in ("idle", "step", "unlaunched")
-    )
-    assert idle > 0.3 * step
-    assert unlaunched < 50
-    assert "host_bound" not in {reason.name for reason in overlap_reasons(data)}
-
-
-def test_a_real_graph_that_was_cut_by_buckets_is_not_blamed() -> None:
-    compiled = cell_of(sorted((DATA / "compiled_ddp").iterdir()))
-    assert not {"compiled_graph", "late_buckets"} & {
-        reason.name for reason in overlap_reasons(compiled)
-    }
-    assert (compiled.collectives["compiled_share"] > 0).any()
-
-
 def test_a_real_job_whose_host_was_slow_is_named_with_numbers_from_its_file() -> None:
     """ResNet-50 on two A100: of 222 ms a step the GPU computes 39. What it had to run is counted
     here from the file itself.

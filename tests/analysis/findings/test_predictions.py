@@ -2,20 +2,13 @@
 off.
 """
 
-from dataclasses import replace
-from pathlib import Path
-
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.costs.calibration_files import calibration_from_logs
-from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.findings.predictions import (
-    likely_reasons,
     prediction_findings,
 )
 from dpscope.analysis.report.prediction_tables import collective_table, identity_table
-from tests.generated_traces.nccl_logs import log_text
 from tests.helpers.known import known
 from tests.helpers.made_rows import made_row, with_values
 
@@ -83,34 +76,6 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     )
 
 
-def test_reasons_for_a_prediction_follow_the_evidence() -> None:
-    off = with_values(ROW, hidden_us=0.0, prediction_source="specification", bytes_per_step=2000.0)
-    # A calibration's lines hold latency, and transfers no waiting.
-    calibrated, fast = (
-        with_values(off, prediction_source="calibration"),
-        with_values(ROW, predicted_transfer_error=0.5),
-    )
-    for row, names, begins in (
-        (off, ["transfer"], ["small messages: 1.00 kB", "no calibration"]),
-        (off, ["exposed"], ["waiting: 70.0 µs", "small messages: 1.00 kB", "no calibration"]),
-        (calibrated, ["transfer"], []),
-        (
-            calibrated,
-            ["transfer", "exposed"],
-            ["waiting: 70.0 µs"],
-        ),
-        (
-            with_values(off, queue_us=50.0),
-            ["transfer"],
-            ["queueing: 50.0 µs", "small messages", "no calibration"],
-        ),
-        (fast, ["transfer"], ["the calibration was made under other conditions"]),
-    ):
-        found = likely_reasons(row, names)
-        assert len(found) == len(begins)
-        assert all(map(str.startswith, found, begins))
-
-
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
     """500 us of a step's 600 as predicted; 60 of 100 predicted; a bucket of 10 us is no notable
     part.
@@ -135,15 +100,3 @@ def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
     assert [row[4:] for row in table.rows] == [("500.0", "450.0", "-10.0"), ("NA", "NA", "NA")]
     assert any("predicted NA: the calibration holds no broadcast" in note for note in table.notes)
     assert list(prediction_findings(comparison(row, bucket(4e6, 500.0, 450.0)))) == []
-
-
-def test_a_calibration_with_wrong_results_is_a_finding_of_what_it_predicts(tmp_path: Path) -> None:
-    path = tmp_path / "all_reduce.log"
-    path.write_text(
-        log_text({1 << 20: 100.0, 1 << 24: 900.0}, 4) + "# Out of bounds values : 7 FAILED\n"
-    )
-    costs = Costs(calibration=calibration_from_logs([path]))
-    findings = prediction_findings(
-        replace(comparison(made_row("ddp-d4-b8")), collective_costs=costs)
-    )
-    assert [one.code for one in findings] == ["calibration_results_wrong"]

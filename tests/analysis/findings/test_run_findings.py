@@ -1,7 +1,5 @@
 """Findings from a run's numbers and settings, each with a run that has it and one that does not."""
 
-import io
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +7,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.output.analyze import print_summary
-from dpscope.analysis.report.build import make_page, make_report
-from dpscope.analysis.report.page import render_page
+from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.analysis.text.terminal import print_findings
-from dpscope.analysis.traces.ranks.job import planned_job
-from dpscope.profiling.records.run import Cell, CellResult
-from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
@@ -110,38 +102,6 @@ def test_a_tracer_that_slows_the_steps_is_reported(run: RunData) -> None:
 
 
 @pytest.mark.long
-def test_cells_that_share_cores_get_no_further_advice(run: RunData, tmp_path: Path) -> None:
-    """What they lack is cores, as the plan's finding states; the same cells with a core for each
-    device vary widely.
-    """
-
-    def warned(run: RunData) -> list[str]:
-        return [
-            one.code
-            for one in conclusions(run, compare(run))
-            if "d2-b8" in one.message and one.severity != "info"
-        ]
-
-    assert {"wide_spread", "repeats_differ"} <= {*warned(run)}
-    shared = tmp_path / "run"
-    shutil.copytree(EXAMPLE_RUN, shared)
-    manifest = (shared / "manifest.json").read_text()
-    (shared / "manifest.json").write_text(manifest.replace('"cpu_count": 2', '"cpu_count": 1'))
-    assert warned(load_run(shared)) == []
-
-
-def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
-    cell = Cell(strategy="ddp", devices=2, batch_size=999)
-    skipped = replace(
-        run, cells={**run.cells, cell.name: planned_job(cell, "the data set has 512 samples")}
-    )
-    assert codes(skipped)["cell_skipped"] == "ddp-d2-b999: left out: the data set has 512 samples"
-    assert "cell_skipped" not in codes(run)
-    waiting = replace(run, cells={**run.cells, cell.name: planned_job(cell)})  # never started
-    assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
-
-
-@pytest.mark.long
 def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(
     run: RunData, tmp_path: Path
 ) -> None:
@@ -153,41 +113,6 @@ def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(
     assert not {"repeats_missing", "few_samples"} & set(codes(run))
     assert "; 2 repeats; " in setting_of(run)
     assert " 1 thread per process; " in setting_of(run)
-
-
-@pytest.mark.long
-def test_one_repeat_has_no_spread_between_repeats(tmp_path: Path) -> None:
-    copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
-    for repeat in (copied / "cells").glob("*/repeat1"):
-        shutil.rmtree(repeat)
-    alone = load_run(copied)
-    assert "one repeat of each cell" in codes(alone)["few_samples"]
-    assert "repeats_missing" not in codes(alone)
-    assert "; 1 repeat; " in setting_of(alone)
-
-
-@pytest.mark.long
-def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
-    data = run.cells["ddp-d2-b8"]
-    message = "stopped before its first pass; the same command resumes the run"
-    stopped = CellResult(
-        cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message
-    )
-    crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
-
-    def finding_on(result: CellResult) -> tuple[str, str]:
-        changed = replace(run, cells={**run.cells, "ddp-d2-b8": replace(data, results=(result,))})
-        (found,) = [
-            one for one in conclusions(changed, compare(changed)) if one.code == "cell_failed"
-        ]
-        return found.message, found.next_step
-
-    assert finding_on(stopped) == (
-        f"ddp-d2-b8, repeat 1: interrupted: {message}",
-        "run again if this cell is needed",
-    )
-    assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
-    assert "fix the cause" in finding_on(crashed)[1]
 
 
 def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -> None:
@@ -229,49 +154,3 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
     assert "training_incomplete" not in {
         one.code for one in conclusions(loaded(), compare(loaded()))
     }
-
-
-@pytest.mark.long
-def test_findings_that_are_equal_but_for_the_cell_are_one(run: RunData) -> None:
-    """Of one code that no cell shares by nature; one that states something else of its cell stays
-    apart.
-    """
-    unread = RunCode.COUNTERS_NOT_COMPARED
-    texts = {
-        "single-d1-b8": "not compared: a",
-        "dp-host-d2-b8": "not compared: a",
-        "ddp-d2-b8": "not compared: b",
-    }
-    cells = {
-        name: replace(
-            data,
-            findings=(
-                unread.finding(texts[name], about=name),
-                unread.finding("of the machine"),
-            ),
-        )
-        for name, data in run.cells.items()
-    }
-    changed = replace(run, cells=cells)
-    found = [
-        one.message for one in conclusions(changed, compare(changed)) if one.code == unread.code
-    ]
-    assert sorted(found) == [
-        "ddp-d2-b8: not compared: b",
-        "of the machine",
-        f"{', '.join(name for name in cells if name != 'ddp-d2-b8')}: not compared: a",
-    ]
-
-
-@pytest.mark.long
-def test_the_first_screen_counts_the_findings_that_verbose_and_the_page_show(run: RunData) -> None:
-    report = make_report(run)
-    printed = {whole: io.StringIO() for whole in (False, True)}
-    print_summary(Console(file=printed[False], width=80), report.printed, None)
-    print_findings(Console(file=printed[True], width=2000), report.printed.findings)
-    screen = printed[False].getvalue()
-    first = len(re.findall(r"^(error|warning) ", screen, re.MULTILINE))
-    (more,) = re.findall(r"(\d+) more findings", screen)
-    every = len(re.findall(r"^(error|warning|info) ", printed[True].getvalue(), re.MULTILINE))
-    page = render_page(make_page(report, {}))
-    assert every == first + int(more) == len(re.findall(r'<span class="badge', page))

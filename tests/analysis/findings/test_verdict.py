@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.facts import Verdict, percent
-from dpscope.analysis.findings.verdict import STAND_IN, run_verdict
-from dpscope.analysis.runs.run_data import CPU_RUN, RunData
+from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.findings.verdict import run_verdict
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
@@ -16,7 +16,6 @@ from tests.helpers.made_verdicts import (
     AHEAD,
     DDP,
     DP,
-    SINGLE,
     answer,
     cell,
     comparison,
@@ -50,11 +49,6 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     assert "1.05x DDP's step (0.90 to 1.20): no clear difference" in said(even, "which")
 
 
-def test_dp_is_recommended_where_it_wins() -> None:
-    found = verdict_on(DP, DDP, of="dp-d4-b32", ratio=Estimate(0.8, 0.75, 0.85, 60))
-    assert which(found) == ("USE DP", "dp")
-
-
 @pytest.mark.parametrize(
     ("gain", "label", "strategy", "basis"),
     [
@@ -72,31 +66,6 @@ def test_one_device_is_as_good_where_the_gain_is_none_or_not_clear(
     assert basis in known(found.fact("which")).basis
 
 
-def test_a_missing_interval_is_said_to_be_missing() -> None:
-    found = said(verdict_on(DP, DDP, ratio=Estimate(1.3, None, None, 4)), "which")
-    assert "1.30x DDP's step (too few repeats or steps for an interval)" in found
-
-
-def test_variants_over_several_nodes_do_not_compete_with_the_plain_cells() -> None:
-    plain = replace(cell("ddp", 4, 32), cell="ddp-d4-n2-b32")
-    variant = replace(cell("ddp", 4, 32, step_us=90e3), cell="ddp-d4-n2-b32-hook-fp16")
-    variants = {"ddp-d4-n2-b32-hook-fp16": "hook-fp16"}
-    assert answer(replace(comparison(plain, variant), variants=variants), "cuda").cells == (
-        "ddp-d4-n2-b32",
-    )
-    alone = replace(comparison(variant), variants=variants)
-    assert answer(alone, "cuda").cells == ("ddp-d4-n2-b32-hook-fp16",)
-
-
-def test_the_setting_of_a_cpu_run_says_what_it_is_not_valid_for() -> None:
-    found = answer(comparison(SINGLE, cell("dp-host", 2, 32)), "cpu")
-    assert found.setting.endswith(STAND_IN)
-    assert "dp-host on 2 devices" in said(found, "which")
-    assert "nn.DataParallel" not in "".join(one.text for one in found.facts)
-    assert answer(comparison(SINGLE, cell("ddp", 2, 32)), "cpu").setting.endswith(CPU_RUN)
-    assert "not valid" not in verdict_on(DDP).setting
-
-
 def test_a_stand_in_is_never_recommended() -> None:
     """It is 1.25 times as fast as DDP, or as fast, or alone, or next to FSDP, which is slower."""
     host, ddp, fsdp = cell("dp-host", 4, 32), cell("ddp", 4, 32), cell("fsdp", 4, 32, step_us=200e3)
@@ -111,18 +80,6 @@ def test_a_stand_in_is_never_recommended() -> None:
     assert "stands in for DP" in said(alone, "which")
 
 
-def test_one_device_alone_answers_nothing() -> None:
-    found = answer(comparison(SINGLE), "cuda")
-    assert which(found) == ("NO CHOICE", None)
-    assert "dpscope run --devices 1,2" in said(found, "next")
-    assert {one.basis for one in found.facts} == {"not measured"}
-    script = replace(comparison(SINGLE), knows_options=False)
-    # two processes that train alone were no two devices
-    assert "that train together" in said(answer(script, "cuda"), "next")
-    failed = answer(replace(script, unmeasured_jobs=("2 devices",)), "cuda")
-    assert "Attach again on 2 devices" in said(failed, "next")
-
-
 def test_without_a_single_device_the_baseline_is_the_strategy_on_one_device() -> None:
     """Four devices in 100 ms against one in 90 ms, at 32 samples each: 4 x 90 / 100."""
     once = replace(comparison(DDP), over_itself={DDP.cell: Estimate(3.6, None, None, 50)})
@@ -133,13 +90,6 @@ def test_without_a_single_device_the_baseline_is_the_strategy_on_one_device() ->
     twice = replace(once, over_itself={DDP.cell: Estimate(3.6, 3.5, 3.7, 50)})
     assert "excludes 1" in known(answer(twice, "cuda").fact("which")).basis
     assert "was not compared with one device" in said(answer(comparison(DDP), "cuda"), "which")
-
-
-def test_the_inferred_batch_of_a_script_limits_what_follows() -> None:
-    batches = ("24 in 2 micro-batches", "35")
-    script = replace(comparison(SINGLE), knows_options=False, batches_seen=batches)
-    found = limits(answer(script, "cuda"))
-    assert found["BATCH"].startswith("24 in 2 micro-batches, 35 per device, inferred")
 
 
 def on_two_cores(devices: tuple[int, ...]) -> RunData:
@@ -167,19 +117,6 @@ def test_nothing_is_concluded_from_devices_that_share_cores() -> None:
     assert row.step_us == 2e3  # what was measured stays
     assert [point.cell for series in compared.scaling for point in series.points] == ["ddp-d2-b8"]
     assert "loader" not in said(found, "next")
-
-
-def test_devices_with_a_core_each_have_no_limit() -> None:
-    run = on_two_cores((2,))
-    assert run_verdict(run, compare(run)).limits == ()
-
-
-def test_without_other_devices_the_answer_is_that_nothing_was_compared() -> None:
-    run = on_two_cores((4,))
-    found = run_verdict(run, compare(run))
-    assert (found.strategy, found.cell) == (None, None)
-    assert "two or more devices with a core each" in said(found, "next")
-    assert "4 devices share 2 cores" in limits(found)["TOO FEW CORES"]
 
 
 def test_repeats_that_differ_by_more_than_30_percent_are_called_noisy() -> None:
@@ -223,13 +160,3 @@ def test_verdict_and_table_leave_a_clear_drift_out_alike() -> None:
     by_medians = known(compared.rows["single-d1-b8"].step_us) / known(row.step_us)
     assert by_medians != pytest.approx(0.8, rel=0.02)
     assert "DRIFT" not in limits(run_verdict(drifting(0.0), compare(drifting(0.0))))
-
-
-def test_a_share_is_called_all_or_nothing_only_if_it_is() -> None:
-    assert [percent(share) for share in (0.0, 0.004, 0.994, 0.996, 1.0)] == [
-        "0%",
-        "under 1%",
-        "99%",
-        "over 99%",
-        "100%",
-    ]

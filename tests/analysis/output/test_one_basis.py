@@ -7,22 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.costs.cost import Place
-from dpscope.analysis.figures.step import step_split
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.output.traces import to_tables
-from dpscope.analysis.report.build import Report, make_report
-from dpscope.analysis.report.comparison_tables import comparison_csv
-from dpscope.analysis.report.rank_tables import wait_table, without_cell
+from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
 from tests.helpers.made_verdicts import said
-from tests.helpers.paths import DATA
-from tests.helpers.run_cells import fitted, timed
 
 MADE_OF = ("compute", "wait", "transfer", "other", "idle")
 
@@ -80,36 +73,6 @@ def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report:
     assert several["samples/s"] == pytest.approx(256 / several["step"] * 1e3, rel=0.005)
 
 
-def test_the_cost_holds_the_tables_numbers(report: Report) -> None:
-    """Exposed communication and the traced step, then parts that add up to it; nothing of the
-    untraced step.
-    """
-    line = known(report.verdict.fact("cost")).lines[0]
-    exposed, step = map(
-        float, known(re.search(r"adds ([\d.]+) ms .* a ([\d.]+) ms", line)).groups()
-    )
-    wait, transfer = map(float, re.findall(r"([\d.]+) (?:waiting|moving)", line))
-    ledger = known(report.verdict.ledger)
-    assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.05)
-    assert wait + transfer == pytest.approx(exposed, abs=0.1)
-    assert numbers(report.first["shortcuts"], "ddp-d2-b128")["exposed"] == pytest.approx(
-        exposed, abs=0.05
-    )
-
-
-def test_the_figure_has_the_tables_parts(report: Report) -> None:
-    figure = known(step_split(report.comparison))
-    widths: dict[str, list[float]] = {}
-    for bars in figure.axes[0].containers:
-        widths[str(bars.get_label())] = [float(bar.get_width()) for bar in bars]
-    traced = report.comparison.table["traced_step_us"].astype(float) / 1e3
-    assert [sum(cell) for cell in zip(*widths.values(), strict=True)] == pytest.approx(list(traced))
-    wait = (
-        report.comparison.table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float) / 1e3
-    )
-    assert widths["wait"] == pytest.approx(list(wait))
-
-
 def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
     """What an action saves is a part of the ledger; values are the centres of their intervals."""
     verdict, ledger = report.verdict, known(report.verdict.ledger)
@@ -123,23 +86,6 @@ def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
     assert noisy.label == "NOISY"
     assert "single-d1-b128 17.6 to 26.8 ms" in noisy.text
     assert verdict.shown[0] == noisy  # before any conclusion
-
-
-def test_what_tracing_costs_is_one_ratio_and_its_difference(report: Report) -> None:
-    for row in report.comparison.rows.values():
-        assert known(row.step_us) * known(row.tracer_cost) == pytest.approx(
-            known(row.step_us) - known(row.tracer_us)
-        )
-
-
-@pytest.mark.long
-def test_what_foreign_traces_lose_waiting_is_exposed() -> None:
-    verdict = ReadJob(analyze_traces([DATA / "v100x8_ddp_dlrm"])).verdict
-    assert "5.7 waiting for late ranks" in said(verdict, "cost")
-    assert "rank 7 causes 78% of the waiting (4.4 of 5.7 ms a step, mean of all ranks)" in said(
-        verdict, "late"
-    )
-    assert "(rank 7: 6.8 ms)" in said(verdict, "next")
 
 
 def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
@@ -159,38 +105,3 @@ def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
     )
     assert waits.headings[3:] == ("exposed wait [µs]", "share [%]", "hidden too [µs]")
     assert [row[:2] + row[3:] for row in waits.rows] == [("0", "1", "362.0", "100.0", "540.0")]
-
-
-@pytest.mark.long
-def test_waits_and_collectives_of_traces_are_of_whole_steps_as_in_their_report() -> None:
-    """The one all-reduce of two ranks' whole step; that of the step in which the tracer stopped is
-    in no average.
-    """
-    analysis = analyze_traces([FIVE_REPEATS / "cells" / "ddp-d2-b128" / "repeat1" / "traces"])
-    tables = {table.title: table for table in to_tables(analysis)}
-    waits = tables["Which ranks wait for which"].rows
-    assert [row[:3] for row in waits] == [("1", "0", "1")]
-    assert waits == without_cell(wait_table({"": analysis.mean_waits})).rows
-    assert [
-        row[2] for row in tables["Collectives (mean times; rates: bytes / mean transfer)"].rows
-    ] == ["2"]
-
-
-@pytest.mark.long
-def test_python_compares_with_the_calibration_in_the_folder_as_the_command_does(
-    report: Report,
-) -> None:
-    """And what the user states in its place holds for the what-if chapter, too: 248 kB at 1 GB/s
-    take 248 us and a latency.
-    """
-    run = report.run
-    assert comparison_csv(compare(run)) == comparison_csv(report.comparison)
-    stated = make_report(
-        run, calibration=fitted(timed(2, 50.0, 1.0, [1 << power for power in range(14, 22)]))
-    )
-    costs = known(stated.what_if).question.costs
-    assert costs.cost("all_reduce", 248_024.0, Place(2, 2)).total_us == pytest.approx(
-        298.0, rel=0.001
-    )
-    (one,) = (one for one in stated.comparison.predictions if one.kind == "all_reduce")
-    assert one.predicted_us == pytest.approx(298.0, rel=0.001)

@@ -6,20 +6,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from matplotlib.text import Text
 from rich.console import Console
 
 from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.traced_report import print_traces
-from dpscope.analysis.report import build
-from dpscope.analysis.report.build import make_page, make_report, render_markdown
-from dpscope.analysis.report.page import render_page
-from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
-from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.made_traces import Event, event, launch, on_device, step, write
-from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
 
 # A one that is no part of a larger number, then a plural; words that end in s and are no plurals,
 # and units.
@@ -81,30 +74,3 @@ def test_of_traces(
             "communication_unknown",
         )
         assert [code for code in codes if code not in printed] == []
-
-
-def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    # it reads traces, which these cells have none of
-    monkeypatch.setattr(build, "_what_if", lambda *_: None)
-    cells = [
-        Cell(strategy="single", devices=1, batch_size=1),
-        Cell(strategy="ddp", devices=2, batch_size=1),
-    ]
-    data = [
-        cell_data(
-            cell,
-            [[100.0]],
-            windows(cell, 1, step_us=100.0, compute_us=90.0, communication_us=10.0, exposed_us=5.0),
-            all_reduces(cell, 1, [(1.0, 40.0, 5.0)]).assign(busbw_gb_per_s=1.0)
-            if cell.devices > 1
-            else NO_TABLES.collectives,
-        )
-        for cell in cells
-    ]
-    report = make_report(run_of(*data))
-    drawn = [text.get_text() for figure in report.figures.values() for text in figure.findobj(Text)]
-    page = render_page(make_page(report, {}))
-    assert disagreements(page) == []
-    assert disagreements(render_markdown(report)) == []
-    assert disagreements(" | ".join(drawn)) == []
-    assert "conclusion and remark" not in page

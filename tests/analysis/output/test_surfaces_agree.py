@@ -15,13 +15,12 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.facts import Verdict
-from dpscope.analysis.output.analyze import Targets, print_run, print_summary
+from dpscope.analysis.output.analyze import Targets, print_summary
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
 from dpscope.analysis.report.build import Report, make_page, render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.text.text_table import OutputFormat, render
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
@@ -32,10 +31,9 @@ from tests.generated_traces.generator import Trace, ddp_trace, dp_trace, paralle
 from tests.helpers.examples import reported
 from tests.helpers.made_traces import event, launch, on_device, step, write
 from tests.helpers.made_verdicts import said
-from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
+from tests.helpers.paths import EXAMPLE_RUN, ROOT
 
 RUNS = (EXAMPLE_RUN, ROOT / "examples" / "run_cpu")
-REAL = (DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz")
 # DDP's arguments, dpscope's options for them, and buckets of gradients.
 DDP_ADVICE = re.compile(
     r"bucket|no_sync|static.graph|broadcast.buffers|DDP's|DDP without|use DDP|gradient accumulation|fp16 gradients",
@@ -134,35 +132,6 @@ def test_surfaces_of_a_run_agree(folder: Path) -> None:
     check(report.verdict, surfaces, json.loads(run_json(report))["verdict"])
     check_csv(report, report.verdict)
     assert report.verdict.late is None or folder == EXAMPLE_RUN  # five repeats show no late rank
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("output_format", ["markdown", "latex"])
-def test_formats_of_tables_begin_with_those_of_the_first_screen(
-    output_format: OutputFormat, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_run(EXAMPLE_RUN, output_format, False, Targets(), Console(quiet=True))
-    shown, report = capsys.readouterr().out, reported(EXAMPLE_RUN)
-    every = [*report.first.values(), *report.tables.values()]
-    assert shown == "".join(f"{render(table, output_format)}\n" for table in every)
-
-
-@pytest.mark.long
-def test_markdown_of_traces_begins_with_where_a_step_goes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    console = Console(file=StringIO(), width=200)
-    for output_format in ("markdown", "table"):
-        print_traces([REAL[0]], output_format, DEFAULT_LIMITS, console, Targets())
-    assert capsys.readouterr().out.startswith("**Where a step goes [ms]: compute + wait + transfer")
-    assert isinstance(console.file, StringIO)
-    assert console.file.getvalue().count("Where a step goes") == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("place", REAL, ids=lambda place: place.name)
-def test_surfaces_of_real_traces_agree(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check_traces(place, capsys)
 
 
 @pytest.mark.long

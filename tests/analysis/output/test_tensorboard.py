@@ -7,10 +7,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dpscope.analysis import analyze_traces
-from dpscope.analysis.output.tensorboard import write_plugin_copies, write_tensorboard
+from dpscope.analysis.output.tensorboard import write_plugin_copies
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS, comparison_csv
 from dpscope.analysis.runs.run_data import load_run
@@ -18,7 +16,6 @@ from dpscope.profiling.mirrors.tensorboard_mirror import training_events
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, write_trace
-from tests.helpers.paced_ranks import paced
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.tensorboard_pages import get, hparams, running, scalars, serving
 from tests.helpers.trainings import record, write_trained
@@ -64,37 +61,6 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
         assert found[1:3] == pytest.approx([expected.hidden_us, expected.exposed_us], abs=1)
         compared += 1
     assert compared == 4
-
-
-@pytest.mark.process
-def test_the_plugin_has_the_steps_that_the_report_is_of(tmp_path: Path) -> None:
-    """The A100's first step has no recorded start: the report stars it and takes means over the
-    other two.
-    """
-    analysis = analyze_traces([A100])
-    whole = analysis.steps[~analysis.steps["partial_window"]].set_index("step")
-    folder = write_tensorboard([A100], None, tmp_path / "shown")
-    (run,) = (one.name for one in folder.iterdir() if one.name != "report")
-    with serving(folder, tmp_path) as address:
-        steps = overlap_by_step(address, run)
-        text = get(
-            address, "data/plugin/text/text", run="report", tag="distributed_view/text_summary"
-        )[0]["text"]
-        (session,) = hparams(address, count=1)
-    assert {int(step) for step in steps if step.isdigit()} == set(whole.index) == {5, 6}
-    for step, workers in steps.items():
-        if step.isdigit():
-            computing, hidden, exposed, _ = workers["0_0"]
-            own = whole.loc[int(step)]
-            assert [hidden, exposed] == pytest.approx([own["hidden_us"], own["exposed_us"]], abs=1)
-            assert computing + hidden == pytest.approx(own["compute_us"], abs=1)
-    assert "first repeat alone" in text
-    known = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
-    ledger = analyze_traces([A100]).verdict.ledger
-    assert ledger is not None
-    parts = {f"comparison.csv/{name}_us": us for name, us in ledger.parts_us.items()}
-    assert set(parts) <= set(known)
-    assert {name: known[name] for name in parts} == pytest.approx(parts, rel=1e-6)
 
 
 @pytest.mark.process
@@ -163,19 +129,6 @@ def test_a_run_and_its_trainings(tmp_path: Path) -> None:
     live.close()
 
 
-@pytest.mark.long
-def test_trainings_alone(tmp_path: Path) -> None:
-    records = [record("ddp-d2-b16", epoch=epoch, test_accuracy=50.0 + epoch) for epoch in (1, 2)]
-    folder = write_tensorboard(
-        [write_trained(tmp_path, [Cell("ddp", 2, 16)], records, epochs=2)], None
-    )
-    tags = EventAccumulator(str(folder / "report")).Reload().Tags()
-    assert {"training_accuracy", "training_loss"} <= {*tags["images"], *tags["tensors"]}
-    assert "training/text_summary" in tags["tensors"]
-    events = EventAccumulator(str(folder / "training" / "ddp-d2-b16" / "seed0")).Reload()
-    assert [one.value for one in events.Scalars("accuracy_percent/test")] == [51.0, 52.0]
-
-
 @pytest.mark.parametrize("damage", ["cut", "overwritten", "nested"])
 def test_a_damaged_trace_is_not_copied(tmp_path: Path, damage: str) -> None:
     broken = tmp_path / "0_0.pt.trace.json.gz"
@@ -190,16 +143,3 @@ def test_a_damaged_trace_is_not_copied(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DpscopeError, match="cannot be copied"):
         write_plugin_copies(broken, tmp_path / "copies", 0, 0)
     assert not list((tmp_path / "copies").glob("*"))
-
-
-def test_the_plugin_lacks_the_steps_that_averages_leave_out(tmp_path: Path) -> None:
-    """Step 0 has no recorded start, and step 2 takes a second."""
-    paced(tmp_path / "job", [(40.0, 40.0)] * 4, [10.0, 1_000.0, 10.0, 10.0])
-    files = sorted((tmp_path / "job").glob("*.json"))
-    folder = write_tensorboard(files, None, tmp_path / "shown")
-    copies = [
-        gzip.decompress(one.read_bytes()).decode() for one in folder.rglob("*.pt.trace.json.gz")
-    ]
-    assert len(copies) == 2
-    for copy in copies:
-        assert {number for number in range(5) if f'"ProfilerStep#{number}"' in copy} == {1, 3, 4}

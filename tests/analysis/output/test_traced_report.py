@@ -8,8 +8,6 @@ Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, i
 import csv
 import io
 import json
-import math
-import shutil
 from io import StringIO
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from rich.console import Console
 from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.changes import print_comparison
-from dpscope.analysis.output.tensorboard import write_tensorboard
 from dpscope.analysis.output.traced_report import (
     ReadJob,
     job_csv,
@@ -36,19 +33,15 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_t
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, Collective, Contention
-from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import (
     ddp_trace,
-    dp_trace,
-    parallel_trace,
     trace_text,
     write_ddp_job,
     write_trace,
 )
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.made_verdicts import said
-from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.run_cells import fitted, timed
 from tests.helpers.several_jobs import write_job
 
@@ -118,15 +111,6 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     assert {"time", "memory", "checks"} & set(report.tables) == set()
 
 
-def test_the_ring_formula_is_not_compared_with_the_transfers_of_other_collectives() -> None:
-    report = reported(DATA / "v100x8_ddp_dlrm")
-    (cell,) = report.comparison.rows
-    error_us = row_of(report)["ring_error_us"]
-    assert isinstance(error_us, float)
-    assert math.isnan(error_us)
-    assert "include those of all_to_all" in report.comparison.reasons[cell, "ring_error_us"]
-
-
 @pytest.mark.long
 def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
     """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384
@@ -184,89 +168,6 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
     )
 
 
-@pytest.mark.long
-def test_the_schedule_predicts_ddp_alone(tmp_path: Path) -> None:
-    """A fully sharded job: its transfers are predicted by the ring, what it exposes is not."""
-    for rank in range(4):
-        write_trace(
-            parallel_trace("fully_sharded", rank).trace, tmp_path / f"0_{rank}.pt.trace.json"
-        )
-    report = reported(tmp_path)
-    assert row_of(report)["strategy"] == "other"
-    assert (
-        "only DDP's schedule"
-        in report.comparison.reasons[str(row_of(report)["cell"]), "predicted_exposed_us"]
-    )
-
-
-def test_one_rank_of_two_has_the_formula_and_no_transfer(traces: Path) -> None:
-    (path,) = traces.glob("0_0*")
-    row = row_of(reported(path))
-    assert (row["cell"], row["devices"]) == ("traces of 1 of 2 ranks", 2)
-    assert row["ring_us"] == pytest.approx(390.4)
-    assert row["transfer_us"] is None or row["transfer_us"] != row["transfer_us"]
-
-
-def test_a_table_of_the_cells_name_alone_is_left_out(tmp_path: Path) -> None:
-    """No range in the trace names a phase."""
-    write(
-        tmp_path,
-        [step(1, 0, 100), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 10, 50, 1)],
-        0,
-        2,
-    )
-    tables = reported(tmp_path).tables
-    assert "phases" not in tables
-    assert all(len(table.headings) > 1 for table in tables.values())
-
-
-def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
-    write_trace(
-        dp_trace(devices=2, transport="peer_copy", named_ranges=False).trace, tmp_path / "dp.json"
-    )
-    report = reported(tmp_path)
-    assert (row_of(report)["strategy"], row_of(report)["devices"]) == ("dp", 2)
-    assert (
-        report.comparison.reasons["trace of one process", "ring_us"]
-        == "DataParallel runs no all-reduce"
-    )
-    assert model_tables(report)[0].title == "No model applies"
-
-
-@pytest.mark.long
-def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
-    jobs = read(traces)
-    plain, modelled = (json.loads(traces_json(jobs, report)) for report in (None, reported(traces)))
-    assert set(plain) == {
-        "verdict",
-        "steps",
-        "collectives",
-        "dp_phases",
-        "waits",
-        "contention",
-        "findings",
-    }
-    assert modelled["cells"][0]["ring_us"] == pytest.approx(390.4)
-    assert modelled["cells"][0]["missing"]["batch_size"].startswith("traces alone")
-    assert {one["kind"] for one in modelled["predictions"]} == {"all_reduce", "broadcast"}
-
-
-@pytest.mark.long
-def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "report"
-    assert str(folder / "report.html") in printed(traces, targets=Targets(LINK, report=folder))[-1]
-    page = (folder / "report.html").read_text()
-    assert all(
-        f'id="{chapter}"' in page
-        for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models")
-    )
-    # predicted from the link
-    for absent in ('id="scaling"', "tracer cost among the checks", "calib. ["):
-        assert absent not in page
-    assert {path.stem for path in (folder / "figures").iterdir()} >= {"communication", "busbw"}
-    assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
-
-
 def compared(before: Path, after: Path) -> tuple[int, str, str]:
     """The status, the text, and the line of the traced step."""
     console = Console(file=StringIO(), width=200)
@@ -275,20 +176,6 @@ def compared(before: Path, after: Path) -> tuple[int, str, str]:
     _, steps = shown.split("Each cell's step (mean traced)")
     line = next(one for one in steps.splitlines() if one.startswith("traces of"))
     return status, " ".join(shown.split()), line
-
-
-@pytest.mark.long
-def test_two_jobs_are_compared_and_one_a_side_decides_nothing(
-    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same job with every time 1.5 times as long."""
-    status, shown, line = compared(traces, write_ddp_job(tmp_path / "slower", factor=1.5))
-    assert (status, "1.500" in line) == (3, True)
-    said = " ".join(capsys.readouterr().err.split())
-    assert "One traced job per side does not show" in said
-    assert shown.startswith("Not judged: traces of 2 ranks +50% (no interval).")
-    with pytest.raises(NotComparableError, match="one is a run and the other traces alone"):
-        compared(traces, EXAMPLE_RUN)
 
 
 def scaled_jobs(folder: Path, *factors: float) -> Path:
@@ -309,31 +196,6 @@ def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) ->
     assert shown.startswith("Slower: traces of 2 ranks +20% (+")
     status, shown, _ = compared(before, scaled_jobs(tmp_path / "again", 1.005, 1.01, 1.015))
     assert (status, shown.startswith("Same: traces of 2 ranks ")) == (0, True)
-
-
-def test_jobs_unlike_each_other_are_no_repeats(tmp_path: Path) -> None:
-    folder = scaled_jobs(tmp_path / "jobs", 1.0, 1.01)
-    (folder / "job1" / "0_1.pt.trace.json.gz").unlink()
-    with pytest.raises(
-        DpscopeError, match=r"not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"
-    ):
-        compared(folder, folder)
-
-
-@pytest.mark.long
-def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) -> None:
-    folder = write_tensorboard([traces], LINK, tmp_path / "shown")
-    assert folder == tmp_path / "shown" / "tensorboard"
-    cell = folder / "traces of 2 ranks"
-    assert {path.name for path in cell.glob("*.json.gz")} == {
-        "0_0.pt.trace.json.gz",
-        "0_1.pt.trace.json.gz",
-    }
-    assert list((folder / "report").glob("*tfevents*"))
-    # none among them
-    assert {path.name for path in traces.iterdir()} == {
-        path.name for path in cell.glob("*.json.gz")
-    }
 
 
 def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
@@ -397,14 +259,6 @@ def two_jobs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_job_has_no_name(two_jobs: Path) -> None:
-    one = read(two_jobs / "first")
-    assert list(one) == [""]
-    assert "job" not in job_tables(one)[0].headings
-    assert "job" not in json.loads(traces_json(one, None))["steps"][0]
-    assert job_csv(one).startswith("rank,device,step,")
-
-
 @pytest.mark.long
 def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
     jobs = read(two_jobs)
@@ -424,53 +278,3 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
         "Job first",
         "Job second",
     ]
-
-
-@pytest.mark.long
-def test_tables_of_other_columns_stand_apart(tmp_path: Path) -> None:
-    """One A100 job of a single rank has no waiting; eight V100 ranks have."""
-    shutil.copytree(DATA / "v100x8_ddp_dlrm", tmp_path / "v100")
-    shutil.copy(DATA / "a100x2_ddp_resnet50_rank0.json.gz", tmp_path)
-    jobs = read(tmp_path)
-    assert list(jobs) == [".", "v100"]
-    titles = [table.title for table in job_tables(jobs)]
-    assert titles[:2] == ["Steps (.)", "Steps (v100)"]
-
-
-@pytest.mark.long
-def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
-    with pytest.raises(
-        DpscopeError,
-        match=r"the traces of 2 jobs \(first, second\): a TensorBoard folder takes one",
-    ):
-        write_tensorboard([two_jobs], None, two_jobs / "shown")
-    with pytest.raises(
-        DpscopeError,
-        match="a report or a prediction takes one job; name that job's folder or files",
-    ):
-        printed(two_jobs, targets=Targets(report=two_jobs / "report"))
-    assert not (two_jobs / "report").exists()
-
-
-@pytest.mark.long
-def test_hosts_of_several_jobs_have_different_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Jobs' folders named after their hosts, once by the full name, and one that is called as the
-    numbers are.
-    """
-    folders = {
-        "n0417": "n0417",
-        "n0418": "n0418",
-        "n0418.example.org": "n0418.example.org",
-        "host1 (2)": "n0417",
-    }
-    for number, (folder, host) in enumerate(folders.items()):
-        for trace in write_job(
-            tmp_path / folder, "rank", later_s=60.0 * number, process=1000 * number
-        ):
-            write_trace(json.loads(trace.read_text()) | {"host_name": host}, trace)
-    print_traces([tmp_path], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(hide_hosts=True))
-    shown = capsys.readouterr().out
-    assert json.loads(shown)["jobs"] == ["host1 (2)", "host0", "host1", "host1 (3)"]
-    assert "n041" not in shown

@@ -3,40 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dpscope.analysis.output.traces import to_tables
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.generated_traces.generator import ddp_trace, write_ddp_job, write_trace
 from tests.helpers import made_traces
 from tests.helpers.made_traces import Event, launch, on_device, step
-from tests.helpers.paths import DATA
 
 COLLECTIVES = "Collectives (mean times; rates: bytes / mean transfer)"
-V100 = DATA / "v100x8_ddp_dlrm"
 
 
 def notes(*paths: Path) -> dict[str, str]:
     return {table.title: "\n".join(table.notes) for table in to_tables(analyze_traces(paths))}
-
-
-@pytest.mark.long
-def test_notes_are_told_only_where_they_are_so(tmp_path: Path) -> None:
-    """Bytes that differ over ranks, a rank that is missing, and what a star of a step means."""
-    v100, alone = notes(V100), notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")
-    assert "ranks sent different amounts" in v100[COLLECTIVES]
-    assert "different amounts" not in notes(write_ddp_job(tmp_path / "job"))[COLLECTIVES]
-    for missing in ("need the traces of all ranks of a group", "wait or bandwidth for broadcast"):
-        assert missing in alone[COLLECTIVES]
-        assert missing not in v100[COLLECTIVES]
-    assert "* no whole step was traced" in v100["Steps"]
-    assert "left out of averages" not in v100["Steps"]  # averages are of these steps
-    assert "left out of averages" in alone["Steps"]
-    path = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
-    steps = to_tables(analyze_traces([path]))[0]
-    starred = any(row[2].endswith("*") for row in steps.rows)
-    assert starred == any(note.startswith("*") for note in steps.notes)
 
 
 def collectives(folder: Path, *events: Event) -> TextTable:
@@ -46,18 +23,6 @@ def collectives(folder: Path, *events: Event) -> TextTable:
         one for one in to_tables(analyze_traces([folder])) if one.title.startswith("Collectives")
     ]
     return table
-
-
-def test_collectives_say_why_they_lack_numbers(tmp_path: Path) -> None:
-    """A send alone, without a size: nothing is said of broadcasts."""
-    table = collectives(
-        tmp_path, step(1, 0, 100), launch(1, 10), on_device("ncclDevKernel_SendRecv", 20, 70, 1)
-    )
-    assert "no transfer, wait or bandwidth for send_recv" in table.notes[0]
-    assert not any("broadcast" in note for note in table.notes)
-    assert any(
-        note.startswith("bytes are NA where the trace records no sizes") for note in table.notes
-    )
 
 
 def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:

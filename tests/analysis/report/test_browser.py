@@ -2,16 +2,13 @@
 files.
 """
 
-import base64
 import gzip
-import io
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
@@ -198,82 +195,6 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(
     assert opened.errors == []
 
 
-def test_printing_opens_what_is_folded_and_closes_it_again(opened: Browser) -> None:
-    closed = opened.run("document.querySelectorAll('details:not([open])').length")
-    assert closed > 5
-    opened.run("window.dispatchEvent(new Event('beforeprint'))")
-    assert opened.run("document.querySelectorAll('details:not([open])').length") == 0
-    opened.run("window.dispatchEvent(new Event('afterprint'))")
-    assert opened.run("document.querySelectorAll('details:not([open])').length") == closed
-
-
-def test_tables_use_the_room_there_is_and_figures_are_seen_whole(
-    opened: Browser, page: Path
-) -> None:
-    hidden = (
-        "[...document.querySelectorAll({})].filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)"
-        ".map(e => e.getAttribute('aria-labelledby'))"
-    )
-    opened.show(1280)
-    opened.open(page)
-    assert opened.run("document.querySelectorAll('.table .scroll').length") > 5
-    assert opened.run(hidden.format("'.scroll'")) == []
-    opened.show(390)
-    opened.open(page)
-    assert opened.run("document.querySelectorAll('figure .scroll').length") > 3
-    assert opened.run(hidden.format("'figure .scroll'")) == []
-
-
-def test_a_table_wider_than_the_window_shows_that_it_scrolls(opened: Browser, page: Path) -> None:
-    """By a shadow at its right edge, which is gone at its end."""
-    opened.show(390)
-    opened.open(page)
-    box = "document.querySelector('#table-step .scroll')"
-    assert opened.run(f"{box}.scrollWidth > {box}.clientWidth + 40")
-
-    def edge() -> float:
-        """How light the last pixels of the table's last row are, from 0 to 1."""
-        x, y, width, height = opened.run(
-            f"(() => {{ {box}.scrollIntoView(); const r = {box}.getBoundingClientRect();"
-            " return [r.x + scrollX, r.y + scrollY, r.width, r.height]; })()"
-        )
-        place = {"x": x + width - 4, "y": y + height - 8, "width": 3, "height": 3, "scale": 1}
-        picture = opened.call(
-            "Page.captureScreenshot", format="png", clip=place, captureBeyondViewport=True
-        )["data"]
-        return float(imread(io.BytesIO(base64.b64decode(picture)))[..., :3].mean())
-
-    before = edge()
-    opened.run(f"{box}.scrollLeft = {box}.scrollWidth")
-    assert before < 0.8 < 0.97 < edge()
-
-
-def test_findings_are_shown_in_full(opened: Browser, page: Path) -> None:
-    for width in (390, 1280):
-        opened.show(width)
-        opened.open(page)
-        assert opened.run("document.querySelectorAll('.findings summary').length") > 3
-        cut = "[...document.querySelectorAll('.findings summary')].filter(one => one.scrollWidth > one.clientWidth + 1)"
-        assert opened.run(f"{cut}.map(one => one.textContent)") == []
-
-
-def test_the_contents_are_a_few_chapters(opened: Browser, page: Path) -> None:
-    opened.show(1280)
-    opened.open(page)
-    links = opened.run(
-        "[...document.querySelectorAll('nav a')].map(one => one.getAttribute('href').slice(1))"
-    )
-    assert links == ["answers", "findings", "step", "comparison", "theory", "basis", "glossary"]
-    for name in links:
-        opened.run(f"location.hash = '{name}'")
-        opened.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        top = opened.run(f"document.getElementById('{name}').getBoundingClientRect().top")
-        bar = opened.run("document.querySelector('nav').getBoundingClientRect().bottom")
-        assert bar <= top + 1, name  # which stays in view
-    opened.open(page)
-    opened.run(UNFOLD)
-
-
 # WCAG 2.2's relative luminance and contrast ratio, of an element's text on the nearest ground that
 # is not transparent.
 CONTRAST = """element => {
@@ -288,13 +209,3 @@ CONTRAST = """element => {
   const [one, other] = [light(parse(ink)), light(parse(paper))];
   return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
 }"""
-
-
-def test_before_anything_is_unfolded_the_page_is_short(opened: Browser, page: Path) -> None:
-    opened.show(1280)
-    opened.open(page)
-    assert opened.run("document.documentElement.scrollHeight") <= 4500
-    opened.run("location.hash = 'word-step'")  # a word of the folded glossary
-    assert opened.run("document.getElementById('word-step').closest('details').open")
-    opened.open(page)
-    opened.run(UNFOLD)

@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.costs.nccl_choices import JobChoices, job_log, read_logs
-from dpscope.analysis.report.nccl_tables import NcclChapter, job_table, nccl_findings, ring_sentence
-from dpscope.analysis.report.prediction_tables import collective_table
+from dpscope.analysis.report.nccl_tables import NcclChapter, nccl_findings, ring_sentence
 from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.known import known
 from tests.helpers.nccl_logs import all_reduce, written_log
-from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.paths import DATA
 
 DLRM = DATA / "v100x8_ddp_dlrm"  # 8 ranks; all-reduces of 1,576,964 B and 907,840 B
 LINES = (
@@ -49,15 +45,6 @@ def chapter(folder: Path, *lines: str) -> NcclChapter:
     return NcclChapter((JobChoices(log, ranks, 1),))
 
 
-def test_connections_are_counted_by_transport(tmp_path: Path) -> None:
-    links = [(0, 1, "P2P/CUMEM"), (1, 0, "P2P/CUMEM"), (1, 2, "NET/IB/0/GDRDMA")]
-    made = chapter(tmp_path, *(connection(*one) for one in links))
-    (row,) = job_table(made.jobs).rows
-    assert row[2] == "NET/IB/GDRDMA 1, P2P/CUMEM 2"
-    (content,) = made.content()
-    assert content["transports"] == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 1}
-
-
 def test_a_size_between_two_has_their_choice_if_it_is_one(tmp_path: Path) -> None:
     sizes = {1024: "TREE", 4096: "RING", 65536: "RING"}
     made = chapter(tmp_path, *(all_reduce(size, name, "SIMPLE") for size, name in sizes.items()))
@@ -67,42 +54,6 @@ def test_a_size_between_two_has_their_choice_if_it_is_one(tmp_path: Path) -> Non
     choices = [row.words if row is not None else None for row in found]
     assert choices == [None, "tree, simple", None, "ring, simple", "ring, simple", None]
     assert made.choice(4, 1, "all_reduce", 4096) is None
-
-
-def test_a_choice_of_an_unnamed_collective_holds_where_all_of_its_size_are_alike(
-    tmp_path: Path,
-) -> None:
-    """Before 2.19 NCCL did not print the kind: 4 KiB ran on a ring whatever they were, 1 MiB as a
-    tree and on a ring.
-    """
-    lines = [
-        f"{size} Bytes -> Algo {number} proto 2 time 1.0"
-        for size, number in ((4096, 1), (1 << 20, 0), (1 << 20, 1))
-    ]
-    made = chapter(tmp_path, *lines)
-    found = [made.choice(8, 1, "all_reduce", size) for size in (4096, 1 << 20)]
-    assert [row.words if row is not None else None for row in found] == ["ring, simple", None]
-
-
-def test_predictions_by_collective_show_the_choice(tmp_path: Path) -> None:
-    """2 MB between two sizes that ran as trees."""
-    made = chapter(
-        tmp_path, *(all_reduce(size, "TREE", "LL128") for size in (1_000_000, 4_000_000))
-    )
-    one = CollectivePrediction(
-        "ddp-d8-b4",
-        "all_reduce",
-        size_bytes=2_000_000,
-        ranks=8,
-        per_step=1,
-        measured_us=60.0,
-        predicted_us=50.0,
-    )
-    comparison = Comparison(predictions=(one,))
-    table = known(
-        collective_table(comparison, lambda each: made.choice(8, 1, each.kind, each.size_bytes))
-    )
-    assert (table.headings[3], table.rows[0][3]) == ("NCCL chose", "tree, ll128")
 
 
 def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
@@ -144,22 +95,6 @@ def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
     assert "What NCCL chose" in output
     assert "the ring formula describes 3.15 MB of 4.06 MB (78%)" in output
     assert "1 line of choices is cut" in output.replace("\n", " ")
-
-
-@pytest.mark.long
-def test_a_run_with_the_log_of_one_of_its_jobs(tmp_path: Path) -> None:
-    status, output = analyze(
-        EXAMPLE_RUN, "--nccl-log", written_log(tmp_path, 2, *LINES), "--format", "json"
-    )
-    content = json.loads(output)
-    assert [job["ranks"] for job in content["nccl"]] == [2]
-    for measured in (EXAMPLE_RUN, DLRM):
-        status, message = analyze(
-            measured, "--nccl-log", written_log(tmp_path, 64, *LINES), "--format", "json"
-        )
-        assert (status, "a log of another job" in message) == (2, True)
-    _, output = analyze(EXAMPLE_RUN, "--format", "json")
-    assert json.loads(output)["nccl"] == []
 
 
 IB = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.5<0>"

@@ -3,33 +3,27 @@ models by hand.
 """
 
 import json
-import re
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
-from markupsafe import escape
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase, gap_parts
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
-from dpscope.analysis.figures.scaling import batch_figure
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
-from dpscope.analysis.report.comparison_tables import BREAKDOWN, TIME, TRAFFIC, step_table
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.prediction_tables import collective_table
-from dpscope.analysis.report.sections import CHAPTERS, SECTIONS
+from dpscope.analysis.report.sections import SECTIONS
 from dpscope.analysis.report.views import FIRST, STUDY, VIEWS
-from dpscope.analysis.text.text_table import TextTable, reasons
-from dpscope.analysis.text.units import NA
-from dpscope.analysis.traces.ranks.job import Job, planned_job
-from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.records.run import Cell, CellResult
+from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
 from tests.helpers.run_cells import (
@@ -42,7 +36,6 @@ from tests.helpers.run_cells import (
     with_tables,
 )
 
-SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 DP = Cell(strategy="dp", devices=2, batch_size=8)
 STEPS = 6
@@ -71,18 +64,6 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
         assert [heading for heading, meaning in explained if not meaning] == [], name
 
 
-def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
-    assert 6 <= len(example.figures) <= len(figures.FIGURES)
-    placed = {"answers", *(section.name for section in SECTIONS)}
-    assert {entry.section for entry in figures.FIGURES.values()} <= placed
-    assert {section.chapter for section in SECTIONS} == set(CHAPTERS)
-    drawn, _ = figures.figure_files(example.figures, ())
-    shown = pages.render_page(make_page(example, drawn))
-    for name, figure in drawn.items():
-        assert f'id="figure-{name}"' in shown
-        assert shown.count(str(escape(figure.caption))) == 2  # and for those who cannot see it
-
-
 def test_the_page_escapes_text(example: Report) -> None:
     hostile = "<script>alert(1)</script>"
     page = make_page(example, {})
@@ -105,16 +86,6 @@ def test_json_in_the_page_can_end_no_element() -> None:
     text = pages.script_json(value)
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == value
-
-
-def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
-    svg = '<svg><g id="a"><path style="fill: #ffffff"/><use href="#a"/><g clip-path="url(#b)" style="stroke: #000000"/>'
-    shown = figures.for_page("time", svg)
-    assert 'id="time-a"' in shown
-    assert 'href="#time-a"' in shown
-    assert "url(#time-b)" in shown
-    assert "fill: none" in shown
-    assert "stroke: currentColor" in shown
 
 
 def test_a_links_name_is_text_in_a_figure() -> None:
@@ -168,18 +139,6 @@ def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
     assert found["other exposed communication"] == pytest.approx(5)  # 250 - 140 - 15 - 90
     unknown = run_of(measured(DP, 1000.0, compute_us=600.0), ddp)
     assert gap_parts(unknown, compare(unknown), compare(unknown).gaps[0]) is None
-
-
-def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
-    small, large = measured(SINGLE, 100.0, compute_us=90.0, idle_us=10.0), Cell("single", 1, 16)
-    died = CellResult(
-        cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory"
-    )
-    run = run_of(small, replace(planned_job(large), results=(died,)))
-    figure = known(batch_figure(run, compare(run)))
-    crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
-    assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[16], [16]]
-    assert any("out of memory" in str(line.get_label()) for line in crosses)
 
 
 def exchanging() -> Job:
@@ -249,87 +208,3 @@ def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_r
     (fit,) = (line for line in curves if line.get_label() == "calibration's fit")
     sizes, rates = (np.asarray(line, dtype=float) for line in fit.get_data())
     assert np.interp(np.log(4e6), np.log(sizes), rates) == pytest.approx(4e6 / 1604 / 1e3, rel=1e-3)
-
-
-def test_a_schedule_begins_with_the_first_bucket_where_other_collectives_have_no_time_of_readiness() -> (
-    None
-):
-    """A broadcast whose launch is unknown in front of an all-reduce of 2010 us, as calibrated, that
-    is ready at 5000 us.
-    """
-    data = exchanging()
-    reduced = data.tables.collectives.assign(ready_us=5000.0)
-    broadcast = reduced.assign(
-        kind="broadcast", bytes=4000, ready_us=None, start_us=50.0, duration_us=10.0
-    )
-    run = run_of(with_tables(data, collectives=joined([broadcast, reduced])))
-    sources = Costs(None, calibration({"all_reduce": (10.0, 2.0), "broadcast": (10.0, 2.0)}))
-    table = formula_table(run, compare(run, calibration=sources.calibration))
-    (schedule,) = [row[2] for row in table.rows if row[1].startswith("DDP's schedule")]
-    assert "ready 0.0 µs, takes 2.01 ms alone, ends 2.01 ms" in schedule
-
-
-def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: Report) -> None:
-    (reduced, *_) = [one for one in example.comparison.predictions if one.kind == "all_reduce"]
-    broadcast = replace(reduced, kind="broadcast")
-    for predictions, cells in (((reduced,), ()), ((reduced, broadcast, broadcast), ("ddp-d2-b8",))):
-        notes = known(TRAFFIC(replace(example.comparison, predictions=predictions))).notes
-        assert tuple(note.rpartition(": ")[2] for note in notes) == cells
-
-
-def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: Report) -> None:
-    shown = example.printed.missing
-    reason = "only DDP on several devices has a pass with its counters"
-    assert f"NA (span/DDP's, buckets equal; single-d1-b8, dp-host-d2-b8): {reason}" in shown
-    columns = (
-        "samples_per_s", "step_low_us", "compute_us", "idle_us", "wait_us", "exposed_us", "communication_us",
-        "traced_step_us",
-    )  # fmt: skip
-    row = replace(
-        example.comparison.rows["ddp-d2-b8"], reasons=dict.fromkeys(columns, "the file was lost")
-    )
-    lost = replace(example.comparison, rows={row.cell: row})
-    tables = [known(table(lost)) for table in (TIME, BREAKDOWN, step_table)]
-    (one,) = reasons([why for table in tables for why in table.unknown], most=6)
-    headings = "step low, samples/s, comm., exposed, all waiting, traced step and 2 more"
-    assert one == f"NA ({headings}; ddp-d2-b8): the file was lost"
-
-
-def test_options_do_not_break_across_lines() -> None:
-    text = str(
-        pages.unbroken(
-            "Run dpscope run --batch-size 128,512 --overlap off, or --fresh (not a--b) <b>."
-        )
-    )
-    assert '<span class="option">--batch-size 128,512</span>' in text
-    assert '<span class="option">--overlap off</span>, or' in text
-    assert (
-        '<span class="option">--fresh</span>' in text
-        or '<span class="option">--fresh </span>' in text
-    )
-    assert "a--b" in text
-    assert "&lt;b&gt;" in text
-
-
-def test_a_table_without_values_is_not_drawn(example: Report) -> None:
-    empty = TextTable("Rates", ("cell", "rate", "of link"), (("a", NA, NA), ("b", NA, "")))
-    assert not pages.has_values(empty)
-    assert pages.has_values(replace(empty, rows=(("a", NA, "1.0"),)))
-    page = replace(make_page(example, {}), tables={"bandwidth": {"bandwidth": empty}}, timelines=())
-    assert page.chapters == {"basis": []}
-
-
-def test_the_page_opens_on_the_answers(example: Report) -> None:
-    drawn, _ = figures.figure_files(example.figures, ())
-    page = make_page(example, drawn)
-    assert page.timelines[0].cell == example.verdict.cell
-    shown = pages.render_page(page)
-    order = ("answers", "figure-communication", "figure-step_split", "findings", *page.chapters)
-    places = [shown.index(f'id="{one}"') for one in order]
-    assert places == sorted(places)
-    for sections in page.chapters.values():
-        opened = [section.open for section, _, _ in sections]
-        assert opened == sorted(opened)[::-1]  # open ones first
-    links = re.findall(r'<li><a href="#([\w-]+)">', shown)
-    assert links == ["answers", "findings", *CHAPTERS, "glossary"]
-    assert set(links) <= set(re.findall(r'id="([\w-]+)"', shown))

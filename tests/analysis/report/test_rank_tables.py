@@ -1,11 +1,7 @@
 """Phases, waits and contention as tables and JSON, over repeats, by hand."""
 
-import json
 from dataclasses import replace
 
-import pytest
-
-from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.rank_tables import (
     contention_table,
     phase_table,
@@ -15,9 +11,8 @@ from dpscope.analysis.report.rank_tables import (
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import Cell
-from tests.helpers.examples import loaded, reported
+from tests.helpers.examples import loaded
 from tests.helpers.run_cells import cell_data, traced_table, windows, with_tables
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -41,17 +36,6 @@ def with_waits(per_repeat: list[tuple[float, float]]) -> Job:
     return cell_data(
         DDP, [[1.0] * 5] * repeats, windows(DDP, STEPS, repeats, step_us=100.0), collectives
     )
-
-
-def test_the_longest_wait_chooses_the_unit() -> None:
-    """Of 2 us, 400 us and 30 ms the middle one would give microseconds."""
-    waits = Table.of(
-        late_rank=[1, 2, 3], waiting_rank=[0, 0, 0], collectives=[4, 4, 4], exposed_wait_us=[30e3, 400.0, 2.0],
-        exposed_share=[0.9, 0.09, 0.01], wait_per_step_us=[30e3, 400.0, 2.0],
-    )  # fmt: skip
-    table = wait_table({"ddp-d4-b8": waits})
-    assert table.headings[4] == "exposed wait [ms]"
-    assert [row[4] for row in table.rows] == ["30.0", "0.4", "0.0"]
 
 
 def test_waits_are_means_over_all_repeats() -> None:
@@ -92,14 +76,6 @@ def test_waits_are_means_over_all_repeats() -> None:
     assert [row[ranks.headings.index("exposed wait [µs]")] for row in ranks.rows] == ["5.0", "3.3"]
 
 
-def test_partial_windows_and_incomplete_traces_have_no_waits() -> None:
-    data = with_waits([(30.0, 0.0)])
-    assert len(data.waits) == 1
-    assert with_tables(data, steps=data.tables.steps.assign(partial_window=True)).waits.empty
-    assert wait_table({"a": replace(data, communication_known=False).mean_waits}).rows == ()
-    assert wait_table({"a": with_waits([(0.0, 0.0)]).mean_waits}).rows == ()
-
-
 def test_phases_are_means_over_repeats_without_the_first_step() -> None:
     """Whole steps 1 and 2: 10 and 20 us in repeat 0, 30 and 40 us in repeat 1: 15 and 35, so 25
     us.
@@ -117,25 +93,6 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
         "25.0",
         "NA",
     )
-
-
-@pytest.mark.long
-def test_the_example_run_has_both_in_tables_and_json() -> None:
-    report = reported()
-    assert {row[0] for row in report.tables["dp_phases"].rows} == {"dp-host-d2-b8"}
-    assert {row[0] for row in report.tables["waits"].rows} == {"ddp-d2-b8"}
-    content = json.loads(run_json(report))
-    assert {row["phase"] for row in content["dp_phases"]} >= {
-        "replicate",
-        "scatter",
-        "gather",
-        "gradient_reduce",
-    }
-    assert {(row["cell"], row["repeat"]) for row in content["waits"]} <= {
-        ("ddp-d2-b8", 0),
-        ("ddp-d2-b8", 1),
-    }
-    assert sum(row["wait_us"] for row in content["waits"]) > 0
 
 
 def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
@@ -162,12 +119,3 @@ def test_costs_and_net_gains_are_per_step() -> None:
         ("ddp-d2-b8", "all operators", "1.25", "1.10 to 1.40", "4.00", "0.80", "3.20", "50%"),
         ("ddp-d2-b8", "aten::mm", "1.25", "NA", "2.00", "0.40", "1.60", "50%"),
     )
-
-
-def test_five_operators_are_shown_and_nothing_without_an_estimate() -> None:
-    operators = tuple(
-        replace(EVERY, operator=f"aten::op{index}", overlapped_us=100.0) for index in range(8)
-    )
-    shown = [row[1] for row in contention_rows(Contentions(EVERY, operators))]
-    assert shown[1:] == [f"aten::op{index}" for index in range(5)]
-    assert contention_rows(Contentions(None, reason="no kernel ran while communication ran")) == ()

@@ -6,27 +6,8 @@ import msgspec
 
 from dpscope.analysis.report.setting import environment_facts
 from dpscope.profiling.records.links import DeviceLinks, Interconnect
-from dpscope.profiling.records.run import DeviceState, Host
+from dpscope.profiling.records.run import DeviceState
 from tests.helpers.examples import loaded
-from tests.helpers.run_cells import fitted, timed
-
-
-def test_nodes_are_listed_with_their_network() -> None:
-    run = loaded()
-    assert [name for name, _ in environment_facts(run) if name.startswith("Node ")] == []
-    hosts = (
-        Host(0, "host1", "10.1.0.1", "ib0", "GLOO_SOCKET_IFNAME"),
-        Host(1, "host2", "10.1.0.2", None, "the route between the nodes"),
-    )
-    over_two = replace(run, recorded=msgspec.structs.replace(run.manifest, hosts=hosts))
-    facts = dict(environment_facts(over_two))
-    assert facts["Node 0"] == "host1, 10.1.0.1, gloo over ib0, by GLOO_SOCKET_IFNAME"
-    assert facts["Node 1"] == "host2, 10.1.0.2, gloo over NA, by the route between the nodes"
-    assert facts["Rate within a node"] == "NA (no calibration)"
-    stated = dict(
-        environment_facts(over_two, fitted(timed(2, 0.0, 10.0, (1_000_000, 2_000_000), nodes=1)))
-    )
-    assert stated["Rate within a node"].startswith("10 GB/s")  # --calibration, from elsewhere
 
 
 def test_a_gpu_has_its_clock_under_load_and_its_largest_link() -> None:

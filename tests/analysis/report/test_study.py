@@ -2,16 +2,12 @@
 missing.
 """
 
-import csv
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from dpscope.analysis.findings.verdict import run_verdict
-from dpscope.analysis.report.build import Report, make_report
+from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.job import Job
@@ -19,8 +15,6 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
 from tests.helpers.examples import FIVE_REPEATS, loaded, reported
 from tests.helpers.known import known
-from tests.helpers.made_verdicts import said
-from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows
 
 
@@ -55,31 +49,6 @@ def test_an_epoch_is_steps_per_epoch_times_a_step_and_its_parts_add_up() -> None
 
 
 @pytest.mark.long
-def test_a_row_per_strategy_batch_and_number_of_devices() -> None:
-    """Of run_cpu: two batches on one device, and two strategies on two, at b = 128 and G = 256."""
-    table = reported(FIVE_REPEATS).study["study_epochs"]
-    assert table.headings[:4] == ("strategy", "devices", "b", "G")
-    assert [row[:4] for row in table.rows] == [
-        ("single", "1", "128", "128"),
-        ("single", "1", "256", "256"),
-        ("dp-host", "2", "128", "256"),
-        ("ddp", "2", "128", "256"),
-    ]
-    alone, whole, _, ddp = (float(row[4]) for row in table.rows)
-    shown = rows(table)["ddp"]
-    assert float(shown["speedup at same b"]) == pytest.approx(alone / ddp, abs=0.006)
-    assert float(shown["speedup at same G"]) == pytest.approx(whole / ddp, abs=0.006)
-    assert float(shown["efficiency at same b [%]"]) == pytest.approx(50 * alone / ddp, abs=0.06)
-    assert float(shown["efficiency at same G [%]"]) == pytest.approx(50 * whole / ddp, abs=0.06)
-    assert "accuracy [%]" not in table.headings
-    assert not any("nothing was trained here" in reason for reason in table.missing)
-    notes = "\n".join(table.notes)
-    assert "rounded up to whole steps" in notes
-    assert "differs from that of the steps on the first screen" in notes
-    assert "single-d1-b128: 391 of 128 samples" in notes
-
-
-@pytest.mark.long
 def test_subtractions_are_of_the_epochs_as_printed() -> None:
     """Of run_cpu: 5.012 - 8.912/2 = 0.556, though one device's 391 steps are not twice 196."""
     study = reported(FIVE_REPEATS).study
@@ -94,40 +63,6 @@ def test_subtractions_are_of_the_epochs_as_printed() -> None:
     # 2 ranks move the gradients' 248 kB once in each of 196 steps
     rate = float(rows(study["study_bandwidth"])["ddp"]["ring by subtraction [GB/s]"])
     assert rate == pytest.approx(248e3 * 196 / (ddp - alone / 2) / 1e9, rel=0.004)
-
-
-@pytest.mark.long
-def test_rows_and_columns_without_values_are_left_out_and_not_explained() -> None:
-    study = reported().study
-    rates = study["study_bandwidth"]
-    assert [row[0] for row in rates.rows] == ["ddp"]
-    assert "link [GB/s]" not in rates.headings
-    for table in study.values():
-        headings = " ".join(table.headings)
-        assert all(one.heading in headings for one in table.unknown)
-        cells = {one.row.partition("-d")[0] for one in table.unknown}
-        assert cells <= {row[0] for row in table.rows}
-    assert study["study_parts"].unknown
-    for table in study.values():
-        assert all(set(row[3:]) != {"NA"} for row in table.rows)
-    assert "without loading [s]" not in study["study_epochs"].headings  # synthetic data
-
-
-@pytest.mark.long
-def test_notes_follow_their_table_in_csv(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    from rich.console import Console
-
-    from dpscope.analysis.output.analyze import Targets, print_run
-
-    folder = tmp_path / "run"
-    shutil.copytree(EXAMPLE_RUN, folder)
-    assert print_run(folder, "csv", True, Targets(), Console(width=200))
-    tables = [text for text in capsys.readouterr().out.split("\n\n") if text]
-    assert all(text.startswith("# ") for text in tables)  # the title
-    assert next(csv.reader(tables[0].splitlines()[1:]))[:4] == ["strategy", "devices", "b", "G"]
-    assert any(line.startswith("# NA (wait, transfer, other;") for line in tables[1].splitlines())
 
 
 def published(
@@ -190,39 +125,6 @@ SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 ONE_NODE, TWO_NODES = (
     Cell(strategy="ddp", devices=2, batch_size=8, nodes=nodes) for nodes in (1, 2)
 )
-
-
-def report_of(*jobs: Job) -> Report:
-    return make_report(run_of(*jobs))
-
-
-def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own_and_named_by_the_first_answer() -> (
-    None
-):
-    single, one_node, two_nodes = (
-        measured_cell(SINGLE, 100.0),
-        measured_cell(ONE_NODE, 80.0),
-        measured_cell(TWO_NODES, 50.0),
-    )
-    report, alone = report_of(single, one_node, two_nodes), report_of(single, one_node)
-    shown = rows(report.study["study_epochs"])
-    speedups = {name: row["speedup at same b"] for name, row in shown.items()}
-    assert (speedups["ddp"], speedups["ddp, 2 nodes"]) == ("1.25", "2.00")
-    assert "2 devices over 2 nodes" in said(run_verdict(report.run, report.comparison), "which")
-    assert "nodes" not in said(run_verdict(alone.run, alone.comparison), "which")
-
-
-def test_phases_of_a_traced_step_are_a_table() -> None:
-    phases = {"forward_us": 30.0, "backward_us": 50.0, "optimizer_us": 10.0}
-    report = report_of(
-        measured_cell(SINGLE, 100.0, **phases), measured_cell(ONE_NODE, 120.0, **phases)
-    )
-    values = report.comparison.table.set_index("cell").loc["ddp-d2-b8"]
-    assert {name: values[name] for name in phases} == phases
-    reasons = report.comparison.reasons
-    assert reasons["ddp-d2-b8", "data_us"] == "the traces hold no range of this phase"
-    table = report.tables["phases"]
-    assert [row[-3:] for row in table.rows] == [("30.0", "50.0", "10.0")] * 2
 
 
 def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:

@@ -1,17 +1,16 @@
 """A step's lanes: places on one clock, labels, rows, and how much of them a page holds."""
 
-import json
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
-from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
+from dpscope.analysis.report.timeline import timeline_view
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
-from tests.helpers.run_cells import cell_data, run_of, traced_table, windows, with_tables
+from tests.helpers.run_cells import cell_data, traced_table, windows, with_tables
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
@@ -94,51 +93,3 @@ def test_an_unknown_wait_is_missing_and_never_zero() -> None:
     view = known(timeline_view(with_tables(data, collectives=unmatched)))
     bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
     assert [bar.wait_us for bar in bars] == [None, None]
-
-
-def test_an_incomplete_trace_has_a_note() -> None:
-    whole, incomplete = (
-        known(timeline_view(replace(two_ranks(), communication_known=complete)))
-        for complete in (True, False)
-    )
-    (note,) = set(incomplete.notes) - set(whole.notes)
-    assert "may be missing here" in note
-
-
-def test_bars_that_overlap_are_stacked() -> None:
-    data = two_ranks()
-    copies = (
-        Mark(100.0, 140.0, "PtoP", 1_000_000),
-        Mark(120.0, 160.0, "PtoP", None),
-        Mark(145.0, 150.0, "PtoP", 8),
-    )
-    lone = replace(data, timelines=((0, timeline(0, 0, device(copies=copies))),))
-    view = known(timeline_view(with_tables(lone, collectives=NO_TABLES.collectives)))
-    rows = [
-        [bar.label for bar in lane.bars]
-        for lane in view.lanes
-        if lane.bars and lane.bars[0].kind == "collective"
-    ]
-    assert rows == [["copy 1.00 MB", "copy 8 B"], ["copy size unknown"]]
-
-
-def test_many_ranks_and_cells_leave_the_page_small() -> None:
-    """Ten cells of eight ranks with as much as a trace may give: 600 intervals of each kind, 40
-    long names.
-    """
-    spans = tuple((100.0 + index / 10, 100.05 + index / 10) for index in range(600))
-    named = tuple(Mark(100.0 + index, 101.0 + index, "k" * 120) for index in range(40))
-    full = device(compute=spans, communication=spans, exposed=spans, named=named)
-    cells = []
-    for batch in range(1, 11):
-        cell = Cell(strategy="ddp", devices=16, batch_size=batch)
-        data = cell_data(cell, [[1.0] * 5], windows(cell, 5, step_us=100.0))
-        cells.append(
-            replace(data, timelines=tuple((0, timeline(rank, 0, full)) for rank in range(16)))
-        )
-    views = timeline_views(run_of(*cells))
-    assert len(views) == 10
-    assert all("8 of 16 ranks are drawn" in view.notes for view in views)
-    assert all(any("gaps up to" in note for note in view.notes) for view in views)
-    text = json.dumps([as_plain(view) for view in views], separators=(",", ":"))
-    assert 500_000 < len(text) < 1_700_000  # the whole page stays below 2 MB

@@ -5,8 +5,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.cell_findings import (
     batch_finding,
     compilation_findings,
@@ -22,7 +20,7 @@ from dpscope.profiling.records.run import (
     TimedBlock,
 )
 from dpscope.profiling.records.strategies import CellStrategy
-from tests.helpers.run_cells import rank_result, run_of, timed_cell
+from tests.helpers.run_cells import rank_result
 
 CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
 SOUND = Compilation(seconds=20.0, graphs=2, parts=4, breaks=1)
@@ -111,23 +109,6 @@ def test_processes_on_the_same_inputs_or_with_sharded_parameters_are_a_warning(
     assert [f"{one.code}: {one.message}" for one in input_findings(cell, ranks)] == expected
 
 
-def test_a_script_without_a_single_device_cell_is_given_the_command_that_adds_one() -> None:
-    def cells(*of: tuple[CellStrategy, int]) -> list[str]:
-        run = run_of(
-            *(timed_cell(Cell(strategy, devices, 8), 1000.0, 1000.0) for strategy, devices in of)
-        )
-        run = replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py --lr 1"))
-        found = conclusions(run, compare(run))
-        return [f"{one.message}; {one.next_step}" for one in found if one.code == "no_baseline"]
-
-    (missing,) = cells(("ddp", 1), ("ddp", 2))
-    assert missing.startswith("ddp-d2-b8: no single-device cell with the same options")
-    assert missing.endswith(" -- train.py --lr 1")
-    assert "dpscope attach --devices single --out " in missing
-    assert cells(("single", 1), ("ddp", 2)) == []
-    assert cells(("ddp", 1)) == []
-
-
 def of_ranks(*samples: int | None) -> Job:
     """A script's cell whose ranks train on so many samples in each of ten steps; None: unknown."""
     cell = Cell(strategy="ddp", devices=len(samples), batch_size=64)
@@ -163,11 +144,3 @@ def test_ranks_with_unequal_batches_are_named_with_the_sum() -> None:
         more_samples(of_ranks(32, 32, 65), 2)
         == "rank 2 trains on 65 samples a step, the others on 32 (mean)"
     )
-
-
-@pytest.mark.parametrize("samples", [(64, 64), (64, 66), (32, None), (None, None)])
-def test_nearly_equal_or_unknown_batches_are_no_reason(samples: tuple[int | None, ...]) -> None:
-    data = of_ranks(*samples)
-    assert [*batch_finding(data)] == []
-    assert more_samples(data, 1) is None
-    assert data.global_batch_size == (130 if samples == (64, 66) else 128)

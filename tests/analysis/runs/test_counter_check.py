@@ -5,20 +5,17 @@ after the last all-reduce.
 import gzip
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
-from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.traces.ranks.job import CounterCheck
 from dpscope.analysis.traces.ranks.kineto import rank_tables
 from dpscope.analysis.traces.ranks.rank_tables import RankTables
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes
+from dpscope.profiling.records.run import Cell, DdpCounters
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import traced_table
 
@@ -108,52 +105,6 @@ def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> Table:
     return traced_table("collectives", rows)
 
 
-def test_the_map_of_used_parameters_is_no_bucket() -> None:
-    """DDP all-reduces 4 bytes for each of six parameters behind two buckets; any other all-reduce
-    stays an error.
-    """
-    sizes = ParameterSizes(6, 24, 24, 0, gradient_shapes=((1,),) * 6)
-    looking = msgspec.structs.replace(
-        CELL, options=CellOptions(ddp_args="find_unused_parameters=true")
-    )
-    assert (used_map_bytes(looking, sizes), used_map_bytes(CELL, sizes)) == (24, 0)
-    plain = reductions(1)
-    last = plain.take(plain["bytes"] == 400).assign(
-        start_us=3_500.0, ready_us=3_500.0, duration_us=10.0
-    )
-    counted = [DdpCounters(step, 1, 1, 3_000.0, 1, (400, 900)) for step in (3, 4)]
-    found = [
-        check_counters(counted, joined([plain, last.assign(bytes=size)]), 0, map_bytes=24)
-        for size in (24, 28)
-    ]
-    assert [(one.steps, one.buckets_equal) for one in found] == [(2, True), (2, False)]
-
-
-def of_iterations(iterations: int, span_us: float) -> list[DdpCounters]:
-    return [DdpCounters(step, 1, 1, span_us, 1, (400, 900), iterations) for step in (3, 4)]
-
-
-def test_of_several_reductions_in_a_step_the_counters_describe_the_one_before_the_last() -> None:
-    """Gradients accumulated over three micro-batches without no_sync: the second takes 2 + 6 ms,
-    and 1 ms of copies.
-    """
-    ends: dict[int | None, list[float]] = {step: [4_000.0, 29_000.0, 54_000.0] for step in (3, 4)}
-    check = check_counters(of_iterations(3, 9_000.0), reductions(3), 0, reduction_ends_us=ends)
-    assert (check.steps, check.span_ratio) == (2, 1.0)
-    assert (check.buckets_equal, check.spans_agree, check.union_within_span) == (True, True, True)
-    assert not check_counters(
-        of_iterations(3, 14_000.0), reductions(3), 0, reduction_ends_us=ends
-    ).spans_agree
-    # Several forward passes and one reduction: that of the step before.
-    check = check_counters(of_iterations(2, 3_000.0), reductions(1, (2, 3, 4)), 0)
-    assert (check.steps, check.buckets_equal, check.spans_agree) == (2, True, True)
-    (finding,) = counter_findings(
-        CELL, [], [check_counters(of_iterations(4, 9_000.0), reductions(3), 0)]
-    )
-    assert (finding.severity, finding.code) == ("info", "counters_not_compared")
-    assert "than the 4 that it counted" in finding.message
-
-
 def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
     """All-reduces of 8 ms where DDP's span is 3 ms: in one step a thread was descheduled, in two
     something is wrong.
@@ -165,36 +116,6 @@ def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
         )
         check = check_counters(counters((3_000.0,) * 3, (400, 900)), slowed, 0)
         assert (check.union_within_span, check.spans_agree) == (within, within)
-
-
-def test_spans_are_not_compared_where_threads_waited_longer_for_a_core_than_ddp_communicated() -> (
-    None
-):
-    """6 ms by DDP and 3 ms by the trace: an error on idle cores, explained by 2.5 ms of waiting,
-    not comparable with 7 ms.
-    """
-    for cpu_wait_us, expected in (
-        (None, ["counters_disagree"]),
-        (500.0, ["counters_disagree"]),
-        (2_500.0, []),
-    ):
-        assert [one.code for one in waiting(cpu_wait_us)] == expected
-    (finding,) = waiting(7_000.0)
-    assert (finding.code, finding.severity) == ("counters_not_compared", "info")
-    assert (
-        "waited for a core longer (7.00 ms a step) than DDP communicated (6.00 ms)"
-        in finding.message
-    )
-
-
-def waiting(cpu_wait_us: float | None) -> list[Finding]:
-    counted = [
-        msgspec.structs.replace(one, cpu_wait_us=cpu_wait_us) for one in of_iterations(1, 6_000.0)
-    ]
-    check = check_counters(
-        counted, reductions(1), 0, reduction_ends_us={3: [3_000.0], 4: [3_000.0]}
-    )
-    return list(counter_findings(CELL, [], [check]))
 
 
 def all_reduces() -> Table:

@@ -12,7 +12,6 @@ import pytest
 from dpscope.analysis.bundle.write import collect
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.analysis.what_if.bases import base_of_run
 from tests.helpers.paths import EXAMPLE_RUN
 
 CELL = "ddp-d2-b8"
@@ -69,14 +68,6 @@ def test_a_cell_without_its_traces_keeps_its_times(run: Path, change: Change, re
     )
     others = [name for name in before.index if name != CELL]
     assert after.loc[others, "compute_us"].equals(before.loc[others, "compute_us"])
-
-
-@pytest.mark.long
-def test_a_prediction_uses_the_repeats_that_have_traces(run: Path) -> None:
-    shutil.rmtree(first_repeat(run) / "traces")
-    base = base_of_run(run, CELL).base
-    assert {profile.step for profile in base.profiles} <= {None, *range(100)}  # of one repeat alone
-    assert base.step_us > 0
 
 
 @pytest.mark.long

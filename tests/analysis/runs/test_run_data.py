@@ -1,6 +1,5 @@
 """Run folders: each file read once; what was lost is reported and left out of every sum."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.runs.run_data import NothingMeasuredError, load_run, with_samples
+from dpscope.analysis.runs.run_data import load_run, with_samples
 from dpscope.analysis.traces.ranks.job import Job, planned_job, together
 from dpscope.profiling.store.files import write_bytes
 from dpscope.profiling.store.folders import RunFolder
@@ -20,10 +19,6 @@ REPEAT = Path("cells") / "ddp-d2-b8" / "repeat0"
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
-
-
-def codes(run: Path) -> set[str]:
-    return {finding.code for finding in load_run(run).cells["ddp-d2-b8"].findings}
 
 
 @pytest.mark.parametrize("lost", ["rank_0_1.json", "samples_0_1.parquet"])
@@ -42,36 +37,6 @@ def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -
     # throughput is of whole repeats only: the sum over one rank of two would be half of it
     row = compare(loaded).table.set_index("cell").loc["ddp-d2-b8"]
     assert row["block_count"] == 1
-
-
-@pytest.mark.long
-def test_counters_and_traces_that_are_gone_are_reported(run: Path) -> None:
-    whole = load_run(run).cells["ddp-d2-b8"]
-    assert (whole.communication_known, len(whole.ranks)) == (True, 4)
-    assert not codes(run) & {"repeats_missing", "counters_not_compared", "trace_incomplete"}
-    shutil.rmtree(run / REPEAT / "counters")
-    assert "counters_not_compared" in codes(run)
-    shutil.rmtree(run / REPEAT / "traces")
-    assert not load_run(run).cells["ddp-d2-b8"].communication_known
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("slower_mhz", "reported"), [(1_340, False), (1_338, True)])
-def test_a_rank_that_its_power_limit_makes_the_slow_one_is_reported(
-    run: Path, slower_mhz: int, reported: bool
-) -> None:
-    """Each rank knows its own GPU alone; 95% of 1,410 MHz is 1,339.5."""
-    for rank, clock_mhz in ((0, 1_410), (1, slower_mhz)):
-        path = run / REPEAT / f"rank_0_{rank}.json"
-        state = {"index": rank, "sm_clock_mhz": clock_mhz, "throttle_reasons": ["sw_power_cap"]}
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"device_states_after": [state]}))
-    assert ("device_throttled" in codes(run)) == reported
-
-
-def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> None:
-    shutil.rmtree(run / "cells")
-    with pytest.raises(NothingMeasuredError, match="holds no measured cell"):
-        load_run(run)
 
 
 @pytest.mark.long

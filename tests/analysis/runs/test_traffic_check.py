@@ -8,14 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpscope.analysis.runs.traffic_check import check_traffic, expected_bytes, padded_bytes
+from dpscope.analysis.runs.traffic_check import check_traffic, expected_bytes
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
 from dpscope.profiling.records.run import (
-    AttachedProcess,
     Cell,
     CellOptions,
     ParameterSizes,
@@ -167,61 +165,6 @@ def test_a_trace_that_lacks_something_is_incomplete(
     assert shown in finding.message
 
 
-@pytest.mark.parametrize("named_ranges", [True, False])
-@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
-def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
-    tmp_path: Path, transport: str, named_ranges: bool
-) -> None:
-    """Four broadcasts and two reduces a step on each device, all of them by kernels of one name, or
-    copies of one name.
-    """
-    generated = dp_trace(2, transport, named_ranges=named_ranges, rccl=True)  # type: ignore[arg-type]
-    names = {
-        one["name"]
-        for one in generated.trace["traceEvents"]
-        if one.get("cat") in ("kernel", "gpu_memcpy")
-    }
-    assert not [name for name in names if "Broadcast" in name or "Reduce" in name or "PtoP" in name]
-    assert check(tmp_path, DP, generated) == []
-    collectives = analyze_traces([tmp_path]).collectives
-    counts = collectives.groupby(["device", "step", "kind"]).size()
-    assert counts.tolist() == ([4, 2] * 6 if transport == "nccl" else [])
-
-
-def launched_in(trace: Trace, operator: str) -> list[Trace]:
-    """Device events whose runtime call lies in an operator of that name on its thread."""
-    events = trace["traceEvents"]
-    spans = [
-        (one["tid"], one["ts"], one["ts"] + one["dur"]) for one in events if one["name"] == operator
-    ]
-    calls = {
-        one["args"]["correlation"]
-        for one in events
-        if one.get("cat") == "cuda_runtime"
-        and any(one["tid"] == tid and start <= one["ts"] <= end for tid, start, end in spans)
-    }
-    return [
-        one
-        for one in events
-        if one.get("cat") in ("kernel", "gpu_memcpy") and one["args"].get("correlation") in calls
-    ]
-
-
-def test_large_inputs_do_not_stand_in_for_lost_gradients(tmp_path: Path) -> None:
-    """Scattered copies of 1 GB a step, and not one of the gradients': as many bytes as one likes,
-    but not the model's.
-    """
-    generated = dp_trace(2, "peer_copy", inputs="device")
-    reduced = launched_in(generated.trace, "ReduceAddCoalesced")
-    scattered = [one for one in launched_in(generated.trace, "Scatter") if "PtoP" in one["name"]]
-    assert reduced
-    assert scattered
-    for copy in scattered:
-        copy["args"]["bytes"] = 10**9
-    (finding,) = check(tmp_path, DP, without(generated, lambda event: event in reduced))
-    assert finding.code == "trace_incomplete"
-
-
 def of_tables(
     cell: Cell,
     sizes: ParameterSizes,
@@ -233,33 +176,6 @@ def of_tables(
     found = check_traffic(cell, sizes, steps, collectives, ranges, NO_TABLES.copies, None, units)
     assert {one.code for one in found} <= {"trace_incomplete"}
     return [one.message for one in found]
-
-
-def test_dp_host_needs_every_replica_in_every_range() -> None:
-    cell = Cell(strategy="dp-host", devices=2, batch_size=4)
-    steps = traced_table("steps", [{"rank": 0, "step": step} for step in (1, 2)])
-    ranges: dict[str, dict[int | None, int]] = {
-        replica_range(phase, replica): {1: 1, 2: 1}
-        for phase in DP_COMMUNICATION_PHASES
-        for replica in range(2)
-    }
-    assert of_tables(cell, SIZES, steps, NO_TABLES.collectives, ranges) == []
-    del ranges["dpscope::dp_gather#1"]
-    (message,) = of_tables(cell, SIZES, steps, NO_TABLES.collectives, ranges)
-    assert "dpscope::dp_gather#1" in message
-
-
-def test_a_range_that_was_not_closed_in_the_last_step_of_a_cpu_trace_is_no_loss() -> None:
-    """Its workers may still hold it when the tracer stops; in an earlier step it is lost."""
-    sizes = sizes_of(ddp_trace(0, 2))
-    places = [{"rank": rank, "step": step} for rank in (0, 1) for step in (2, 3)]
-    steps = traced_table("steps", places).assign(partial_window=[False, True] * 2)
-    collectives = traced_table("collectives", places[:3]).assign(
-        kind="all_reduce", bytes=sizes.gradient_bytes
-    )
-    assert of_tables(DDP, sizes, steps, collectives) == []
-    (message,) = of_tables(DDP, sizes, steps.assign(partial_window=False), collectives)
-    assert "the trace shows none (rank 1, step 3)" in message
 
 
 BLOCK = ShardedUnit(
@@ -301,11 +217,6 @@ def test_bytes_by_a_pocket_calculation(
         expected_bytes(Cell(strategy, devices, 4, options=CellOptions(**options)), (block, ROOT))
         == expected
     )
-
-
-def test_a_parameter_is_padded_along_its_first_dimension_alone() -> None:
-    assert padded_bytes((5, 7), 4, 2) == 6 * 7 * 4
-    assert padded_bytes((1,), 4, 8) == 8 * 4
 
 
 CELL = Cell(strategy="fsdp", devices=2, batch_size=4)
@@ -384,20 +295,3 @@ def test_lost_events_are_the_cause_only_where_ranks_or_steps_differ(
     (finding,) = check_traffic(DDP, sizes, *reduced(*moved), (), NO_TABLES.copies)
     assert finding.next_step.startswith(f"likely cause: {cause}")
     assert ("measure the cell again" in finding.next_step) == cause.startswith("the tracer")
-
-
-@pytest.mark.parametrize(("steps", "lacking"), [((0, 1), 0), ((1,), 0), ((), 1)])
-def test_a_script_may_communicate_in_some_steps_alone(steps: tuple[int, ...], lacking: int) -> None:
-    """Local SGD averages the models every few steps; a rank that lacks a step in which another
-    communicates lost it.
-    """
-    script = AttachedProcess(cell=DDP, reduction_known=False)
-    sizes = ParameterSizes(
-        parameter_count=250, parameter_bytes=1000, gradient_bytes=1000, buffer_bytes=0
-    )
-    moved = [(rank, step, 1000) for rank in (0, 1) for step in steps]
-    found = check_traffic(DDP, sizes, *reduced(*moved), (), NO_TABLES.copies, script)
-    assert [one.code for one in found] == ["trace_incomplete"] * lacking
-    if moved:
-        (one,) = check_traffic(DDP, sizes, *reduced(*moved[1:]), (), NO_TABLES.copies, script)
-        assert f"none in step {steps[0]} of rank 0" in one.message

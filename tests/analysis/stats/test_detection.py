@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from dpscope.analysis.stats.detection import (
@@ -13,13 +12,7 @@ from dpscope.analysis.stats.detection import (
 )
 from dpscope.analysis.stats.samples import (
     Noise,
-    centre_noise,
-    pooled_spread,
-    ratio_estimate,
-    verdict,
 )
-from tests.helpers.known import known
-from tests.helpers.step_samples import ALIKE, STEP_US, drawn_cell
 
 
 def test_by_hand() -> None:
@@ -40,46 +33,6 @@ def test_other_cells_repeats_grow_too() -> None:
     more = with_repeats(Noise(variance=1e-4, cell_freedom=1, shared_freedom=1, repeats=2), 5)
     assert (more.cell_freedom, more.shared_freedom, more.repeats) == (4, 4, 5)
     assert with_repeats(more, 9).shared_freedom == 4  # at most
-
-
-def pairs_of_runs(repeats: int, slower: float) -> tuple[float, float]:
-    """Pairs of runs of six cells, 5% between repeats: the share found slower, and what they would
-    detect, their median.
-    """
-    generator, found, detectable = np.random.default_rng(3), 0, []
-    for _ in range(100):
-        before = [drawn_cell(spread, repeats, generator) for spread in ALIKE]
-        after = [drawn_cell(spread, repeats, generator, STEP_US * slower) for spread in ALIKE]
-        pool = pooled_spread([*before, *after])
-        for first, second in zip(before, after, strict=True):
-            found += verdict(ratio_estimate(second, first, pool)) == "above"
-            sides = [
-                noise for side in (first, second) if (noise := centre_noise(side, pool)) is not None
-            ]
-            detectable.append(detectable_change(sides[0], sides[1]))
-    return found / 600, float(np.median(detectable))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("repeats", [2, 3, 5])
-def test_four_in_five_detectable_changes_are_detected(repeats: int) -> None:
-    """What runs that are alike call detectable is found in about 80% of runs that differ by it,
-    half of it seldom.
-    """
-    _, detectable = pairs_of_runs(repeats, slower=1.0)
-    assert pairs_of_runs(repeats, slower=1 + detectable)[0] == pytest.approx(0.8, abs=0.08)
-    assert pairs_of_runs(repeats, slower=1 + detectable / 2)[0] < 0.4
-
-
-def test_more_repeats_detect_what_was_promised() -> None:
-    """Predicted from two repeats for five, then five are measured."""
-    generator = np.random.default_rng(4)
-    promised = []
-    for _ in range(100):
-        run = [drawn_cell(spread, 2, generator) for spread in ALIKE]
-        noise = known(centre_noise(run[0], pooled_spread(run)))
-        promised.append(detectable_change(with_repeats(noise, 5), with_repeats(noise, 5)))
-    assert float(np.median(promised)) == pytest.approx(pairs_of_runs(5, slower=1.0)[1], rel=0.25)
 
 
 def test_repeats_go_where_the_spread_is() -> None:

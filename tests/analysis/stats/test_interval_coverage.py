@@ -4,13 +4,11 @@ pairs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import pytest
 
 from dpscope.analysis.stats.samples import (
-    Samples,
     difference_estimate,
     median_estimate,
     pooled_spread,
@@ -18,12 +16,8 @@ from dpscope.analysis.stats.samples import (
     spread_in_turns,
     verdict,
 )
-from dpscope.analysis.stats.turns import TurnSamples
-from dpscope.profiling.records.turns import Order, balanced_orders
 from tests.helpers.known import known
 from tests.helpers.step_samples import ALIKE, STEP_US, UNLIKE, drawn_cell, drawn_in_turns
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -63,12 +57,6 @@ def simulate(spreads: Sequence[float], repeats: int, pairs: int, slower: float =
 def test_equal_runs_seldom_differ(spreads: Sequence[float], pairs: int, repeats: int) -> None:
     """5% are promised; of 400 pairs 8% are 2.7 standard errors more."""
     assert simulate(spreads, repeats, pairs).outside <= 0.08
-
-
-def test_a_tenth_more_is_found_with_five_repeats_that_spread_by_a_fiftieth() -> None:
-    assert simulate([0.02], repeats=5, pairs=400, slower=1.1).slower >= 0.95
-    # which two repeats of one cell do not
-    assert simulate([0.02], repeats=2, pairs=400, slower=1.1).slower <= 0.9
 
 
 @pytest.mark.long
@@ -112,73 +100,6 @@ def ratios_in_turns(
             outside.append(not known(ratio.low) <= (place + 1) / place <= known(ratio.high))
             widths.append((known(ratio.high) - known(ratio.low)) / known(ratio.value) / 2)
     return float(np.mean(outside)), float(np.median(widths))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shared", [0.0, 0.15])
-@pytest.mark.parametrize("repeats", [2, 5])
-@pytest.mark.parametrize("spreads", [ALIKE[:3], UNLIKE])
-def test_ratios_within_a_run_hold_the_truth(
-    spreads: Sequence[float], repeats: int, shared: float
-) -> None:
-    """Whatever the cells of a turn share: 5% are promised; the neighbours' ratios are not
-    independent.
-    """
-    assert ratios_in_turns(spreads, repeats, shared)[0] <= 0.08
-
-
-def pairs_in_turns(
-    spreads: Sequence[float], repeats: int, drift: float = 0.0, runs: int = 700
-) -> dict[Pair, float]:
-    """Runs of cells measured in balanced orders: how often each pair's ratio is held.
-
-    `drift`: how much longer each measurement takes than the one before it, whatever the cell, as a
-    logarithm.
-    """
-    generator = np.random.default_rng(4)
-    count = len(spreads)
-    held = dict.fromkeys(combinations(range(count), 2), 0)
-    for run in range(runs):
-        cells = _drifting(
-            drawn_in_turns(spreads, repeats, 0.0, generator),
-            balanced_orders(count, repeats, run),
-            drift,
-        )
-        pool = spread_in_turns(cells)
-        for first, second in held:
-            ratio = ratio_estimate(cells[first], cells[second], pool)
-            held[first, second] += (
-                known(ratio.low) <= (first + 1) / (second + 1) <= known(ratio.high)
-            )
-    return {pair: times / runs for pair, times in held.items()}
-
-
-def _drifting(
-    cells: Sequence[Sequence[Samples]], orders: Sequence[Order], drift: float
-) -> list[TurnSamples]:
-    found = []
-    for cell, repeats in enumerate(cells):
-        places = [order.index(cell) for order in orders]
-        times = [turn * len(cells) + place for turn, place in enumerate(places)]
-        slower = [steps * np.exp(drift * time) for steps, time in zip(repeats, times, strict=True)]
-        found.append(TurnSamples(slower, places))
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("repeats", [3, 5])
-@pytest.mark.parametrize(
-    ("spreads", "drift"),
-    [((0.01,) * 3, 0.02), ((0.01,) * 3, 0.05 / 3), ((0.01, 0.08, 0.01), 0.0)],
-    ids=["2% per cell", "5% per turn", "1, 8 and 1%"],
-)
-def test_the_ratio_of_every_pair_is_held_as_often_as_promised(
-    spreads: Sequence[float], drift: float, repeats: int
-) -> None:
-    """95% are promised; of 700 runs 93 and 98% are 2.4 and 3.6 standard errors away."""
-    held = pairs_in_turns(spreads, repeats, drift)
-    assert min(held.values()) >= 0.93, held
-    assert max(held.values()) <= 0.98, held
 
 
 if __name__ == "__main__":  # the tables of docs/measures.md

@@ -10,13 +10,10 @@ from scipy.stats import theilslopes
 from dpscope.analysis.runs.cell_findings import spread_findings
 from dpscope.analysis.stats.samples import (
     Estimate,
-    Spread,
     centre_noise,
-    chance_above,
     difference_estimate,
     interval,
     joint_draws,
-    mean_range,
     median_estimate,
     median_slope,
     missing_evidence,
@@ -98,36 +95,6 @@ def test_other_cells_show_what_a_cells_repeats_do_not() -> None:
     assert found.low == pytest.approx(100 * np.exp(-half), rel=1e-5)
 
 
-def test_a_cell_that_spreads_more_than_the_others_keeps_its_spread() -> None:
-    """exp(±0.02), with five cells of equal repeats: the variance is not the mean, a fifth, but that
-    of the cell; t of 1 + 4.
-    """
-    wide = steady(100 * np.exp(-0.02), 100 * np.exp(0.02))
-    found = median_estimate(wide, pooled_spread([wide, *[steady(50, 50)] * 5]))
-    assert found.high == pytest.approx(known(found.value) * np.exp(2.5706 * 0.02), rel=1e-5)
-
-
-def test_one_repeat_alone_has_no_interval_unless_another_cell_has_two() -> None:
-    one, two = steady(100), steady(100 * np.exp(-0.02), 100 * np.exp(0.02))
-    assert (median_estimate(one).value, median_estimate(one).low) == (100, None)
-    assert ratio_estimate(one, two).low is None
-    assert difference_estimate(one, two).low is None
-    found = median_estimate(one, pooled_spread([one, two]))
-    # not a mean of two
-    assert found.high == pytest.approx(100 * np.exp(12.706 * np.sqrt(2) * 0.02), rel=1e-5)
-
-
-def test_a_value_is_the_centre_of_its_interval() -> None:
-    """Nine of ten steps are of the first repeat: the median of all is 100, the repeats' mean is
-    larger.
-    """
-    repeats = [np.full(45, 100.0), np.full(5, 101.0)]
-    spread = pooled_spread([repeats, *[steady(50, 50)] * 5])
-    found = ratio_estimate(repeats, steady(100, 100), Spread(spread.squares / 100, spread.freedom))
-    assert found.value == 1.0
-    assert known(found.low) * known(found.high) == pytest.approx(1.0)
-
-
 def test_too_few_samples_have_no_interval() -> None:
     found = median_estimate([np.array([1.0, 2.0, 3.0])])
     assert (found.value, found.low, found.high, found.count) == (2.0, None, None, 3)
@@ -146,11 +113,6 @@ def test_ratio() -> None:
     bounds = known(found.value) * np.exp([-0.12706, 0.12706])
     assert (found.low, found.high) == pytest.approx(tuple(bounds), rel=1e-5)
     assert (both.value, both.high) == pytest.approx((1.0, np.exp(0.12706 * np.sqrt(2))), rel=1e-5)
-
-
-def test_a_time_of_nothing_has_no_ratio() -> None:
-    assert ratio_estimate(steady(1, 2), steady(0, 0)) == Estimate(None, None, None, 10)
-    assert ratio_estimate(steady(0, 0), steady(1, 2)) == Estimate(0.0, None, None, 10)
 
 
 def test_difference() -> None:
@@ -191,20 +153,6 @@ def test_each_end_of_a_difference_leaves_one_case_in_forty_beyond(more: float, l
         left = known(of_first.value) * np.exp(halves[0] * normal) - known(end)
         enough = ndtr(-np.log(np.maximum(left, 1e-300) / known(of_second.value)) / halves[1])
         assert float(weights @ enough) == pytest.approx(chance, abs=0.0005)
-
-
-def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
-    """Medians a ratio's half width apart: just above it both are above, just below it neither is
-    significant.
-    """
-    half, less = 0.12706 * np.sqrt(2), APART
-    for factor, expected in (
-        (np.exp(1.04 * half), "above"),
-        (np.exp(0.96 * half), "no_difference_shown"),
-    ):
-        more = [repeat * factor for repeat in less]
-        assert verdict(ratio_estimate(more, less)) == expected
-        assert verdict(difference_estimate(more, less), even=0.0) == expected
 
 
 @pytest.mark.parametrize(
@@ -251,22 +199,6 @@ def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     )
 
 
-def test_a_third_cell_that_spreads_more_says_nothing_of_a_ratio() -> None:
-    """Differences of the first two 0.001 from turn to turn: squares 4e-6, whatever the third
-    does.
-    """
-    turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.001, -0.001, 0, 0.001, -0.001])
-    one, two, three = (
-        steady(*100 * np.exp(turns + off)),
-        steady(*80 * np.exp(turns)),
-        steady(*60 * np.exp(turns + 80 * off)),
-    )
-    ratio = ratio_estimate(one, two, spread_in_turns([one, two, three]))
-    assert known(ratio.high) / 1.25 == pytest.approx(
-        math.exp(2.77645 * 0.001 / math.sqrt(5)), rel=1e-5
-    )
-
-
 def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_each_turn() -> None:
     """0.02 more from place to place, three cells in three orders: the first two differ by -0.02,
     0.04 and -0.02 more.
@@ -297,38 +229,6 @@ def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_eac
     # In one order in every turn the drift is a part of each ratio, and no repeat shows it.
     alike = [TurnSamples(cell, [place] * 3) for place, cell in enumerate(cells)]
     assert spread_in_turns(alike).drift is None
-
-
-def test_repeats_without_places_are_compared_turn_by_turn_as_they_are() -> None:
-    one, two = steady(100, 110, 121), steady(80, 90, 95)
-    placed, unplaced = TurnSamples(one, [0, 1, 0]), TurnSamples(two)
-    pool = spread_in_turns([placed, unplaced])
-    assert pool.drift is None
-    assert ratio_estimate(placed, unplaced, pool) == ratio_estimate(
-        one, two, spread_in_turns([one, two])
-    )
-
-
-def test_too_few_or_unequal_repeats_are_compared_apart() -> None:
-    one, two = steady(90, 110), steady(45, 55)
-    assert ratio_estimate(one, two, spread_in_turns([one, two])) == ratio_estimate(
-        one, two, pooled_spread([one, two])
-    )
-    cells = [steady(90, 100, 110, 100, 100), steady(45, 50, 55), steady(47, 50, 56)]
-    apart, in_turns = pooled_spread(cells), spread_in_turns(cells)
-    five, three, alike = cells
-    assert ratio_estimate(five, three, in_turns) == ratio_estimate(five, three, apart)
-    assert known(ratio_estimate(three, alike, in_turns).high) < known(
-        ratio_estimate(three, alike, apart).high
-    )
-
-
-def test_mean_range() -> None:
-    found = mean_range([1.0, 2.0, 6.0])
-    assert (found.value, found.smallest, found.largest, found.count) == (3.0, 1.0, 6.0, 3)
-    assert mean_range([]).value is None
-    unknown = mean_range([1.0, np.nan])
-    assert np.isnan([known(unknown.smallest), known(unknown.largest)]).all()
 
 
 @pytest.mark.parametrize("count", [10, 11, 40, 57])
@@ -368,12 +268,3 @@ def test_spread_findings(repeats: list[np.ndarray], codes: set[str]) -> None:
 @pytest.mark.parametrize("freedom", [1, 2, 3, 8, 29, 99, 100, 5000])
 def test_students_t_is_scipys(freedom: int) -> None:
     assert student_t(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-10)
-
-
-def test_how_likely_a_slowdown_is() -> None:
-    """An interval that begins or ends at 1 leaves 2.5% below or above it."""
-    for low, high, expected in ((1.0, 1.1, 0.975), (1 / 1.05, 1.05, 0.5), (0.9, 1.0, 0.025)):
-        assert chance_above(Estimate(math.sqrt(low * high), low, high, 20)) == pytest.approx(
-            expected
-        )
-    assert chance_above(Estimate(1.0, None, None, 20)) is None

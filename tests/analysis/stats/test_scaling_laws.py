@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from dpscope.analysis.stats.scaling_laws import (
     gustafson_speedup,
     karp_flatt,
     predicted_speedup,
-    speedup_draws,
     usl_speedup,
 )
 from tests.helpers.known import known
@@ -61,14 +59,6 @@ def test_two_points_fit_amdahl_or_gustafson(
     assert fit.worst_relative_error == pytest.approx(0, abs=1e-12)
 
 
-def test_two_points_by_hand() -> None:
-    # S = 1.6 on 2 and 2.5 on 4. Weights S/N = 0.8, 0.625; columns (S/N)(N-1) = 0.8, 1.875; right
-    # sides 1 - S/N = 0.2, 0.375. s = (0.8 x 0.2 + 1.875 x 0.375) / (0.64 + 3.515625) = 0.863125 /
-    # 4.155625 = 0.2077005...
-    fit = known(fit_scaling({2: 1.6, 4: 2.5}, "strong"))
-    assert fit.parameters["serial_fraction"].value == pytest.approx(0.863125 / 4.155625)
-
-
 def test_three_points_fit_usl() -> None:
     fit = known(fit_scaling({n: usl_speedup(0.05, 0.01, n) for n in (1, 2, 4, 8)}, "strong"))
     assert fit.law == "usl"
@@ -91,43 +81,6 @@ def test_laws_are_clamped_where_they_describe_nothing() -> None:
     assert "slower than one device" in prediction.note
 
 
-def test_extrapolation_past_twice_the_largest_count_is_noted() -> None:
-    fit = known(fit_scaling({2: 1.8, 4: 3.1}, "strong"))
-    assert predicted_speedup(fit, 8).note == ""
-    far = predicted_speedup(fit, 9)
-    assert far.speedup.value is not None
-    assert "extrapolated past twice the largest measured count (4)" in far.note
-
-
-def test_a_laws_interval_holds_the_truth_and_shrinks_with_noise() -> None:
-    generator = np.random.default_rng(3)
-
-    def steps(mean_us: float, noise: float) -> list[np.ndarray]:
-        return [generator.normal(mean_us, noise * mean_us, 40) for _ in range(3)]
-
-    widths = []
-    for noise in (0.001, 0.02):
-        single = steps(1000, noise)
-        several = {n: steps(1000 / amdahl_speedup(0.1, n), noise) for n in (2, 4)}
-        draws = known(speedup_draws(single, several, "strong"))
-        medians = {n: float(np.median(draws[n])) for n in draws}
-        fit = known(fit_scaling(medians, "strong", draws))
-        fraction = fit.parameters["serial_fraction"]
-        assert known(fraction.low) - 0.01 <= 0.1 <= known(fraction.high) + 0.01
-        prediction = predicted_speedup(fit, 8).speedup
-        assert known(prediction.low) <= known(prediction.value) <= known(prediction.high)
-        widths.append(known(fraction.high) - known(fraction.low))
-    assert 0 < widths[0] < widths[1]
-
-
-def test_weak_draws_are_scaled_speedups() -> None:
-    # Two repeats of constant samples: every draw is 100/125, scaled by N = 4: 3.2.
-    draws = known(speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)] * 2}, "weak"))
-    assert draws[4] == pytest.approx(3.2)
-    # one repeat alone
-    assert speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)]}, "weak") is None
-
-
 @given(
     st.dictionaries(st.integers(2, 64), st.floats(0.05, 64), min_size=1, max_size=6),
     st.sampled_from(["strong", "weak"]),
@@ -144,8 +97,3 @@ def test_fits_stay_in_their_limits(speedups: dict[int, float], scaling: Scaling)
         assert bool(fit.note) == (fraction is None)
         assert fraction is None or 0 <= fraction <= 1
     assert fit.largest_devices == max(speedups)
-
-
-@given(st.floats(0.01, 1), st.integers(2, 64))
-def test_karp_flatt_inverts_amdahl(serial: float, devices: int) -> None:
-    assert karp_flatt(amdahl_speedup(serial, devices), devices) == pytest.approx(serial)

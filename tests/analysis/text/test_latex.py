@@ -1,9 +1,6 @@
 """Tables for a paper: what LaTeX must not misread, and what a typesetter expects."""
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -50,33 +47,3 @@ def test_a_table_has_rules_label_and_notes() -> None:
     assert "b: batch per device.\\par" in lines
     assert WIDE.count(r"\begin") == WIDE.count(r"\end") == 3
     assert not re.search(r"\\\\\s*\[", WIDE)
-
-
-@pytest.mark.process
-@pytest.mark.skipif(
-    shutil.which("pdflatex") is None,
-    reason="needs pdflatex (apt-get install texlive-latex-recommended)",
-)
-def test_latex_compiles_it(tmp_path: Path) -> None:
-    document = (
-        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{WIDE}\end{{document}}"
-    )
-    (tmp_path / "table.tex").write_text(document, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout
-    assert "Overfull" not in ended.stdout
-
-
-def test_notes_name_missing_values_as_the_cells_and_code_as_code() -> None:
-    text = latex_table("T", ("cell",), (("NA",),), ("NA (accuracy): run `dpscope train` here",))
-    assert r"-- (accuracy): run \texttt{dpscope train} here." in text
-    assert "NA" not in text

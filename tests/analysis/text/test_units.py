@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.text.text_table import Field, TextTable, render, table_of
+from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
 
@@ -20,15 +20,6 @@ def test_zero_has_no_sign(value: float, shown: str) -> None:
 def test_a_mean_of_counts_has_decimals(values: list[float | None], shown: str) -> None:
     first = next(value for value in values if value is not None)
     assert show(first, choose_unit("count", values)) == shown
-
-
-TABLE = TextTable("Times", ("cell", "step [ms]"), (("a_b", "1.5"),))
-
-
-def test_each_format_is_its_own() -> None:
-    assert render(TABLE, "csv") == "cell,step [ms]\na_b,1.5\n"
-    assert "| a_b | 1.5 |" in render(TABLE, "markdown")
-    assert r"a\_b & 1.5" in render(TABLE, "latex")
 
 
 def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
@@ -54,9 +45,3 @@ def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
     assert (titled.title, titled.rows[0][1]) == ("Times [µs]", "900.00")
     assert titled.headings[1:4] == ("step", "wait", "part [%]")
     assert table_of("None", fields, []).rows == ()
-
-
-@pytest.mark.parametrize("unknown", ["html", "table", "", "LATEX"])
-def test_another_format_is_refused(unknown: str) -> None:
-    with pytest.raises(ValueError, match="choose from markdown, csv, latex"):
-        render(TABLE, unknown)

@@ -1,32 +1,23 @@
 """Trainings loaded, compared and tabulated; every expected number is derived in a comment."""
 
-import io
 import json
-import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
-from rich.console import Console
 
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
-from dpscope.analysis.output.changes import print_comparison
-from dpscope.analysis.report.training_report import show_training, training_page, write_training
+from dpscope.analysis.report.training_report import write_training
 from dpscope.analysis.stats.samples import Range
 from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import (
-    against_default,
     against_single,
     chosen_target,
-    compare_trained_cells,
-    epoch_train_s,
     final_accuracy,
     time_to_accuracy,
 )
@@ -39,11 +30,7 @@ from dpscope.analysis.training.tables import (
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
-from dpscope.profiling.records.training import TrainResult
-from dpscope.profiling.store.errors import DpscopeError, NotComparableError
-from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.training_folders import TrainFolder
-from tests.helpers.paths import EXAMPLE_RUN, ROOT
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
 Epochs = list[dict[str, object]]
@@ -81,20 +68,6 @@ def two_strategies(folder: Path) -> TrainingData:
 def codes(data: TrainingData) -> dict[str, Finding]:
     """The last finding of each code."""
     return {finding.code: finding for finding in training_findings(data)}
-
-
-def test_a_train_json_of_another_program_loads(tmp_path: Path) -> None:
-    data = two_strategies(tmp_path)
-    single, ddp = data.cells
-    assert (single.name, ddp.name, data.manifest, data.planned_epochs) == (
-        "single-d1",
-        "ddp-d2",
-        None,
-        3,
-    )
-    assert final_accuracy(single) == Range(91.0, 90.0, 92.0, 3)
-    # Of 3, 2, 2, 2, 2, 2, 2, 2, 2 the median is 2; evaluation's 0.5 s is in none of them.
-    assert epoch_train_s(ddp) == Range(2.0, 2.0, 3.0, 9)
 
 
 def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Path) -> None:
@@ -162,45 +135,6 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     )
 
 
-def test_cells_with_few_seeds_are_named_with_their_count(tmp_path: Path) -> None:
-    data = loaded(
-        tmp_path, seeds(1, ("single", 1), 95.0, 1.0, 4.0), seeds(2, ("dp", 2), 80.0, 1.0, 2.0)
-    )
-    assert codes(data)["few_seeds"].message.startswith(
-        "single-d1: 1 seed; dp-d2: 2 seeds; 3 are needed"
-    )
-
-
-def test_the_headline_is_of_a_cell_that_is_complete(tmp_path: Path) -> None:
-    short = plain_epochs("single", 1, 0, [50.0], [2.0])
-    data = loaded(tmp_path, short, plain_epochs("ddp", 2, 0, [50.0, 60.0], [1.0, 1.0]))
-    assert training_page(data, {}).headline == "ddp-d2: 60.00% test accuracy after 2 epochs"
-
-
-def test_variants_are_compared_with_their_default_and_the_single_device(tmp_path: Path) -> None:
-    single = partial(seeds, 3, ("single", 1), 90.0, 1.0, 4.0, batch_size=32, global_batch_size=32)
-    ddp = partial(seeds, 3, ("ddp", 2), 90.0, 1.0, 2.0, batch_size=16, global_batch_size=32)
-    variants = [cell(variant=one) for cell in (single, ddp) for one in ("", "accumulate-2")]
-    data = loaded(tmp_path, *variants, ddp(variant="hook-fp16"))
-    assert {(one.cell, one.against) for one in against_default(data)} == {
-        ("single-d1-b32-accumulate-2", "single-d1-b32"),
-        ("ddp-d2-b16-hook-fp16", "ddp-d2-b16"),
-        ("ddp-d2-b16-accumulate-2", "ddp-d2-b16"),
-    }
-    assert {(one.cell, one.against) for one in against_single(data)} == {
-        ("ddp-d2-b16", "single-d1-b32"),
-        ("ddp-d2-b16-hook-fp16", "single-d1-b32"),
-        ("ddp-d2-b16-accumulate-2", "single-d1-b32-accumulate-2"),
-    }
-    singles = [
-        seeds(1, ("single", 1), 90.0, 0.0, 4.0, batch_size=one, global_batch_size=one)
-        for one in (16, 32)
-    ]
-    (one,) = against_single(loaded(tmp_path, *singles, ddp()))
-    # the same global batch rather than the same batch per device
-    assert one.against == "single-d1-b32"
-
-
 def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path: Path) -> None:
     """A loss that is not finite is NA with a finding as well."""
     short = plain_epochs("ddp", 2, 1, [99.0], [2.0])
@@ -265,29 +199,6 @@ def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
     assert cell_records(data)[0]["training_s"] == 12.0  # three epochs of 4 s
 
 
-def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
-    off = loaded(tmp_path / "off", seeds(3, ("ddp", 2), 95.0, 0.1, 4.0))
-    (change,) = compare_trained_cells(
-        off, loaded(tmp_path / "bf16", seeds(3, ("ddp", 2), 94.0, 0.1, 2.0))
-    )
-    # 94.1 - 95.1 = -1 beyond 0.2; 4 s / 2 s = 2
-    assert change.points == pytest.approx(-1.0)
-    assert (change.verdict, change.speedup.value) == ("below", 2.0)
-    console = Console(file=io.StringIO(), width=200)
-    assert print_comparison(tmp_path / "off", tmp_path / "bf16", None, "table", console) == 0
-    with pytest.raises(
-        DpscopeError,
-        match="--fail-over judges measured steps, and these folders hold trainings alone",
-    ):
-        print_comparison(tmp_path / "off", tmp_path / "bf16", 0.05, "table", console)
-    assert isinstance(console.file, io.StringIO)
-    assert "-1.00" in console.file.getvalue()
-    write_train_json(tmp_path / "other", plain_epochs("single", 1, 0, [90.0], [1.0]))
-    with pytest.raises(NotComparableError, match="no cell alike") as raised:
-        print_comparison(tmp_path / "off", tmp_path / "other", None, "table", console)
-    assert raised.value.exit_status == 3
-
-
 def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> CellRow:
     return row_of(CellView(planned_job(cell), workload=Workload(model=model), training=training))
 
@@ -326,52 +237,6 @@ def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None
         assert reason in row.reasons["test_accuracy_percent"]
 
 
-def test_a_planned_cell_that_was_not_trained_has_a_reason(tmp_path: Path) -> None:
-    cells = [Cell("single", 1, 32), Cell("ddp", 2, 16)]
-    folder = write_trained(tmp_path, cells, [], epochs=1)
-    failed = TrainResult(
-        cells[1], 0, "crashed", epochs=0, duration_s=1.0, message="a rank was killed by signal 9"
-    )
-    write_json(TrainFolder(folder).training(cells[1], 0).result_path, failed)
-    with pytest.raises(
-        DpscopeError,
-        match="holds no epoch: ddp-d2-b16, seed 0: crashed: a rank was killed by signal 9",
-    ):
-        load_training(folder)
-    write_trained(tmp_path, cells, [record("single-d1-b32")], epochs=1)
-    data = load_training(folder)
-    table = training_tables(data)["test_accuracy"]
-    assert table.rows[1][:4] == ("ddp-d2-b16", "NA", "NA", "NA")
-    assert "killed by signal 9" in table.missing[0]
-    finding = codes(data)["training_failed"]
-    assert finding.severity == "error"
-    assert finding.next_step.startswith(f"read {folder}/training/ddp-d2-b16/seed0/log.txt")
-    stopped = TrainResult(
-        cells[1],
-        0,
-        "interrupted",
-        epochs=0,
-        duration_s=1.0,
-        message="interrupted; saved at epoch 1",
-    )
-    write_json(TrainFolder(folder).training(cells[1], 0).result_path, stopped)
-    data = load_training(folder)
-    assert training_tables(data)["test_accuracy"].missing == (
-        "NA (ddp-d2-b16): interrupted; saved at epoch 1",
-    )
-    finding = codes(data)["training_failed"]
-    assert finding.message == "ddp-d2-b16, seed 0: interrupted; saved at epoch 1"
-    assert finding.next_step.startswith("repeat the same `dpscope train` command")
-
-
-def test_the_documented_example_loads(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "training.md").read_text()
-    example = page.partition("```json\n")[2].partition("```")[0]
-    (tmp_path / "train.json").write_text(example)
-    (cell,) = load_training(tmp_path).cells
-    assert (cell.name, final_accuracy(cell).value) == ("ddp-d2", 70.5)
-
-
 @pytest.mark.long
 def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
     """Names come from a file of unknown origin: they are escaped in tables and in figures."""
@@ -389,39 +254,6 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
             assert (page.parent / "figures" / f"{name}.{suffix}").stat().st_size > 1000
     assert "Test accuracy after training" in text
     assert "NA (seed spread" in (page.parent / "training.md").read_text()
-
-
-@pytest.mark.long
-def test_a_report_is_made_again_with_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Figures of a format that is no longer requested are removed, and changed results are
-    shown.
-    """
-    small = {"training_loss": Figure(figsize=(1, 1))}
-    monkeypatch.setattr("dpscope.analysis.figures.draw.draw_training", lambda _: small)
-
-    def shown(formats: tuple[str, ...]) -> str:
-        console = Console(file=io.StringIO(), width=200)
-        assert show_training(tmp_path, None, console, formats)
-        figures = {path.suffix for path in (tmp_path / "report" / "figures").iterdir()}
-        assert figures == {f".{one}" for one in formats}
-        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-    write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0]))
-    first = shown(("png",))
-    assert shown(("svg",)) == first
-    assert "Report: " in first
-    write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0, 95.0], [4.0, 4.0]))
-    assert "95" in shown(("png",))
-
-
-@pytest.mark.long
-def test_the_page_of_a_measured_run_is_left_alone(tmp_path: Path) -> None:
-    write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0], [4.0]))
-    shutil.copy(EXAMPLE_RUN / "manifest.json", tmp_path)
-    assert write_training(load_training(tmp_path)).name == "training.md"
-    assert not (tmp_path / "report" / "report.html").exists()
 
 
 def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

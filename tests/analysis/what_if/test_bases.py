@@ -4,12 +4,9 @@ computing.
 
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 import pytest
 
 from dpscope.analysis.stats.samples import Interval
@@ -17,7 +14,6 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import (
     Question,
     base_of_loaded,
-    base_of_traces,
     contention_of_ledger,
     repeats_band,
     single_steps_us,
@@ -27,11 +23,8 @@ from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
-from tests.helpers.paths import DATA
 from tests.helpers.replayed_steps import BASE, COSTS, LEDGER
 from tests.helpers.run_cells import in_cell, optioned, run_of
-
-A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
 def test_cells_that_share_cores_are_no_base_and_show_no_error(
@@ -70,19 +63,6 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
     assert "compute next to it" not in str(without.rests_on)
 
 
-def test_a_trace_s_contention_is_removed_with_its_communication() -> None:
-    """The A100s' compute is 565 us a step longer next to communication: without it their replayed
-    steps compute as much less.
-    """
-    base = base_of_traces([A100]).base
-    gamma = base.contention.gamma
-    removed = [
-        base.replayed(one, gamma).parts.compute - base.replayed(one, 0.0).parts.compute
-        for one in base.profiles
-    ]
-    assert float(np.mean(removed)) == pytest.approx(known(base.ledger).contention_us, rel=0.5)
-
-
 @pytest.mark.long
 def test_one_device_has_the_precision_and_micro_batches_of_the_base(
     question: Question, cell: Job
@@ -119,17 +99,3 @@ def test_a_band_of_repeats_holds_one_more_of_them() -> None:
     assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(
         expected, rel=1e-3
     )
-
-
-@pytest.mark.long
-@pytest.mark.process
-def test_a_replay_imports_no_pandas() -> None:
-    code = (
-        "import sys; from dpscope.analysis import Scenario, base_of_traces, predict; "
-        f"question = base_of_traces([{str(A100)!r}]); "
-        "assert predict(question.base, Scenario(overlap=False), question.costs).step_us; print('pandas' in sys.modules)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert ended.stdout == "False\n"

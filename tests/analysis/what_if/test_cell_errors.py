@@ -2,7 +2,6 @@
 give.
 """
 
-import math
 from dataclasses import replace
 
 import msgspec
@@ -11,26 +10,12 @@ import pytest
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import Question
 from dpscope.analysis.what_if.cell_errors import (
-    CellError,
-    CellErrors,
     errors_of_cells,
     with_cell_errors,
 )
-from dpscope.analysis.what_if.scenario import Prediction
 from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.known import known
 from tests.helpers.run_cells import in_cell, optioned, run_of
-
-
-@pytest.mark.long
-def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node(
-    question: Question, cell: Job
-) -> None:
-    four = replace(in_cell(cell, msgspec.structs.replace(cell.cell, devices=4)), cores=4)
-    (prediction,) = errors_of_cells(question, run_of(four)).cells
-    # not two nodes of two, between which nothing was measured
-    assert prediction.prediction.reason is None
-    assert prediction.error is not None
 
 
 @pytest.mark.long
@@ -54,21 +39,6 @@ def test_only_cells_that_a_scenario_describes_show_the_error(
     measured = run_of(cell, *alike, optioned(cell, 1, amp="bf16", bucket_mb=5.0))
     found = errors_of_cells(replace(question, cell=other[0]), measured)
     assert [one.cell for one in found.cells] == [f"{cell.cell.name}-bucket-5mb-amp-bf16"]
-
-
-@pytest.mark.parametrize(
-    ("errors", "expected"),
-    [([], None), ([0.0], 0.04 * (4 / 5) ** 0.5), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)],
-)
-def test_few_cells_correct_the_size_of_an_assumed_error(
-    errors: list[float], expected: float | None
-) -> None:
-    """4% weighs as much as four cells."""
-    cells = tuple(
-        CellError("one", "", 100.0, Prediction(4, 1, 8, 100.0 * math.exp(off)), 0.0)
-        for off in errors
-    )
-    assert CellErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.lateness import Lateness, lateness, normal_maximum, on_time
+from dpscope.analysis.what_if.lateness import Lateness, lateness, on_time
 from dpscope.analysis.what_if.step_profile import MeasuredBucket
 from tests.helpers.replayed_steps import SIMPLE
 
@@ -17,13 +17,6 @@ def test_the_latest_of_n_normal_draws() -> None:
         assert late.latest_us(ranks) == pytest.approx(3 * expected, rel=0.05)
 
 
-def test_the_maximum_of_normal_draws_stays_finite() -> None:
-    assert [normal_maximum(count) for count in (1, 2, 8)] == pytest.approx(
-        [0.0, 0.564, 1.424], abs=0.03
-    )
-    assert np.isfinite(normal_maximum(2**53))
-
-
 def arrivals(table: list[list[float]]) -> Lateness:
     """By step and rank, how much later than the first the last rank was."""
     found = []
@@ -32,17 +25,6 @@ def arrivals(table: list[list[float]]) -> Lateness:
             bucket = MeasuredBucket(1e6, 0, 0, 0, max(late) - one, 0)
             found.append(replace(SIMPLE, rank=rank, step=step, buckets=(bucket,)))
     return lateness(found)
-
-
-def test_what_is_steady_is_told_from_what_is_random() -> None:
-    # Rank 1 is 20 late always, and 2 more or less at random: about the mean of both, -10 and 10.
-    # The difference of two ranks has the variance 8, of 18 and 22, which is twice one rank's: 2
-    # either way.
-    prediction = arrivals([[0.0, 18.0], [0.0, 22.0]])
-    assert prediction.steady_us == pytest.approx((-10, 10))
-    assert sorted(prediction.random_us) == pytest.approx([-2, -2, 2, 2])
-    assert prediction.latest_us(2) == pytest.approx(10 + 2 * 0.564, rel=0.02)
-    assert "a normal distribution fitted to 1 independent sample of 2 ranks" in prediction.basis
 
 
 def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
@@ -58,22 +40,6 @@ def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
     assert grown == pytest.approx(1.51 * 3 * 0.92, rel=0.05)
     assert found[0].independent == 3
     assert arrivals([[0.0, 1.0, 2.0]]).independent == 2
-
-
-def test_samples_that_are_others_mirrored_are_not_counted() -> None:
-    """Two ranks of 150 steps are 300 samples, of which every other is the one before mirrored:
-    149.
-    """
-    steps = [[0.0, float(step % 7)] for step in range(150)]
-    assert (
-        "a normal distribution fitted to 149 independent samples of 2 ranks"
-        in arrivals(steps).basis
-    )
-
-
-def test_one_rank_tells_nothing() -> None:
-    assert not lateness([SIMPLE]).known
-    assert lateness([SIMPLE]).latest_us(64) == 0
 
 
 def test_without_the_lateness_of_one_rank_the_others_wait_for_the_last_of_the_rest() -> None:

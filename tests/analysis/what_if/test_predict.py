@@ -128,13 +128,6 @@ def test_steps_by_pocket_calculation(
     assert scenario != {"accumulate": 4} or found.batch_size == 16
 
 
-def test_lateness_grows_with_the_ranks() -> None:
-    late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
-    # from 2 to 8 ranks: (1.424 - 0.589) x 10 us later, by Blom's approximation
-    still, more = prediction(devices=8)[0], prediction(late, devices=8)[0]
-    assert more - still == pytest.approx(8.4, abs=0.3)
-
-
 def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> None:
     """100 us a MB: 150-250, 250-350, optimizer 360; costs e^0.35 times as long are 42 us longer
     each, both in the open.
@@ -152,21 +145,6 @@ def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> N
     # as reached: 15% either way
     ends = [360 + 200 * math.expm1(by) for by in (-0.15, 0.15)]
     assert band(LinkRate(10.0, "fast", REACHED_RATE)) == pytest.approx(tuple(ends))
-
-
-def test_unknown_contention_widens_the_band() -> None:
-    """20 us a bucket, of which the first's run next to computing; 50 us a bucket at 20 GB/s, all of
-    the first's do.
-    """
-    unsure = replace(BASE, spread=0.0, method_error=0.0, contention=Contention())
-    found = predict(
-        unsure, Scenario(links=Links(intra=LinkRate(20.0, "reached", REACHED_RATE))), COSTS
-    )
-    assert found.step_us == pytest.approx(260)
-    above = math.hypot(
-        math.log1p(0.3 * (50 - 20) / 260), math.log1p(2 * 50 * math.expm1(0.15) / 260)
-    )
-    assert math.log(known(found.high_us) / 260) == pytest.approx(above, rel=0.02)
 
 
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
@@ -252,60 +230,8 @@ def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
     assert "only 2" not in str(spread.rests_on)
 
 
-def test_what_an_infinite_link_leaves_exposed_stays_as_measured() -> None:
-    """Where the cost of a broadcast there is unknown, it stays as measured: 30 us, and the answer
-    states it.
-    """
-    left = predict(WITH_BROADCAST, Scenario(links=INFINITE), COSTS)
-    assert left.exposed_us == pytest.approx(30.0, abs=0.01)
-    assert "broadcast as measured: what they cost there is not known" in (left.rests_on or "")
-
-
-def test_a_collective_of_unknown_size_stays_as_measured() -> None:
-    """An all-gather of a known size takes 3/4 over 1/2 times as long on 4 ranks; one whose bytes no
-    trace shows is not scaled.
-    """
-    gathered = replace(BROADCAST, kind="all_gather")
-    base, costs = (
-        replace(WITH_BROADCAST, profiles=(replace(PROFILE, others=(gathered,), step_us=260.0),)),
-        COSTS,
-    )
-    costs = replace(costs, transfers={**COSTS.transfers, ("all_gather", 1e5): 30.0})
-    four = Scenario(devices=4)
-    assert predict(base, four, costs).exposed_us == pytest.approx(30 + 45, abs=0.01)
-    unknown = replace(
-        base, profiles=(replace(base.profiles[0], others=(replace(gathered, bytes=None),)),)
-    )
-    found = predict(unknown, four, costs)
-    assert found.exposed_us == pytest.approx(30 + 30, abs=0.01)
-    assert "all_gather as measured: what they cost there is not known" in (found.rests_on or "")
-
-
 def question(base: Base = BASE, **scenario: object) -> Prediction:
     return predict(base, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
-
-
-def test_what_no_batch_changes_does_not_grow_with_it() -> None:
-    # twice the samples: t_1 less the optimizer goes from 150 to 300; 300 + 20 + 60, of which one
-    # device's 360 was measured
-    twice = question(HEAVY, batch_size=8)
-    assert (twice.step_us, twice.efficiency) == pytest.approx((380, 360 / 380))
-    # half: one device's step by the line through both is 135, so 75; 75 + 20 + 60
-    half = question(HEAVY, batch_size=2)
-    assert (half.step_us, half.efficiency) == pytest.approx((155, 135 / 155))
-    # a trace whose times are twice too long has an optimizer of 30: 210 - 30 = 180 become 330, and
-    # forward and backward of 75 in truth 137.5; but for the difference of the base all is as above
-    long = replace(HEAVY, traced=replace(HEAVY.traced, busy=0.5))
-    grown = (question(long, batch_size=8).step_us or 0.0) - (question(long).step_us or 0.0)
-    assert grown == pytest.approx(75 * (330 / 180 - 1))
-
-
-def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None:
-    """Not as the replay would have it: 3 batches need not lie on the optimizer and a line."""
-    kinked = replace(HEAVY, single_us={4: 210.0, 6: 330.0, 8: 360.0})
-    found = question(kinked, batch_size=6)
-    assert found.step_us == pytest.approx(150 * 270 / 150 + 20 + 60)
-    assert found.efficiency == pytest.approx(330 / 350)
 
 
 @pytest.mark.parametrize(
@@ -327,20 +253,6 @@ def test_what_is_stated_as_the_base_has_it_changes_nothing(stated: dict[str, obj
     assert question(base, overlap=False) != question(base)
 
 
-def test_one_device_waits_for_nothing() -> None:
-    """Though more was exposed in the measured step than in its replay, 30 and 20."""
-    found = question(replace(BASE, ledger=Ledger(230.0, 200.0, 0.0, 30.0, 0.0, 0.0)), devices=1)
-    assert (found.step_us, found.exposed_us, found.efficiency) == pytest.approx((210, 0, 1))
-    assert found.bound_by == "compute"
-    assert found.rests_on == "one device's step as it was measured"
-    assert "one device's measured step, scaled as its replay is" in str(
-        question(devices=1, batch_size=8).rests_on
-    )
-    assert "the base's replay without its other devices" in str(
-        question(replace(BASE, single_us={}), devices=1).rests_on
-    )
-
-
 def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> None:
     """Ranks 0 and 1 are ready at 150 and 200, rank 2 30 us later: 180-200, 230-250, the optimizer
     10. Without: 230.
@@ -356,24 +268,3 @@ def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> No
     assert prediction(base, on_time=1)[0] == pytest.approx(260)
     needed = "the lateness of rank 7 needs its trace and another rank's; ranks with traces: 0, 1, 2"
     assert needed in reason(base, on_time=7)
-
-
-def test_what_bounds_a_step_is_the_largest_part_of_its_ledger() -> None:
-    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 run next
-    to compute: transfer.
-    """
-    assert question(BASE).bound_by == "compute"
-    slow = question(BASE, links=Links(intra=parse_link("1GB/s")))
-    assert slow.bound_by == "transfer"
-    assert known(slow.ledger).exposed_transfer_us == pytest.approx(2000 - 50)
-
-
-def test_an_efficiency_that_cannot_be_is_not_printed() -> None:
-    """One device's step may be 2% longer than that of two by noise, and not 7%."""
-    noisy = replace(BASE, single_us={4: 235.0})
-    assert question(noisy).efficiency == pytest.approx(235 / 230)
-    half = question(noisy, hook="fp16")  # 10 us a bucket: 220
-    assert half.efficiency is None
-    assert "no efficiency: one device's step would be 0.235 ms, longer than this one" in (
-        half.rests_on or ""
-    )

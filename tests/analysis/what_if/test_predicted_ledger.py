@@ -9,9 +9,8 @@ import pytest
 from dpscope.analysis.costs.cost import Links
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
-from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.predict import predict
-from dpscope.analysis.what_if.scenario import Base, Contention, Scenario
+from dpscope.analysis.what_if.scenario import Base, Scenario
 from dpscope.profiling.machine.link_specifications import parse_link
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
@@ -21,16 +20,6 @@ def parts(base: Base = BASE, costs: Costs = COSTS, **question: object) -> list[f
     """Compute, wait, transfer, other, idle."""
     found = predict(base, Scenario(**question), costs)  # type: ignore[arg-type]
     return [getattr(known(found.ledger), f"{name}_us") for name in STEP_PARTS]
-
-
-def test_the_base_has_its_measured_ledger() -> None:
-    assert predict(BASE, Scenario(), COSTS).ledger == BASE.ledger
-
-
-def test_what_grows_and_what_shrinks() -> None:
-    assert parts(devices=4) == pytest.approx([210, 0, 30, 0, 0])  # 2 x 3/4 MB
-    assert parts(hook="fp16") == pytest.approx([210, 0, 10, 0, 0])
-    assert parts(accumulate=2) == pytest.approx([410, 0, 20, 0, 0])
 
 
 def test_a_rank_that_is_no_longer_late_takes_waiting_off() -> None:
@@ -49,32 +38,6 @@ def test_a_rank_that_is_no_longer_late_takes_waiting_off() -> None:
         ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0),
     )
     assert parts(base, on_time=1) == pytest.approx([210, 0, 20, 0, 0])
-
-
-def test_waiting_for_more_ranks_is_waiting() -> None:
-    late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
-    compute, wait, transfer, other, idle = parts(late, devices=8)
-    assert wait == pytest.approx(8.4, abs=0.3)  # as in test_predict.py
-    assert transfer == pytest.approx(35)  # 2 x 7/8 MB
-    assert (compute, other, idle) == pytest.approx((210, 0, 0))
-
-
-def test_computing_beside_a_collective_is_compute() -> None:
-    """On 4 devices 10 us more of the first bucket run next to computing, which is slowed by half: 5
-    us.
-    """
-    assert parts(replace(BASE, contention=Contention(0.5, 0.5, 0.5)), devices=4) == pytest.approx(
-        [215, 0, 30, 0, 0]
-    )
-
-
-def test_the_tracer_is_the_base_s() -> None:
-    """Traced the step took 250, of which 20 were idle; untraced 230."""
-    traced = replace(BASE, ledger=Ledger(250.0, 210.0, 0.0, 20.0, 0.0, 20.0, tracer_us=-20.0))
-    assert parts(traced, devices=4) == pytest.approx([210, 0, 30, 0, 20])
-    found = predict(traced, Scenario(devices=4), COSTS)
-    assert known(found.ledger).tracer_us == -20.0
-    assert found.step_us == pytest.approx(240)
 
 
 def test_parts_that_are_not_known_stay_so_and_one_device_communicates_nothing() -> None:

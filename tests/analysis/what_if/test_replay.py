@@ -13,17 +13,11 @@ from dpscope.analysis.what_if.replay import (
     Prepared,
     Replay,
     Scale,
-    base_error,
-    between_buckets,
-    measured_conditions,
 )
 from dpscope.analysis.what_if.step_profile import (
     Bucketing,
-    Gradients,
-    MeasuredBucket,
     OtherCollective,
     Works,
-    bucket_bytes,
     bucket_ends,
     not_reproduced,
 )
@@ -74,16 +68,6 @@ def test_compute_next_to_a_collective_is_slower_by_gamma() -> None:
     # -> 220
     prediction = Replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
     assert prediction.step_us == pytest.approx(250)
-
-
-def test_idle_time_next_to_a_collective_is_not_slower() -> None:
-    # as above, but 20 of the 50 us are a gap between kernels: 3/5 of the 40 us are compute, and 12
-    # us are lost
-    table = works([100.0, 50.0, 30.0, 10.0], gap_us=[0.0, 0.0, 20.0, 0.0])
-    step = Replay(
-        Prepared(profile(table, after=[2, 3], ends=(0, 1))), under((0, 1), [40.0, 20.0], gamma=0.5)
-    )
-    assert step.parts.compute == pytest.approx(190 + 12)
 
 
 def test_a_host_that_launches_too_slowly_bounds_the_step() -> None:
@@ -141,29 +125,6 @@ def test_joined_works_give_what_single_ones_do() -> None:
     assert Replay(Prepared(one), under((0,), [0.0], passes=2)).step_us == pytest.approx(2 * device)
 
 
-def test_the_base_is_replayed_from_where_it_began() -> None:
-    buckets = tuple(
-        MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0)
-    )
-    measured = replace(SIMPLE, buckets=buckets, step_us=230.0)
-    assert base_error(measured) == 0
-    assert measured_conditions(measured).transfer_us == (20, 20)
-    assert base_error(replace(measured, step_us=200.0)) == pytest.approx(0.15)
-
-
-def test_a_bucket_is_launched_as_late_as_its_host_was() -> None:
-    # ready at 150 and 200, launched 5 and 10 us later: 155-175, 210-230, the optimizer until 240
-    assert Replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], lag_us=(5.0, 10.0))).step_us == 240
-
-
-def test_lateness_lies_between_that_of_the_measured_buckets() -> None:
-    buckets = (MeasuredBucket(1e6, 0, 0, 0, 10.0, 0), MeasuredBucket(1e6, 0, 0, 0, 30.0, 0))
-    measured = replace(SIMPLE, buckets=buckets)
-    assert between_buckets(
-        measured, (0, 1), [one.late_us for one in measured.buckets]
-    ).tolist() == [10, 30]
-
-
 def test_the_parts_of_a_replayed_step() -> None:
     """Ready at 150 and 200, each launched 3 us later, 40 us each, the last rank 10 us late.
 
@@ -191,11 +152,6 @@ def test_a_bucket_closes_once_it_holds_its_limit() -> None:
     assert bucket_ends(sizes, Bucketing(cap_mib=2)) == [2, 3, 4]
     assert bucket_ends(sizes, Bucketing(overlap=False)) == [4]
     assert bucket_ends([], Bucketing()) == []
-
-
-def test_bytes_of_buckets_add_up() -> None:
-    gradients = Gradients(np.array([1.0, 2.0, 4.0]), np.array([1, 2, 3]), "recorded")
-    assert bucket_bytes(gradients, [1, 2]) == [3, 4]
 
 
 def test_a_real_job_s_buckets_reach_their_limits_but_not_larger_ones() -> None:

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.output.merge import print_merge, traces_of_run
-from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
@@ -85,30 +84,6 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "does not exist" in refused([tmp_path / "nothing.json"], output)
     assert "give it alone" in refused([RUN, trace], output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "rank0.json"]
-
-
-def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
-    files = [
-        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"rank{rank}.json") for rank in (0, 1)
-    ]
-    output = tmp_path / "merged.json"
-    merge_traces(files, output)
-    # Its folder named again holds the output, too: it is an input then, and is kept.
-    before = output.read_bytes()
-    assert "is one of the traces to merge" in refused([tmp_path], output)
-    assert "holds 2 ranks already" in refused([output], tmp_path / "other.json")
-    assert output.read_bytes() == before
-
-
-def test_cells_and_repeats_are_chosen_by_name() -> None:
-    files = [RUN / "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz"]
-    assert traces_of_run(RUN, "dp-host-d2-b8", 1) == ("dp-host-d2-b8", 1, files)
-    with pytest.raises(
-        DpscopeError, match=r"did you mean ddp-d2-b8\? Name one of single-d1-b8, dp-host-d2-b8, ddp"
-    ):
-        traces_of_run(RUN, "ddp-d4-b8")
-    with pytest.raises(DpscopeError, match="no finished repeat 7; name one of 0, 1 with --repeat"):
-        traces_of_run(RUN, repeat=7)
 
 
 def test_of_several_jobs_one_must_be_named(tmp_path: Path) -> None:

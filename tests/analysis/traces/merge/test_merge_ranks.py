@@ -4,7 +4,6 @@ from them.
 
 import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,10 @@ import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import (
     DdpOptions,
     ddp_trace,
     dp_trace,
-    gloo_trace,
     relabel,
     write_trace,
 )
@@ -137,30 +134,6 @@ def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path
     )
 
 
-def test_ranks_are_named_and_in_order(v100: Merged) -> None:
-    trace, _ = v100
-    sorting = [event for event in trace["traceEvents"] if event["name"] == "process_sort_index"]
-    names = processes(trace)
-    shown = [
-        names[event["pid"]]
-        for event in sorted(sorting, key=lambda event: int(event["args"]["sort_index"]))
-    ]
-    assert shown == [
-        f"rank {rank} {part}" for rank in range(8) for part in ("CPU", f"GPU {rank}", "profiler")
-    ]
-    assert min(event["ts"] for event in trace["traceEvents"]) == 0
-
-
-def test_added_tracks_come_before_the_streams(v100: Merged) -> None:
-    # Perfetto orders the threads of a process by their numbers.
-    trace, names = v100[0], processes(v100[0])
-    named = [event for event in trace["traceEvents"] if event["name"] == "thread_name"]
-    own = [event for event in named if names[event["pid"]] == "rank 3 GPU 3"]
-    shown = [event["args"]["name"] for event in sorted(own, key=lambda event: int(event["tid"]))]
-    assert shown[:3] == ["communication", "wait", "transfer"]
-    assert sorted(shown[3:]) == ["stream 22", "stream 24", "stream 7", "stream 84"]
-
-
 def test_collectives_show_size_and_bandwidth(v100: Merged) -> None:
     trace, _ = v100
     tracks = added(trace, "communication")
@@ -216,30 +189,6 @@ def test_a_shifted_clock_is_found_to_the_nanosecond(tmp_path: Path) -> None:
     assert wait["ts"] + wait["dur"] == pytest.approx(starts["rank 0 GPU 0"], abs=1e-3)
 
 
-def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> None:
-    options = DdpOptions(communication=False)
-    shifted = relabel(ddp_trace(1, 2, options).trace, time_shift_us=2500.0)
-    trace, made = merged(written(tmp_path, ddp_trace(0, 2, options).trace, shifted), tmp_path)
-    assert "clocks_as_recorded" in [finding.code for finding in made.findings]
-    assert made.ranks[1].clock.moved_us == 0.0
-    steps = [event for event in trace["traceEvents"] if event["name"] == "ProfilerStep#5"]
-    begins = {processes(trace)[event["pid"]]: event["ts"] for event in steps}
-    assert begins["rank 1 CPU"] - begins["rank 0 CPU"] == pytest.approx(2500.0, abs=1e-3)
-
-
-def test_without_one_rank_s_trace_collectives_set_no_clock(tmp_path: Path) -> None:
-    """Ranks 0 and 1 of 4 share all-reduces, but who else made them wait is unknown."""
-    _, made = merged(
-        written(tmp_path, *(ddp_trace(rank, 4, DdpOptions()).trace for rank in range(2))), tmp_path
-    )
-    (found,) = [
-        finding.message for finding in made.findings if finding.code == "clocks_as_recorded"
-    ]
-    assert found.startswith(
-        "rank 1: no synchronising collective that was found on all its ranks is shared with"
-    )
-
-
 def test_one_process_on_two_devices(tmp_path: Path) -> None:
     generated = dp_trace(devices=2, transport="peer_copy")
     trace, made = merged(written(tmp_path, generated.trace), tmp_path)
@@ -251,67 +200,3 @@ def test_one_process_on_two_devices(tmp_path: Path) -> None:
     assert sum(len(events) for events in copies.values()) == len(originals) > 0
     sizes = Counter(event["args"]["bytes"] for events in copies.values() for event in events)
     assert sizes == Counter(event["args"]["bytes"] for event in originals)
-
-
-def test_dp_by_nccl_has_communication_on_every_device(tmp_path: Path) -> None:
-    trace, _ = merged(written(tmp_path, dp_trace(devices=2).trace), tmp_path)
-    tracks = added(trace, "communication")
-    assert sorted(tracks) == ["rank 0 GPU 0", "rank 0 GPU 1"]
-    assert {event["args"]["kind"] for events in tracks.values() for event in events} == {
-        "broadcast",
-        "reduce",
-    }
-    assert added(trace, "transfer") == {}  # rooted collectives do not synchronise
-
-
-def test_gloo_on_two_ranks(tmp_path: Path) -> None:
-    shift_us = -40_000.25
-    files = written(
-        tmp_path, gloo_trace(0, 2).trace, relabel(gloo_trace(1, 2).trace, time_shift_us=shift_us)
-    )
-    trace, made = merged(files, tmp_path)
-    assert made.ranks[1].clock.moved_us == -shift_us
-    tracks = added(trace, "communication")
-    # three steps of five works
-    assert [len(tracks[f"rank {rank} CPU"]) for rank in (0, 1)] == [15, 15]
-    lanes = {event["tid"] for event in tracks["rank 0 CPU"]}
-    assert len(lanes) == 2  # its workers' works overlap
-
-
-def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
-    trace, _ = merged(GLOO, tmp_path)
-    # 4359019... us after a base of whole seconds; compared as nanoseconds since 1970, which are
-    # whole numbers.
-    begins = [
-        one["baseTimeNanoseconds"] + round(event["ts"] * 1000)
-        for one in (load(GLOO[0]), trace)
-        for event in one["traceEvents"]
-        if event["name"] == "ProfilerStep#2" and event["ph"] == "X"
-    ]
-    assert begins[0] == begins[1]
-
-
-@pytest.mark.process
-def test_many_processes_write_what_one_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("one.json", "one.json.gz"):
-        merge_traces(GLOO, tmp_path / name)
-    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.START_BYTES", 1)
-    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.usable_cores", lambda: 2)
-    for name in ("many.json", "many.json.gz"):
-        merge_traces(GLOO, tmp_path / name)
-    text = (tmp_path / "one.json").read_bytes()
-    assert (tmp_path / "many.json").read_bytes() == text
-    assert (tmp_path / "many.json.gz").read_bytes() == (tmp_path / "one.json.gz").read_bytes()
-    # One gzip member, as Perfetto needs it, checked by zlib: checksum and length of all parts
-    # together.
-    inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    assert inflater.decompress((tmp_path / "one.json.gz").read_bytes()) == text
-    assert inflater.eof
-    assert inflater.unused_data == b""
-    bad = tmp_path / "rank1.json"
-    bad.write_text("no trace")
-    with pytest.raises(DpscopeError, match=r"rank1\.json is not a torch\.profiler trace"):
-        merge_traces([GLOO[0], bad], tmp_path / "failed.json")
-    assert not list(tmp_path.glob(".tmp*"))

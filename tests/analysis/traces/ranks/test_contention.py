@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
-from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.traces.ranks.contention import (
     NO_OVERLAP,
-    NOTHING_FREE,
     TOO_UNCERTAIN,
     Contention,
     contentions,
@@ -22,49 +20,14 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.bases import contention_of_ledger
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
-from tests.generated_traces.ddp import DdpOptions
-from tests.generated_traces.generator import ddp_trace
-from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
-from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import traced_table, with_tables
-
-FASTER = "not measurable here: comparable kernels took"
 
 
 def excludes_no_change(found: Contention) -> bool:
     interval = known(found.ratio_interval)
     return not interval.low <= 1.0 <= interval.high
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("factor", "shapes"), [(1.05, True), (1.3, False)])
-def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shapes: bool) -> None:
-    inside = 0
-    for seed in range(20):
-        traces = write_contended_job(tmp_path, Contended(factor=factor, shapes=shapes, seed=seed))
-        low, high = known(known(analyze_traces(traces).contentions.every).ratio_interval)
-        inside += low <= factor <= high
-        assert high - low < 0.08
-    assert inside >= 17  # of 20 at 95%: fewer happen once in 400 sets
-
-
-@pytest.mark.long
-def test_steps_and_neighbours_that_drift_are_no_contention(tmp_path: Path) -> None:
-    """Of 100 jobs without contention whose steps and neighbouring kernels share a drift of 10%,
-    about five exclude 1.
-    """
-    excluded = 0
-    for seed in range(100):
-        options = Contended(factor=1.0, drift=0.1, together=True, seed=seed)
-        found = analyze_traces(write_contended_job(tmp_path, options, ranks=1)).contentions
-        excluded += (
-            excludes_no_change(found.every)
-            if found.every is not None
-            else found.reason.startswith(FASTER)
-        )
-    assert excluded <= 7
 
 
 @pytest.mark.long
@@ -128,33 +91,9 @@ def test_kernels_of_the_backward_pass_are_compared_with_those_of_the_backward_pa
     assert known(analysis.contentions.every).ratio == pytest.approx(1.3)
 
 
-def test_a_ratio_below_1_that_is_not_significant_is_shown(tmp_path: Path) -> None:
-    ratios = [
-        known(
-            analyze_traces(
-                write_contended_job(tmp_path, Contended(factor=1.0, seed=seed))
-            ).contentions.every
-        ).ratio
-        for seed in range(6)
-    ]
-    assert min(ratios) < 1 < max(ratios)
-
-
 def test_no_overlap_is_unknown_with_a_reason(tmp_path: Path) -> None:
     found = analyze_traces(write_contended_job(tmp_path, Contended(overlap=False))).contentions
     assert (found.every, found.reason) == (None, NO_OVERLAP)
-
-
-def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -> None:
-    """Each kernel of `ddp_trace` has one place, and it overlaps communication in every step or in
-    none.
-    """
-    analysis = analyzed(tmp_path, *(ddp_trace(rank, 2, DdpOptions()) for rank in range(2)))
-    assert analysis.contentions.every is None
-    assert analysis.contentions.reason.startswith(NOTHING_FREE)
-    (record,) = trace_content(analysis)["contention"]
-    assert (record["contention_us"], record["contention_ratio"]) == (None, None)
-    assert record["missing"] == analysis.contentions.reason
 
 
 def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
@@ -203,13 +142,3 @@ def test_ranks_are_compared_with_themselves() -> None:
     ]  # fmt: skip
     found = known(contentions(traced_table("kernels", rows)).every)
     assert found.ratio == pytest.approx(1.2)
-
-
-@pytest.mark.parametrize(("factor", "stated"), [(1.3, True), (1.0, False)])
-def test_the_cost_names_significant_contention_only(
-    tmp_path: Path, factor: float, stated: bool
-) -> None:
-    analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2)))
-    cost = said(ReadJob(analysis).verdict, "cost")
-    assert "ms more is hidden" in cost or "µs more is hidden" in cost
-    assert ("it slows the compute next to it 1.3" in cost) is stated

@@ -4,14 +4,12 @@ whatever overlaps.
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpscope.analysis.traces.ranks import exposed_parts as module
-from dpscope.analysis.traces.ranks.frames import step_waits
 from dpscope.analysis.traces.reading.table import Table
 from tests.helpers.collective_tables import matched_rows, stretch_rows
 
@@ -52,17 +50,6 @@ def test_time_counts_for_the_rank_that_was_waited_for_first() -> None:
     # 10 us of the second are a transfer
     assert lengths(parts[parts["part"] == "wait"], "late_rank") == {1: 60, 2: 30}
     assert lengths(parts, "part") == {"transfer": 20, "wait": 90}
-
-
-def test_what_no_collective_of_a_step_explains_is_copies() -> None:
-    parts = exposed_parts(
-        matched_rows((0, None, 1, 0.0, 10.0, 0.0)), stretch_rows((0, None, 1, 0.0, 30.0))
-    )
-    assert lengths(parts, "part", "kind") == {("transfer", "all_reduce"): 10, ("other", "copy"): 20}
-    table = matched_rows((0, 0, None, 0.0, 10.0, 0.0), (1, 1, None, 0.0, 10.0, 0.0))
-    parts = exposed_parts(table, stretch_rows((0, 0, 1, 0.0, 10.0), (1, 1, None, 0.0, 10.0)))
-    # rank 1 marks no steps at all
-    assert lengths(parts, "rank", "part") == {(0, "other"): 10, (1, "transfer"): 10}
 
 
 def test_a_device_runs_what_any_step_launched_and_the_cpu_its_own_steps() -> None:
@@ -129,65 +116,3 @@ def test_parts_are_those_of_a_raster(
                 )
             expected[rank, part] = expected.get((rank, part), 0) + 1
     assert {key: round(time, 6) for key, time in lengths(parts, "rank", "part").items()} == expected
-
-
-def test_waiting_is_the_union_of_first_parts_and_exposed_where_nothing_computes_or_transfers() -> (
-    None
-):
-    # Rank 0 waits in [100, 130) and [120, 150), 50 us together, and transfers in [130, 330) and
-    # [150, 200). Its communication is exposed in [110, 125) and [140, 400): 15 us of the waiting
-    # alone, then transfer until 330, and 70 us of neither. Rank 1 does not wait. Step 2 of rank 0
-    # waits 40 us and transfers 10 us, all of it hidden.
-    table = matched_rows(
-        (0, 0, 1, 100.0, 200.0, 30.0),
-        (0, 0, 1, 120.0, 50.0, 30.0),
-        (1, 1, 1, 900.0, 200.0, 0.0),
-        (0, 0, 2, 1000.0, 10.0, 40.0),
-        (0, 0, 2, 1000.0, None, None),  # not matched: no part of it
-    )
-    exposed = stretch_rows(
-        (0, 0, 1, 110.0, 125.0), (0, 0, 1, 140.0, 400.0), (1, 1, 1, 900.0, 1100.0)
-    )
-    found = step_waits(table)
-    assert found.to_dict("list") == {
-        "rank": [0, 0, 1],
-        "device": [0, 0, 1],
-        "step": [1, 2, 1],
-        "transfer_us": [250.0, 10.0, 200.0],
-        "wait_us": [50.0, 40.0, 0.0],
-    }
-    assert lengths(exposed_parts(table, exposed), "rank", "step", "part") == {
-        (0, 1, "transfer"): 190.0,
-        (0, 1, "wait"): 15.0,
-        (0, 1, "other"): 70.0,
-        (1, 1, "transfer"): 200.0,
-    }
-    of_cpu = step_waits(matched_rows((0, None, 1, 0.0, 5.0, 3.0)))
-    assert of_cpu["wait_us"].tolist() == [3.0]
-    assert of_cpu["device"].isna().all()
-
-
-def test_many_steps_at_once_are_what_each_is_alone() -> None:
-    generator = np.random.default_rng(3)
-    count = 4000
-    starts = generator.uniform(0, 1e9, count)  # a quarter of an hour of microseconds
-    waits = generator.exponential(200, count)
-    table = pd.DataFrame(
-        {
-            "rank": generator.integers(0, 6, count),
-            "device": 0,
-            "step": generator.integers(0, 40, count),
-        }
-    )
-    table = table.astype("Int64").assign(start_us=starts, transfer_us=1.0, wait_us=waits)
-    found = step_waits(table).set_index(["rank", "step"])
-    assert len(found) == 240
-    waited = found["wait_us"].to_dict()
-    for key, group in table.groupby(["rank", "step"]):
-        covered, reach = 0.0, -np.inf  # the length of a union, interval by interval
-        for start, end in sorted(
-            zip(group["start_us"], group["start_us"] + group["wait_us"], strict=True)
-        ):
-            covered += max(0.0, end - max(start, reach))
-            reach = max(reach, end)
-        assert waited[key] == pytest.approx(covered, abs=1e-3)

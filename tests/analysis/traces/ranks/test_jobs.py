@@ -3,18 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
-from dpscope.analysis.what_if.job_profile import job_profile
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import ddp_trace, write_trace
-from tests.helpers.made_traces import Event, launch, on_device, step, write
-from tests.helpers.several_jobs import moved, write_job, write_one_process_run
+from tests.helpers.made_traces import Event, launch, on_device, step
+from tests.helpers.several_jobs import moved, write_job
 
 SECOND = 10**9
 EPOCH = 1_700_000_000 * SECOND
@@ -149,51 +145,6 @@ def test_later_windows_of_the_same_processes_are_one_job() -> None:
 # The same on files: what each command makes of them.
 
 
-def test_rank_0_of_a_run_of_one_process_is_left_out_everywhere(tmp_path: Path) -> None:
-    write_job(tmp_path, "rank", ranks=4)
-    write_one_process_run(tmp_path / "rank0.json", later_s=31)
-    analysis = analyze_traces(tmp_path)
-    assert sorted({int(rank) for rank in analysis.steps["rank"]}) == [1, 2, 3]
-    (finding,) = [one for one in analysis.findings if one.code == "trace_of_another_job"]
-    assert "rank0.json was left out" in finding.message
-    assert (
-        "(world size 1, begin (UTC) 2024-05-23 00:15:53); the others (world size 4, begin (UTC) 2024-05-23 00:15:22)"
-        in (finding.message)
-    )
-    made = merge_traces(tmp_path, tmp_path / "merged.json")
-    assert [rank.source.name for rank in made.ranks] == ["rank1.json", "rank2.json", "rank3.json"]
-    assert "trace_of_another_job" in {one.code for one in made.findings}
-    (tmp_path / "merged.json").unlink()
-    profile = job_profile(sorted(tmp_path.iterdir()))
-    assert len({one.rank for one in profile.profiles}) == 3
-    assert any("rank0.json was left out" in one for one in profile.lacks)
-
-
-@pytest.mark.long
-def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
-    first = write_job(tmp_path, "a_rank", ranks=4)
-    second = write_job(tmp_path, "b_rank", ranks=4, later_s=265, process=5000)
-    found = analyze_jobs(tmp_path)
-    assert list(found) == ["job 1", "job 2"]
-    for analysis, files in zip(found.values(), (first, second), strict=True):
-        alone = analyze_traces(files)
-        assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
-        pd.testing.assert_series_equal(
-            analysis.collectives["transfer_us"], alone.collectives["transfer_us"]
-        )
-        assert analysis.collectives["transfer_us"].notna().any()
-        messages = [one.message for one in analysis.findings if one.code == "several_jobs"]
-        assert len(messages) == 1
-        assert files[0].name in messages[0]
-    for refused in (
-        lambda: analyze_traces(tmp_path),
-        lambda: merge_traces(tmp_path, tmp_path.parent / "merged.json"),
-        lambda: job_profile(sorted(tmp_path.iterdir())),
-    ):
-        with pytest.raises(DpscopeError, match=r"holds? the traces of 2 jobs \(job 1, job 2\)"):
-            refused()
-
-
 def test_windows_of_the_same_processes_are_matched_window_by_window(tmp_path: Path) -> None:
     files = write_job(tmp_path, "rank", ranks=2)
     alone = analyze_traces(files)
@@ -220,24 +171,3 @@ def cycle(communicates: bool, number: int) -> list[Event]:
     for correlation, start in ((1, begin + 10), (2, begin + 110)):
         events += [launch(correlation, start - 5), on_device(kernel, start, 50, correlation)]
     return events
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "communicates",
-    [(True, False), (True, True), (False,) * 60],
-    ids=["first", "both", "60 files"],
-)
-def test_cycles_of_one_rank_are_all_read(tmp_path: Path, communicates: tuple[bool, ...]) -> None:
-    for index, one in enumerate(communicates):
-        path = write(tmp_path, cycle(one, index), world_size=2 if any(communicates) else 1)
-        path.rename(tmp_path / f"host_4711.{1_700_000_000_000 + index}.pt.trace.json")
-    analysis = analyze_traces([tmp_path])
-    assert len(analysis.steps) == 2 * len(communicates)
-    assert len(analysis.collectives) == 2 * sum(communicates)
-    assert analysis.collectives["transfer_us"].isna().all()
-    if not any(communicates):
-        files = sorted(tmp_path.iterdir())
-        assert [rank.events for rank in merge_traces(files, tmp_path / "merged.json").ranks] == [
-            6
-        ] * len(files)

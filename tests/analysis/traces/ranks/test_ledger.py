@@ -5,15 +5,13 @@ device that bounds a step.
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from dpscope.analysis.cells.comparison import compare, exposed_by_phase
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.cost import cost_fact
 from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.ddp import DdpOptions
@@ -22,7 +20,7 @@ from tests.helpers.generated_checks import analyzed
 from tests.helpers.known import known
 from tests.helpers.made_rows import made_row
 from tests.helpers.paths import DATA, EXAMPLE_RUN
-from tests.helpers.run_cells import cell_data, run_of, windows, with_tables
+from tests.helpers.run_cells import cell_data, run_of, windows
 
 ALONE = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -93,7 +91,6 @@ def test_every_step_of_real_traces_adds_up(place: Path) -> None:
 
 
 DP = Cell(strategy="dp", devices=4, batch_size=8)
-DDP = Cell(strategy="ddp", devices=4, batch_size=8)
 STEP_US = 5000.0
 # By device: DataParallel's first one sends 500 us of parameters, which no other device records.
 EXPOSED_US = (500.0, 0.0, 0.0, 0.0)
@@ -126,14 +123,6 @@ def test_the_row_gives_the_critical_devices_values_and_the_mean_of_all() -> None
     assert (row["exposed_rank_min_us"], row["exposed_rank_max_us"]) == (0, 500)
 
 
-def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
-    steps = data_parallel_windows()
-    phases = steps.select((*STEP_KEYS, "exposed_us")).assign(phase="replicate", replica=None)
-    assert exposed_by_phase(with_tables(cell_data(DP, [], steps), dp_phases=phases)) == {
-        "replicate": 500.0
-    }
-
-
 def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
     ledger = known(ledger_of(data_parallel_windows(), NO_TABLES.exposed_parts))
     assert (ledger.exposed_us, ledger.critical_device, ledger.devices_exposed_us) == (500, 0, 125)
@@ -143,15 +132,6 @@ def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
     first, *_, last = cost_fact(row, on_device=True, not_split="").lines
     assert first.startswith("communication adds 0.5 ms to a 5.0 ms step, 10%")
     assert last == "on device 0, the least idle one; mean of all devices 0.12 ms"
-
-
-def test_processes_with_one_device_keep_all_their_windows() -> None:
-    steps = windows(DDP, 3, step_us=STEP_US, compute_us=4900.0, idle_us=100.0)
-    assert critical_rows(steps).all()
-    data = cell_data(DDP, [[STEP_US] * 6], steps)
-    (row,) = compare(run_of(data)).table.to_dict("records")
-    assert pd.isna(row["critical_device"])
-    assert pd.isna(row["exposed_device_mean_us"])
 
 
 def test_each_process_has_a_critical_device_and_unknown_idle_time_is_no_reason_to_choose() -> None:

@@ -80,15 +80,6 @@ def test_a_number_given_twice_goes_by_its_repetition() -> None:
     assert found.table["transfer_us"].fillna(-1).tolist() == [9.0, -1.0, 5.0] * 2
 
 
-def test_order_matches_only_equal_sizes() -> None:
-    found = matched(
-        [{"duration_us": 10.0}, {"bytes": 500, "duration_us": 3.0}],
-        [{"duration_us": 12.0}, {"bytes": 900, "duration_us": 4.0}],
-    )
-    assert found.table["transfer_us"].notna().tolist() == [True, False, True, False]
-    assert found.unmatched == 2
-
-
 def test_rooted_collectives_and_a_group_of_one_have_neither_transfer_nor_wait() -> None:
     found = matched(*([{"kind": "broadcast", "duration_us": 10.0 + rank}] for rank in range(2)))
     assert found.table[["transfer_us", "wait_us", "busbw_gb_per_s"]].isna().all(axis=None)
@@ -152,13 +143,6 @@ def test_the_last_rank_is_the_one_that_is_last_in_most_steps(
     last = known(last_rank(Table.from_frame(matched(*rows).table)))
     assert (last.rank, last.steps, last.of_steps) == (1, steps, 2)
     assert (last.lateness_us, last.share) == pytest.approx((lateness_us, share))
-
-
-def test_nobody_waits_for_nobody() -> None:
-    found = matched([{"duration_us": 10.0}], [{"duration_us": 10.0}])
-    assert last_rank(Table.from_frame(found.table)) is None
-    assert waits_caused(found.table).empty
-    assert waits_caused(matched([{"duration_us": 10.0}]).table).empty
 
 
 def test_a_step_of_which_a_rank_lacks_some_is_not_matched_by_order() -> None:

@@ -188,11 +188,3 @@ def test_who_requests_collectives_determines_the_parallelism(
     tmp_path: Path, events: list[Event], message: str
 ) -> None:
     assert named(tmp_path, *events).startswith(message)
-
-
-def test_ranges_alone_are_no_evidence(tmp_path: Path) -> None:
-    assert named(tmp_path, nodes=False).startswith("unknown: no operators of a backward pass")
-
-
-def test_one_rank_is_not_parallel(tmp_path: Path) -> None:
-    assert named(tmp_path, *requested("allreduce", BACKWARD), world_size=1) == ""

@@ -2,28 +2,24 @@
 the traces.
 """
 
-import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks import origin, readers, reduce
 from dpscope.analysis.traces.ranks.job import Job
@@ -48,15 +44,13 @@ from dpscope.analysis.traces.ranks.readers import (
     find_traces,
     holds_files,
 )
-from dpscope.analysis.traces.ranks.reduce import Share, read_share, reduce_traces
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
+from dpscope.analysis.traces.ranks.reduce import read_share, reduce_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
-from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import (
-    ddp_trace,
     dp_trace,
     gloo_trace,
     write_ddp_job,
@@ -158,26 +152,6 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
     shutil.rmtree(folder)
 
 
-def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(
-    whole: RankTables, tmp_path: Path
-) -> None:
-    write_partial(whole, tmp_path / "whole.dpscope")
-    rows = pq.read_table(tmp_path / "whole.dpscope")
-    place = rows.column_names.index("steps")
-    fewer = [
-        [{name: row[name] for name in list(row)[:-1]} for row in steps]
-        for steps in rows["steps"].to_pylist()
-    ]
-    head = pq.read_metadata(tmp_path / "whole.dpscope").metadata
-    older = rows.set_column(place, "steps", pa.array(fewer)).replace_schema_metadata(head)
-    pq.write_table(older, tmp_path / "older.dpscope")
-    with pytest.raises(
-        DpscopeError,
-        match="written by another dpscope: its columns differ; reduce its traces again",
-    ):
-        analyze_traces(tmp_path / "older.dpscope")
-
-
 def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_written(
     tmp_path: Path,
 ) -> None:
@@ -217,24 +191,6 @@ def test_a_table_without_a_value_and_one_without_a_row_are_read_as_they_were_wri
     assert second.tables["steps"].records() == found.tables["steps"].records()
 
 
-@pytest.mark.process
-def test_reading_and_writing_a_partial_imports_no_pandas(whole: RankTables, tmp_path: Path) -> None:
-    write_partial(whole, tmp_path / "a.dpscope")
-    program = """
-import sys
-from pathlib import Path
-from dpscope.analysis.traces.ranks.partial import read_partial, write_partial
-write_partial(read_partial(Path(sys.argv[1])), Path(sys.argv[2]))
-sys.exit("pandas" in sys.modules)
-"""
-    subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "a.dpscope", tmp_path / "b.dpscope"],
-        check=True,
-        timeout=60,
-    )
-    assert equal_ranks(read_partial(tmp_path / "b.dpscope"), whole)
-
-
 @pytest.mark.parametrize("kind", ["dp", "gloo"])
 def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path) -> None:
     ranks = [dp_trace(4)] if kind == "dp" else [gloo_trace(rank, 2) for rank in range(2)]
@@ -245,26 +201,6 @@ def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path
     assert len(expected.dp_phases) > 0 if kind == "dp" else len(expected.collectives) > 0
     reduce_traces(tmp_path / "traces", tmp_path / "partials")
     assert_equal(analyze_traces(tmp_path / "partials"), expected)
-
-
-@pytest.mark.long
-def test_the_command_prints_the_same_for_partials_as_for_traces_and_reports_them(
-    traces: Path, tmp_path: Path
-) -> None:
-    reduce_traces(traces, tmp_path / "partials")
-    of_traces, of_partials = (
-        CliRunner().invoke(app, ["analyze", str(path), "--format", "json"])
-        for path in (traces, tmp_path / "partials")
-    )
-    assert len(of_traces.output) > 1000
-    assert of_partials.output == of_traces.output
-    assert of_partials.exit_code == of_traces.exit_code == 0
-    page = tmp_path / "page"
-    ended = CliRunner().invoke(
-        app, ["analyze", str(tmp_path / "partials"), "--report", str(page), "--figures", "none"]
-    )
-    assert ended.exit_code == 0, ended.output
-    assert "traces of 4 ranks" in (page / "report.html").read_text()
 
 
 def test_bad_partials_are_reported_in_a_line(
@@ -401,56 +337,6 @@ def test_a_number_that_no_trace_gives_is_refused(
     assert str(path) in str(raised.value)
 
 
-def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(
-    whole: RankTables, tmp_path: Path
-) -> None:
-    for name, value in (
-        ("steps.step_us", float("nan")),
-        ("collectives.queue_us", -3.0),
-        ("steps.idle_us", -1e-9),
-    ):
-        write_partial(changed(whole, name, value), tmp_path / "a.dpscope")
-        assert len(read_partial(tmp_path / "a.dpscope").ranks) == RANKS
-
-
-@pytest.mark.long
-def test_partials_of_several_jobs_are_distinguished_by_folder_and_compared_as_repeats(
-    tmp_path: Path,
-) -> None:
-    """As their traces are; a folder in which a job's partials lie next to one that joins them is
-    still one job.
-    """
-    for side, factor in (("before", 1.0), ("after", 1.5)):
-        for job in "012":
-            made = write_ddp_job(tmp_path / "traces" / side / job, 2, factor + int(job) / 100)
-            folder = tmp_path / "partials" / side / job
-            for rank, trace in enumerate(sorted(made.iterdir())):
-                reduce_traces(trace, folder / f"{rank}.dpscope")
-            reduce_traces(folder, folder / "all.dpscope")
-    found = analyze_jobs(tmp_path / "partials" / "before")
-    expected = analyze_jobs(tmp_path / "traces" / "before")
-    assert list(found) == list(expected) == ["0", "1", "2"]
-    for name, own in found.items():
-        assert_equal(own, expected[name])
-    results = [
-        CliRunner().invoke(
-            app,
-            [
-                "compare",
-                str(tmp_path / kind / "before"),
-                str(tmp_path / kind / "after"),
-                "--format",
-                "json",
-            ],
-        )
-        for kind in ("traces", "partials")
-    ]
-    assert results[0].exit_code == results[1].exit_code
-    assert (
-        json.loads(results[0].stdout)["changes"] == json.loads(results[1].stdout)["changes"] != []
-    )
-
-
 def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
     traces: Path, tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,40 +356,6 @@ def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
     assert [{row["rank"] for row in rows} for rows in steps] == [{0}, {1}, {2}, {3}]
     monkeypatch.setattr(origin, "reader_version", lambda: "another")
     assert reduce_traces(traces, third.path).read == RANKS == len(read) - 2
-
-
-class Submitted:
-    """What submitit gives in place of a future."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self.result = work
-
-
-class Jobs:
-    """An executor whose jobs are no futures; that of one file is lost, as on a node that went
-    away.
-    """
-
-    def submit(self, work: Callable[..., object], file: Path, *rest: object) -> Submitted:
-        def result() -> object:
-            if file.name.startswith("0_2"):
-                raise RuntimeError("job 17 is gone")
-            return work(file, *rest)
-
-        return Submitted(result)
-
-
-def test_jobs_that_are_not_futures_are_awaited_and_a_lost_one_is_reported(
-    traces: Path, tmp_path: Path
-) -> None:
-    made = reduce_traces(traces, tmp_path / "n0.dpscope", executor=cast("Any", Jobs()))
-    assert made.ranks == RANKS - 1
-    (unread,) = made.unread
-    assert (
-        "0_2.pt.trace.json.gz ended without an answer (RuntimeError: job 17 is gone)"
-        in unread.message
-    )
-    assert reduce_traces(traces, made.path).ranks == RANKS
 
 
 class Killed(BaseException):
@@ -542,48 +394,6 @@ def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
     ]
 
 
-def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path: Path) -> None:
-    (traces / "0_2.pt.trace.json.gz").write_bytes(b"no trace")
-    ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
-    assert ended.exit_code == 2
-    assert "3 ranks" in ended.output
-    assert [
-        line for line in ended.output.splitlines() if "not read" in line and "0_2.pt.trace" in line
-    ]
-    (finding,) = [
-        one
-        for one in analyze_traces(tmp_path / "n0.dpscope").findings
-        if one.code == "file_not_read"
-    ]
-    assert "0_2.pt.trace.json.gz" in finding.message
-    write_trace(ddp_trace(2, RANKS).trace, traces / "0_2.pt.trace.json.gz")
-    repeated = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
-    assert repeated.exit_code == 0
-    assert "4 ranks, 3 of them already reduced" in repeated.output
-    assert "file_not_read" not in {
-        one.code for one in analyze_traces(tmp_path / "n0.dpscope").findings
-    }
-
-
-def test_of_traces_none_of_which_can_be_read_nothing_is_written(
-    traces: Path, tmp_path: Path
-) -> None:
-    for path in traces.iterdir():
-        path.write_bytes(b"no trace")
-    with pytest.raises(DpscopeError, match=r"no trace could be read: .*0_0.pt.trace.json.gz.*"):
-        reduce_traces(traces, tmp_path / "partials" / "n0.dpscope")
-    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
-
-
-def test_a_trace_that_is_cut_short_is_reduced_and_reported(traces: Path, tmp_path: Path) -> None:
-    for rank in (1, 2):
-        path = traces / f"0_{rank}.pt.trace.json.gz"
-        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
-    assert (ended.exit_code, "4 ranks" in ended.output) == (2, True)
-    assert "0_1.pt.trace.json.gz and 1 more are cut short or damaged" in ended.output
-
-
 TASKS = (
     "SLURM_PROCID",
     "SLURM_NTASKS",
@@ -613,19 +423,6 @@ def test_shares_hold_every_file_once(tasks: int) -> None:
     ):
         with pytest.raises(DpscopeError, match="--share"):
             read_share(text, environment)
-
-
-def test_tasks_of_a_shared_folder_write_a_partial_each_also_where_nothing_can_be_read(
-    traces: Path, tmp_path: Path
-) -> None:
-    (traces / "0_1.pt.trace.json.gz").write_bytes(b"no trace")
-    made = [reduce_traces(traces, tmp_path / "partials", Share(task, 3)) for task in range(3)]
-    assert [one.path.name for one in made] == [f"share-{task}of3.dpscope" for task in (1, 2, 3)]
-    assert [(one.ranks, len(one.unread)) for one in made] == [(2, 0), (0, 1), (1, 0)]
-    found = analyze_traces(tmp_path / "partials")
-    assert len(found.summaries) == RANKS - 1
-    (finding,) = [one for one in found.findings if one.code == "file_not_read"]
-    assert "0_1.pt.trace.json.gz" in finding.message
 
 
 def other_traces(traces: Path, place: Path) -> None:
@@ -665,22 +462,6 @@ def test_a_failure_is_reported_in_a_line_and_changes_nothing(
         reduce_traces(traces, place)
     assert "\n" not in str(caught.value)
     assert (place.read_bytes() if place.exists() else b"") == before
-
-
-def test_traces_saved_by_a_killed_call_of_another_version_are_read_again_and_a_foreign_file_stays(
-    traces: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "n0.dpscope"
-    unfinished = tmp_path / "n0.dpscope.unfinished"
-    of_version(unfinished, 0)
-    made = reduce_traces(traces, place)
-    assert (made.read, made.kept) == (4, 0)
-    assert not unfinished.exists()
-    place.unlink()
-    unfinished.write_text("mine")
-    with pytest.raises(DpscopeError, match="was not written by dpscope"):
-        reduce_traces(traces, place)
-    assert unfinished.read_text() == "mine"
 
 
 def test_an_unwritable_output_is_reported(

@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpscope.analysis.figures.step import wait_strips
-from dpscope.analysis.runs.run_data import traced_run
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.places import (
-    fold,
     rank_means,
-    rank_places,
     read_topology,
     spreads,
 )
-from dpscope.analysis.traces.ranks.timeline import drawn_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError
@@ -98,18 +93,6 @@ def test_the_bad_node_its_local_rank_and_its_switch_are_named(
     assert "lists none of the hosts" in str(analyzed(folder, "--topology", str(switches)))
 
 
-@pytest.mark.long
-def test_tables_stay_short_and_hosts_are_numbered_on_request(folder: Path) -> None:
-    output = (
-        CliRunner()
-        .invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "markdown"])
-        .output
-    )
-    assert "host17" in output
-    assert "n0017" not in output
-    assert len(output.splitlines()) < 100
-
-
 def test_spreads_are_over_the_means_of_ranks(analysis: Job, waits: np.ndarray) -> None:
     # the first window is partial
     whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:].sum(axis=1).mean(axis=0)
@@ -130,28 +113,6 @@ def test_spreads_are_over_the_means_of_ranks(analysis: Job, waits: np.ndarray) -
     )
 
 
-def test_the_strips_show_who_waits_and_who_is_waited_for(
-    analysis: Job, folder: Path, waits: np.ndarray
-) -> None:
-    strips = wait_strips(traced_run(analysis, [folder]).cells["traces of 1,024 ranks"])
-    whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:]  # the first window is partial
-    # four ranks share a row
-    rows = whole.sum(axis=1).T.reshape(RANKS // 4, 4, STEPS - 1).max(axis=1)
-    assert strips["waits"].to_numpy() == pytest.approx(rows)
-    late = strips["is waited for"]
-    assert late.columns.get_level_values("step").to_numpy().tolist() == [1, 2, 3]
-    assert late.to_numpy().argmax(axis=0).tolist() == [0, BAD // 4, 0]
-    caused = [one.sum() / (RANKS - 1) for one in whole[1] if one.argmin() == BAD]
-    assert late.loc[BAD // 4 * 4, (0, 2)] == pytest.approx(sum(caused))
-
-
-def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: Job) -> None:
-    drawn = drawn_ranks([one.rank for one in analysis.summaries], analysis.waits_caused)
-    assert len(drawn) == 8
-    assert {BAD, RANKS - 1} < set(drawn)
-    assert drawn == sorted(drawn)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("left_out", "known"), [(5, True), (40, False)])
 def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) -> None:
@@ -169,12 +130,6 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
         f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; "
     )
     assert ("transfer is an upper bound" in message) is known
-
-
-def test_places_without_hosts_are_unknown(analysis: Job) -> None:
-    places = rank_places(analysis.summaries, {})
-    assert places["local_rank"].tolist() == [rank % PER_NODE for rank in range(RANKS)]
-    assert not len(fold(analysis, rank_means(analysis), places.assign(host=None), "host"))
 
 
 # Files that list the switch of each host, as people and Slurm write them, and invalid ones.
@@ -203,15 +158,6 @@ def switches_in(tmp_path: Path, text: str) -> dict[str, str]:
 )
 def test_all_forms_are_equivalent(tmp_path: Path, text: str) -> None:
     assert switches_in(tmp_path, text) == {"n0": "s0", "n1": "s0"}
-
-
-def test_names_of_several_numbers_are_all_their_hosts(tmp_path: Path) -> None:
-    assert sorted(switches_in(tmp_path, "SwitchName=s0 Nodes=r[0-1]n[08-09]\n")) == [
-        "r0n08",
-        "r0n09",
-        "r1n08",
-        "r1n09",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -79,25 +79,6 @@ def test_any_executor_will_do(
     assert len(found.dp_phases) > 50
 
 
-@pytest.mark.parametrize(
-    ("mebibytes", "processes"),
-    # On 4 cores processes must save 64 MiB of reading: all but the largest share of one process.
-    [
-        ([50] * 8, 4), ([64, 64], 2), ([63, 63], 0), ([500, 63], 0), ([500, 60, 4], 3), ([21] * 4, 0), ([22] * 4, 4),
-        ([900], 0),
-    ],
-)  # fmt: skip
-def test_processes_are_started_where_they_save_more_than_they_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: list[int], processes: int
-) -> None:
-    monkeypatch.setattr(process_pool, "usable_cores", lambda: 4)
-    files = [tmp_path / f"{rank}.json" for rank in range(len(mebibytes))]
-    for file, size in zip(files, mebibytes, strict=True):
-        with file.open("wb") as sparse:
-            sparse.truncate(size << 20)
-    assert process_pool._worthwhile_processes(files) == processes
-
-
 def test_errors_of_workers_are_reported_as_usual(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,55 +103,6 @@ def test_a_worker_that_dies_is_reported(job: Path, monkeypatch: pytest.MonkeyPat
         process_pool.over_cores(
             die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2
         )
-
-
-def test_what_work_raises_is_raised(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    force_processes(monkeypatch)
-    with pytest.raises(ValueError, match="invalid literal") as raised:
-        process_pool.over_cores(int, ["7", "x"], [job / "a.json.gz"] * 2)
-    assert "pool_worker.py" in raised.value.__notes__[0]
-    assert process_pool.over_cores(int, ["7", "8", "9"], [job / "a.json.gz"] * 2) == [7, 8, 9]
-
-
-UNGUARDED = """
-import sys, threading, time
-from dpscope.analysis.traces.ranks import process_pool
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-
-def no_copy(event, arguments):
-    assert event != "os.fork"
-
-sys.addaudithook(no_copy)
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-process_pool.START_BYTES = 1
-process_pool.usable_cores = lambda: 2
-print(len(analyze_traces(sys.argv[1]).summaries))
-"""
-
-
-def test_a_script_needs_no_guard_and_is_not_copied(
-    job: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    # Spawned processes would run the script again; forked ones would be copies of a process with
-    # threads.
-    script = tmp_path_factory.mktemp("user") / "script.py"
-    script.write_text(UNGUARDED)
-    ended = subprocess.run(
-        [sys.executable, str(script), str(job)], capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
-
-
-def test_a_cancelled_future_is_reported(job: Path) -> None:
-    class Cancelling(Executor):
-        def submit(self, *_: object, **__: object) -> "Future[object]":  # type: ignore[override]
-            future: Future[object] = Future()
-            future.cancel()
-            future.set_running_or_notify_cancel()
-            return future
-
-    with pytest.raises(DpscopeError, match="ended without an answer"):
-        analyze_traces([job], executor=Cancelling())
 
 
 INTERRUPTED = """

@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -139,36 +138,3 @@ def test_compiled_buckets_are_found_with_their_bytes(compiled: Job) -> None:
     assert moved["sum"].eq(4 * (FIRST + 3 * WIDE + LAST)).all()
     assert moved["count"].eq(PARTS).all()
     assert compiled.collectives["match"].notna().all()
-
-
-def test_compiled_phases_hold_the_compiled_parts(compiled: Job) -> None:
-    """Apart from `CompiledFunction` ranges and those of torch.compile around them, only loss and
-    optimizer compute.
-    """
-    for rank, path in enumerate(COMPILED):
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        own = compiled.steps[compiled.steps["rank"] == rank].set_index("step")
-        for step in (2, 3):
-            begin, end = span(events, f"ProfilerStep#{step}")
-            inside = [one for one in events if one.get("ph") == "X" and begin <= one["ts"] < end]
-            forward = sum(
-                one["dur"] for one in inside if one["name"].startswith("Torch-Compiled Region")
-            )
-            backward = sum(
-                one["dur"] for one in inside if one["name"] == "CompiledFunctionBackward"
-            )
-            measured = own.loc[step]
-            assert 0 < forward <= measured["forward_us"] <= length(inside, "dpscope::forward")
-            assert 0 < backward <= measured["backward_us"] <= length(inside, "dpscope::backward")
-            assert 0 < measured["optimizer_us"] <= length(inside, "dpscope::optimizer")
-
-
-def span(events: list[dict[str, Any]], name: str) -> tuple[float, float]:
-    (found,) = (
-        one for one in events if one.get("name") == name and one.get("cat") == "user_annotation"
-    )
-    return found["ts"], found["ts"] + found["dur"]
-
-
-def length(events: list[dict[str, Any]], name: str) -> float:
-    return float(sum(one["dur"] for one in events if one["name"] == name))

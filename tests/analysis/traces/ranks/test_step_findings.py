@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.runs.run_data import traced_run, traces_text
 from dpscope.analysis.traces.ranks.job import Job
@@ -26,12 +24,11 @@ from tests.helpers.made_traces import (
     operator,
     record,
     step,
-    steps_with,
     write,
 )
 from tests.helpers.made_verdicts import said
 from tests.helpers.run_cells import windows
-from tests.helpers.several_jobs import lengthened, write_job
+from tests.helpers.several_jobs import lengthened
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
@@ -53,12 +50,6 @@ def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> 
 
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
-
-
-def test_host_copies_within_the_idle_time_are_named() -> None:
-    (found,) = idle_findings(windows(SINGLE, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0))
-    times = "(500.0 µs of 1.00 ms); 100.0 µs of it copying from or to the host"
-    assert found.message.startswith(f"device 0 of rank 0 is idle 50% of a step {times}")
 
 
 @pytest.mark.parametrize(
@@ -83,22 +74,6 @@ def test_a_host_that_launches_too_slowly_is_distinguished_from_a_loader(
     assert ("launch-bound: for 400.0 µs" in found.message) == (
         code == "launch_bound" and data_wait_us == 0.0
     )
-
-
-@pytest.mark.parametrize(
-    ("unlaunched_us", "words"),
-    [(56.0, "for 444.0 µs work was queued"), (250.0, "host or")],
-)
-def test_a_device_that_waits_with_work_launched_is_not_called_host_bound(
-    unlaunched_us: float, words: str
-) -> None:
-    """Nothing was launched for 11% of 500 us: the host is not what the device waits for."""
-    steps = windows(
-        DDP, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us
-    )
-    (found,) = idle_findings(steps)
-    assert words in found.message
-    assert ("waits for the host or the loader" in found.message) == (unlaunched_us == 250.0)
 
 
 def gloo_on_gpu(rank: int) -> list[Event]:
@@ -233,32 +208,6 @@ def test_steps_of_other_series_or_numbers_are_not_matched_by_order(
     not_split = known(analysis.not_split)
     assert not_split.reason == "the ranks' collectives differ in number, kind or size"
     assert "all ranks" not in not_split.next_step
-
-
-def test_traces_of_all_ranks_are_requested_only_if_one_is_missing(tmp_path: Path) -> None:
-    write_job(tmp_path, "rank", ranks=4)[2].unlink()
-    not_split = known(analyze_traces(tmp_path).not_split)
-    assert not_split.reason == "rank 2 of 4 has no trace here"
-    assert not_split.next_step == "read the traces of all ranks, rank 2 among them"
-
-
-def test_a_trace_that_was_left_out_is_not_called_missing(tmp_path: Path) -> None:
-    """Rank 0's file is there, but of a job of two ranks."""
-    write_job(tmp_path, "rank", ranks=4)[0].unlink()
-    write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
-    reason = known(analyze_traces(tmp_path).not_split).reason
-    left_out = "rank0.json was left out, since it is of another job"
-    assert reason.startswith("rank 0 of 4 has no trace of this job: ")
-    assert left_out in reason
-
-
-def test_the_action_names_why_waiting_is_unknown(tmp_path: Path) -> None:
-    """One rank of two, in an all-reduce for 900 us of each step of 1,000 us."""
-    events = steps_with([(50, 950)] * 3, **RECORDED)
-    run = traced_run(analyze_traces([write(tmp_path, events, 0, 2)]), [tmp_path])
-    verdict = run_verdict(run, compare(run))
-    assert "waiting included: only one process was read" in said(verdict, "cost")
-    assert "Exposed communication (0.9 of 1.0 ms, 90%): read the traces" in said(verdict, "next")
 
 
 @pytest.mark.parametrize(("factor", "errors"), [(1000.0, ["step_times_apart"]), (20.0, [])])

@@ -2,7 +2,6 @@
 module that makes it.
 """
 
-import ast
 import os
 import re
 import zlib
@@ -19,10 +18,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import Trace, ddp_trace, relabel, trace_text, write_trace
 from tests.helpers.made_traces import launch, on_device, step, write
-from tests.helpers.paths import ROOT
 
-ANALYSIS = ROOT / "analysis"
-FOLDERS = ("reading", "steps", "data_parallel", "ranks")
 Make = Callable[[Path], None]
 P = ParamSpec("P")
 MAX_BYTES = 8 << 20
@@ -173,48 +169,8 @@ def test_the_finding_is_there_and_not_in_a_near_miss(tmp_path: Path, words: str)
     assert words not in found(tmp_path / "near_miss", CASES[words].near_miss)
 
 
-def test_what_the_cut_removed_is_reported_once(tmp_path: Path) -> None:
-    """Runtime calls and communicating operators first, kernels last: the first half of the file has
-    no kernel.
-    """
-    trace = ddp_trace(0, 2).trace
-    events = sorted(
-        trace["traceEvents"],
-        key=lambda event: str(event.get("cat")) in ("kernel", "gpu_memcpy", "gpu_memset"),
-    )
-    whole = trace_text({**trace, "traceEvents": events})
-    (tmp_path / "0_0.pt.trace.json").write_text(whole[: whole.index('"cat": "kernel"')])
-    found = {
-        finding.code: finding
-        for finding in analyze_traces([tmp_path], ReadLimits(max_bytes=MAX_BYTES)).findings
-    }
-    assert {"trace_cut_short", "no_kernels"} <= set(found)
-    assert "trace_incomplete" not in found
-    assert "what could be read of" in found["no_kernels"].message
-    assert "cut short" in found["no_kernels"].next_step
-    assert "CUPTI" not in found["no_kernels"].next_step
-
-
 def test_a_sound_job_has_none_at_all(tmp_path: Path) -> None:
     assert set(re.findall(r"(?:^|; )(\w+): ", found(tmp_path / "job", sound))) == {"parallelism"}
-
-
-def test_every_code_is_in_a_test() -> None:
-    modules = [
-        module for folder in FOLDERS for module in (ANALYSIS / "traces" / folder).glob("*.py")
-    ]
-    nodes = [node for module in modules for node in ast.walk(ast.parse(module.read_text()))]
-    made = {
-        TraceCode[node.attr].code
-        for node in nodes
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "TraceCode"
-    }
-    tests = "".join(
-        path.read_text() for path in (ROOT / "tests" / "analysis" / "traces").rglob("test_*.py")
-    )
-    assert [code for code in sorted(made) if f'"{code}"' not in tests] == []
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import codes
-from tests.helpers.made_traces import ALL_REDUCE, event, operator, step, steps_with, write
+from tests.helpers.made_traces import ALL_REDUCE, operator, steps_with, write
 
 
 def analyzed(
@@ -82,43 +81,6 @@ def test_a_clock_that_is_off_outweighs_no_steady_distance(tmp_path: Path) -> Non
     assert analysis.collectives.set_index(["rank", "step"])["wait_us"][3].tolist() == [150, 0, 90]
 
 
-NAMED = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
-
-
-@pytest.mark.parametrize(
-    ("durations", "recorded"), [((100, 300), {}), ((100, 100, 300, 300), NAMED)]
-)
-def test_two_ranks_and_known_groups_are_not_judged_by_their_ends(
-    tmp_path: Path, durations: Sequence[int], recorded: dict[str, Any]
-) -> None:
-    """Two ranks can only be one group; and of four the traces name the group, whatever the clocks
-    say.
-    """
-    for rank, duration in enumerate(durations):
-        write(
-            tmp_path,
-            steps_with([(100, 100 + duration)], **recorded),
-            rank,
-            len(durations),
-            host_name="node",
-        )
-    table = analyze_traces([tmp_path]).collectives
-    assert table["wait_us"].tolist() == [duration - 100 for duration in durations]
-    assert table["match"].notna().all()
-
-
-def test_ranges_of_gloo_may_end_apart(tmp_path: Path) -> None:
-    """A worker closes its range once it has a core again: 200 us later on two of the ranks is no
-    evidence of groups.
-    """
-    for rank, duration in enumerate((100, 100, 300, 300)):
-        events = [step(1, 0, 1_000), event("user_annotation", "gloo:all_reduce", 100, duration)]
-        write(tmp_path, events, rank, 4, host_name="node")
-    analysis = analyze_traces([tmp_path])
-    assert "groups_unknown" not in codes(analysis)
-    assert analysis.collectives["transfer_us"].eq(100).all()
-
-
 def test_one_group_on_two_hosts_is_matched_whatever_their_clocks(tmp_path: Path) -> None:
     """All end at 400, 420 and 430 by the first host's clock; late by turns: rank 0 waits 150, 0 and
     30 us, rank 2 0, 100, 0.
@@ -161,15 +123,3 @@ def test_one_late_rank_shows_that_all_take_part(tmp_path: Path, apart_us: float)
     assert waits[2] == 0
     assert (waits.drop(2) > 990_000).all()
     assert set(analysis.waits["late_rank"]) == {2}
-
-
-def test_a_late_rank_in_each_of_two_pairs_is_no_group_of_four(tmp_path: Path) -> None:
-    """Ranks 0 and 2 are late in their pairs by 1 s, but 5 ms apart: 0.5% of the waiting."""
-    starts, ends = late_by_a_second(16.0)
-    starts[0] = [end - 100.0 for end in ends[0]]
-    starts[2] = [start + 5_000.0 for start in starts[2]]
-    for rank in (2, 3):
-        ends[rank] = [end + 5_000.0 for end in ends[rank]]
-    analysis = analyzed(tmp_path, starts, ends, all_to_all=True)
-    assert "groups_unknown" in codes(analysis)
-    assert analysis.collectives["wait_us"].isna().all()

@@ -10,9 +10,8 @@ import pytest
 from dpscope.analysis.output.traced_report import ReadJob
 from dpscope.analysis.output.traces import to_tables
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.step_findings import far_longer_steps
 from dpscope.analysis.traces.ranks.whole_steps import far_longer, far_longer_count, whole_steps
-from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.run import AttachedProcess, Cell
 from tests.helpers.known import known
 from tests.helpers.paced_ranks import paced
@@ -45,23 +44,6 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
     (collectives,) = (table for title, table in tables.items() if title.startswith("Collectives"))
     assert collectives.rows[0][:4] == ("all_reduce", "100,000,000", "8", "10.0")
     assert [row[2] for row in tables["Steps"].rows[:3]] == ["0*", "1**", "2"]
-
-
-def test_a_pause_of_one_rank_is_no_late_rank(tmp_path: Path) -> None:
-    """Rank 1 pauses once for a second, rank 0 is 20 ms late in the other steps."""
-    analysis = paced(tmp_path, [(60.0, 40.0)] * 3 + [(60.0, 1_040.0)] + [(60.0, 40.0)] * 3)
-    assert (
-        "step 4 takes 1.05 s, 14 times the median step's 75.0 ms: the others wait 960.0 ms longer for rank 1"
-        in (message(analysis))
-    )
-    late = known(ReadJob(analysis).verdict.late)
-    assert (late.rank, late.last.steps, late.last.of_steps) == (0, 6, 6)
-    assert late.lateness_us == pytest.approx(20e3, abs=1)
-
-
-def test_everything_is_slower_in_a_step(tmp_path: Path) -> None:
-    found = message(paced(tmp_path, [EVEN, EVEN, (400.0, 400.0), EVEN]))
-    assert "it computes 360.0 ms longer: everything is slower" in found
 
 
 def steps(*lengths_us: float, repeat: int = 0, counts: dict[int, int] | None = None) -> Table:
@@ -109,26 +91,6 @@ def test_a_step_is_left_out_on_every_rank() -> None:
     lengths[5] = 12.0
     table = table.assign(step_us=lengths)
     assert table["step"][far_longer(table)].tolist() == [1, 1]
-
-
-def test_steps_with_other_collectives_are_another_kind_of_step() -> None:
-    assert not far_longer(steps(10, 10, 10, 50, counts={3: 6})).any()
-    assert far_longer(steps(10, 10, 10, 50, counts={3: 4})).any()
-
-
-def test_a_repeat_is_compared_with_itself() -> None:
-    """A repeat that is slower as a whole has no outlier."""
-    fast, slow = steps(10, 10, 10, 90), steps(50, 50, 50, 50, repeat=1)
-    both = joined([fast, slow])
-    assert far_longer_count(both) == 1
-    (finding,) = far_longer_steps(fast, "ddp-d2-b8")
-    assert finding.message.startswith("ddp-d2-b8: step 3 takes 90.0 µs, 9 times")
-
-
-def test_partial_steps_are_not_compared() -> None:
-    table = steps(10, 10, 10, 90)
-    cut = table.assign(partial_window=[step == 3 for step in table["step"].tolist()])
-    assert not far_longer(cut).any()
 
 
 def test_steps_of_a_cycle_all_count() -> None:

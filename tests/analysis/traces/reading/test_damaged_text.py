@@ -5,7 +5,6 @@ Five steps of 1000 us with one kernel of 100 us each, on one line or an event a 
 it.
 """
 
-import contextlib
 import gzip
 import json
 import time
@@ -17,9 +16,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.reading import chunks
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import codes
 from tests.helpers.made_traces import Event, launch, on_device, step
 
@@ -80,56 +77,6 @@ def test_arguments_may_hold_objects_wherever_a_chunk_is_cut(
     assert damage(analysis) == set()
 
 
-def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
-    name = "void k<{lambda(int)#1}, {lambda(float)#2}>" + "x" * 300
-    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(events(600)).replace("gemm", name))
-    assert compute(analysis) == [100.0] * 600
-    assert damage(analysis) == set()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # 12 MB of another tool's
-        '{"nodes": [' + ",".join(['{"id": 1, "inputs": [1, 2, 3]}'] * 400_000) + "]}",
-        '{"traceEvents": [' + '{"a": [{"b": 1}]}' * 30_000 + "]}",
-        '{"traceEvents": [{"a": ' + "}]" * 500_000,
-    ],
-    ids=["no trace", "objects side by side", "closed and closed"],
-)
-def test_nothing_takes_for_ever(tmp_path: Path, text: str) -> None:
-    """Each took minutes where a search started again at every block, or at every bracket."""
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(text)
-    begun = time.process_time()
-    with contextlib.suppress(DpscopeError):
-        assert not len(read_trace(path).events)
-    assert time.process_time() - begun < 10
-
-
-@pytest.mark.parametrize("shift", ["integers first", "metadata first", "one absurd"])
-def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) -> None:
-    """1,694,128,201,226,418.25 us and on: a step is 1000 us, whatever stands before the first
-    fraction.
-    """
-    found = events(400)
-    for index, event in enumerate(found):
-        whole = shift == "integers first" and index < 600
-        event["ts"] = 1_694_128_201_226_418 + int(event["ts"]) + (0 if whole else 0.25)
-    if shift == "metadata first":
-        label = {"ph": "M", "name": "process_labels", "args": {"labels": "x" * 900}}
-        found = [label] * 150 + found
-    text = one_line(found)
-    if shift == "one absurd":
-        text = text.replace('"ts": 16941282', '"ts": 99999999999916941282', 1)
-    analysis = analyzed(tmp_path / "0_0.pt.trace.json", text)
-    lost = {"events_damaged"} if shift == "one absurd" else set()
-    assert damage(analysis) - {"events_of_no_step"} == lost
-    steps = analysis.steps.iloc[2:]
-    assert steps["step_us"].to_list() == pytest.approx([1000.0] * len(steps), abs=0.5)
-    assert steps["compute_us"].to_list() == pytest.approx([100.0] * len(steps), abs=0.5)
-
-
 def frames(count: int, frame: str) -> str:
     return ", ".join([frame] * count)
 
@@ -164,24 +111,6 @@ def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
     assert time.process_time() - begun < 5
     assert 300 <= len(trace.events) <= 360
     assert codes(trace) & {"events_damaged", "trace_cut_short"}
-
-
-@pytest.mark.long
-def test_events_behind_megabytes_of_damage_are_read(tmp_path: Path) -> None:
-    """Twice as much as above, and damaged events behind it."""
-    behind = json.dumps(events(2000)[180:])[1:-1]
-    behind = behind[:500_000] + behind[500_000:].replace('"gemm"', '"ge\x01mm"', 3)
-    text = ", ".join([json.dumps(events(60))[1:-1], frames(200_000, '{"a": [{"b": 1}'), behind])
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(
-        '{"traceEvents": [' + text + '], "distributedInfo": {"rank": 3, "world_size": 4}}'
-    )
-    begun = time.process_time()
-    trace = read_trace(path)
-    assert time.process_time() - begun < 8
-    # of 6000: those in the chunk where the damage ends may be lost with it
-    assert len(trace.events) > 5000
-    assert (trace.rank, codes(trace)) == (3, {"events_damaged"})
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])
@@ -249,27 +178,6 @@ def test_one_absurd_argument_leaves_the_rest_as_it_is(tmp_path: Path, name: str)
     assert analysis.collectives["bytes"].isna().all()
 
 
-@pytest.mark.parametrize(("step", "thread"), [("9" * 20, 10), ("9" * 5000, 10), ("3", "\ud800")])
-def test_absurd_steps_and_threads(tmp_path: Path, step: str, thread: int | str) -> None:
-    found = events()
-    for event in found[9:12]:
-        event["name"] = event["name"].replace("#3", f"#{step}")
-        event["tid"] = thread if event["cat"] == "user_annotation" else event["tid"]
-    assert compute(analyzed(tmp_path / "0_0.pt.trace.json", one_line(found)))[:3] == [100.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("dur", "Infinity"), ("dur", 1e300), ("ts", 2.0**70), ("dur", "-Infinity")]
-)
-def test_a_time_without_end_is_none(tmp_path: Path, field: str, value: object) -> None:
-    found = events()
-    found[5][field] = value  # the second step's kernel
-    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
-    # a step that launched nothing has no window
-    assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]
-    assert damage(analysis) == {"events_damaged", "steps_not_timed"}
-
-
 @pytest.mark.parametrize("first", [65_534, 65_535, 65_536, 65_537])
 def test_gzip_members_may_end_anywhere_in_a_block(tmp_path: Path, first: int) -> None:
     """A first member of this many bytes, padded by its header's file name."""
@@ -282,14 +190,6 @@ def test_gzip_members_may_end_anywhere_in_a_block(tmp_path: Path, first: int) ->
     assert damage(analysis) == set()
 
 
-def test_bytes_behind_padding_are_reported(tmp_path: Path) -> None:
-    content = gzip.compress(one_line(events()).encode()) + bytes(200_000)
-    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
-    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {
-        "trace_cut_short"
-    }
-
-
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
     for whole in (
         {"distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": events()},
@@ -298,17 +198,6 @@ def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
         analysis = analyzed(tmp_path / "trace.json", b"\xef\xbb\xbf" + json.dumps(whole).encode())
         assert compute(analysis) == [100.0] * 5
         assert isinstance(whole, list) or analysis.summaries[0].rank == 3
-
-
-def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 kB where 50 kB are allowed: one event is lost and reported, the others are there."""
-    for name, size in (("EVENT_BYTES", 50_000), ("CHUNK_BYTES", 10_000), ("BLOCK_BYTES", 5_000)):
-        monkeypatch.setattr(chunks, name, size)
-    found = events(300)
-    found[-1]["args"]["x"] = "y" * 200_000
-    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))
-    assert compute(analysis) == [100.0] * 299
-    assert damage(analysis) == {"events_damaged", "steps_not_timed"}
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])
@@ -322,17 +211,3 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
         one.message for one in analysis.findings if one.code == "events_damaged"
     )
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
-
-
-@pytest.mark.parametrize("behind", [100, 30_000, 200_000])
-def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: int) -> None:
-    """Objects within an event's arguments begin with another key, and there are more of them behind
-    the last cut.
-    """
-    first = '{"ph": "X", "name": "a"}'
-    inner = '{"x": 0}, ' * (behind // 10)
-    text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()
-    assert chunks._last_cut(bytearray(text), chunks._cuts(text), 0) == len(first) - 1
-
-    text = b'{"": 0}, ' * 30_000  # without the first event's key: at the last object
-    assert chunks._last_cut(bytearray(text), chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6

@@ -8,11 +8,9 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.reading.reader import read_trace, read_traces
-from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, gloo_trace, write_trace
+from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, write_trace
 from tests.generated_traces.relabeling import Marking, fused_trace, renumbered
-from tests.helpers.generated_checks import check_job, check_steps
+from tests.helpers.generated_checks import check_job
 from tests.helpers.known import codes
 from tests.helpers.made_traces import launch, on_device, step
 
@@ -42,17 +40,6 @@ def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: 
     ]
 
 
-def test_ranks_without_devices_in_small_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 3000)
-    ranks = [gloo_trace(rank, 2) for rank in range(2)]
-    fused = fused_trace([rank.trace for rank in ranks], "plain")
-    fused["distributedInfo"]["backend"] = "gloo"
-    analysis = analyze_traces([write_trace(fused, tmp_path / "all.json")])
-    check_job(analysis, ranks)
-
-
 def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
     ranks = [ddp_trace(rank, 2).trace for rank in range(2)]
     analysis = analyze_traces(
@@ -60,28 +47,6 @@ def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
     )
     assert {"fused_ranks", "events_damaged"} <= codes(analysis)
     assert analysis.steps.empty or analysis.steps["communication_us"].isna().all()
-
-
-def test_read_trace_names_the_function_for_it(tmp_path: Path) -> None:
-    ranks = [ddp_trace(rank, 2).trace for rank in range(2)]
-    path = write_trace(fused_trace(ranks, "args_rank"), tmp_path / "all.json")
-    with pytest.raises(
-        DpscopeError, match=r"holds the traces of 2 ranks; read it with read_traces"
-    ):
-        read_trace(path)
-    assert [trace.rank for trace in read_traces(path)] == [0, 1]
-
-
-def test_one_launch_that_names_another_process_is_damage_and_no_rank(tmp_path: Path) -> None:
-    trace, path = ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json"
-    calls, operators = (
-        [event for event in trace["traceEvents"] if event.get("cat") == category]
-        for category in ("cuda_runtime", "cpu_op")
-    )
-    for changed, ranks in ((calls[5:6], 1), ((calls[6], operators[5]), 1), (operators[6:7], 2)):
-        for event in changed:
-            event["pid"] = 51000
-        assert len(read_traces(write_trace(trace, path))) == ranks
 
 
 MARKINGS: tuple[Marking, ...] = ("args_rank", "label", "device_label", "plain")
@@ -225,19 +190,6 @@ def test_events_without_a_rank_are_of_the_rank_their_process_is_called_by(
     assert reported == {"fused_ranks"}
 
 
-def test_ranks_may_share_a_device_number(tmp_path: Path) -> None:
-    """Two hosts, device 0 on each: a kernel is of the process that has its launch, though kernels
-    lag by a step.
-    """
-    found, reported = computed(
-        tmp_path / "all.json",
-        rank_events(0, 50, 0, 100.0, delay_us=1500.0),
-        rank_events(1, 60, 0, 30.0, delay_us=1500.0, first_id=501),
-    )
-    assert found == {(0, 0): [200.0] * 2, (1, 0): [60.0] * 2}
-    assert reported == {"fused_ranks"}
-
-
 @pytest.mark.parametrize("later_us", [0.0, 15.0, 100.0])
 def test_equal_launches_on_both_ranks_are_reported(tmp_path: Path, later_us: float) -> None:
     """No name, one set of correlations, ranks at most 100 us apart, 190 us of lag: either may have
@@ -248,62 +200,3 @@ def test_equal_launches_on_both_ranks_are_reported(tmp_path: Path, later_us: flo
     found, reported = computed(tmp_path / "all.json", first, second)
     assert found == {}
     assert "events_damaged" in reported
-
-
-def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
-    """The same correlations a minute apart: a launch cannot have begun after its kernel, and each
-    kernel has one before.
-    """
-    first = rank_events(0, 50, 0, 100.0)
-    second = rank_events(1, 60, 1, 30.0, start_us=60e6)
-    found, reported = computed(tmp_path / "all.json", first, second)
-    assert found.get((0, 0)) == [200.0] * 2
-    # the second's kernels have launches of both before them
-    assert "events_damaged" in reported
-
-
-def test_a_process_named_by_two_ranks_identifies_neither(tmp_path: Path) -> None:
-    found, reported = computed(
-        tmp_path / "all.json",
-        [
-            label(0, "RANK 0 - GPU"),
-            label(0, "RANK 1 - GPU"),
-            label(50, "rank 0"),
-            label(60, "rank 1"),
-        ],
-        rank_events(0, 50, 0, 100.0),
-        rank_events(1, 60, 0, 30.0, first_id=501),
-    )
-    assert found == {(0, 0): [200.0] * 2, (1, 0): [60.0] * 2}
-    assert reported == {"fused_ranks"}
-
-
-def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
-    """Each would cost separate tables."""
-    events = [
-        event
-        for rank in range(2001)
-        for event in rank_events(rank, 50, 0, 1.0, args={"rank": rank})[:2]
-    ]
-    path = tmp_path / "all.json"
-    path.write_text(json.dumps({"traceEvents": events * 2}))
-    with pytest.raises(
-        DpscopeError,
-        match=r"of more than 2,000 processes: it is damaged, or too many traces were joined",
-    ):
-        read_traces(path)
-
-
-def test_a_process_that_only_calls_the_runtime_is_no_rank(tmp_path: Path) -> None:
-    """MTIA's tracer gives a rank's calls of its runtime another process id than its operators."""
-    generated = ddp_trace(0, 2)
-    calls = [
-        event for event in generated.trace["traceEvents"] if event.get("cat") == "cuda_runtime"
-    ]
-    assert len(calls) > 4
-    for call in calls[: len(calls) // 2]:
-        call["pid"] = 4711
-    analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")])
-    assert len(analysis.summaries) == 1
-    assert "fused_ranks" not in codes(analysis)
-    check_steps(analysis.steps, 0, generated)

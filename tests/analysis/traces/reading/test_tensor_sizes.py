@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from dpscope.analysis.traces.reading.event_table import CommunicationArgs
 from dpscope.analysis.traces.reading.tensor_sizes import (
     buffer_bytes,
     element_bytes,
@@ -111,23 +110,3 @@ def bytes_of(
 )
 def test_sizes_by_operator(name: str, dims: object, types: object, kind: str, size: int) -> None:
     assert bytes_of(name, dims, types, kind) == size
-
-
-def test_lists_without_types_take_the_type_from_elsewhere() -> None:
-    dims, types = [[[100], [21]], [], []], ["TensorList", "", ""]
-    assert bytes_of("c10d::allreduce_", dims, types, "all_reduce") is None
-    assert bytes_of("c10d::allreduce_", dims, types, "all_reduce", dtype="Half") == 242
-
-
-def test_unknown_stays_unknown() -> None:
-    assert (
-        bytes_of("nccl:_all_gather_base", [[100]], ["float"], "all_gather", group_size=None) is None
-    )
-    # the root's is larger; who is it?
-    assert bytes_of("gloo:gather", [[100]], ["float"], "gather") is None
-    assert bytes_of("nccl:all_reduce", [[100]], ["Device"], "all_reduce") is None
-    assert recorded_buffers("nccl:all_reduce", b"", b"") == CommunicationArgs()
-    assert recorded_buffers("nccl:all_reduce", b"[[1", b"") is None  # damaged
-    assert recorded_buffers("nccl:all_reduce", b"[[null, 3]]", b'["float"]') is None
-    assert recorded_buffers("nccl:all_reduce", b"[[1]]", b'["\x80float"]') is None
-    assert recorded_buffers("nccl:all_reduce", b"7", b"[]") == CommunicationArgs()

@@ -3,12 +3,10 @@ stretches, empty steps, copies.
 """
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
@@ -27,7 +25,6 @@ from tests.helpers.made_traces import (
     Event,
     analyzed_events,
     event,
-    launch,
     on_device,
     operator,
     step,
@@ -78,30 +75,6 @@ def test_operators_that_communicate_without_kernels_never_read_as_no_communicati
     assert "trace_incomplete" in {finding.code for finding in analysis.findings}
 
 
-def test_numbers_are_numbers_whether_known_or_not(tmp_path: Path) -> None:
-    # The same trace whole, and without its communication kernels, of which nothing is known then.
-    whole = ddp_trace(0, 2, DdpOptions())
-    events = [event for event in whole.trace["traceEvents"] if "nccl" not in event.get("name", "")]
-    lost = replace(whole, trace={**whole.trace, "traceEvents": events})
-    for folder in ("whole", "lost"):
-        (tmp_path / folder).mkdir()
-    known, unknown = analyzed(tmp_path / "whole", whole), analyzed(tmp_path / "lost", lost)
-    assert known.steps["exposed_us"].notna().any()
-    assert unknown.steps[["communication_us", "hidden_us", "exposed_us"]].isna().all(axis=None)
-    assert unknown.collectives.empty
-    assert numeric_columns(unknown.steps) == numeric_columns(known.steps)
-    assert numeric_columns(unknown.collectives) == numeric_columns(known.collectives)
-
-
-def numeric_columns(table: pd.DataFrame) -> set[str]:
-    """Those that plot: of numpy's own types, in which a missing number is NaN."""
-    return {
-        str(name)
-        for name in table
-        if isinstance(table[name].dtype, np.dtype) and table[name].dtype.kind in "fi"
-    }
-
-
 STEPS = [step(number, 100.0 * number, 100) for number in range(1, 5)]
 TIMES = ["compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
 
@@ -127,38 +100,11 @@ def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
     assert empty(analysis) == [("warning", "no time for 1 of 4 steps (step 2): no event in them")]
 
 
-def test_a_step_that_an_earlier_steps_event_reaches_is_not_empty(tmp_path: Path) -> None:
-    analysis = analyzed_steps(
-        tmp_path, operator("aten::mm", 110, 250), operator("aten::mm", 410, 50)
-    )
-    assert analysis.steps["compute_us"].tolist() == [90.0, 100.0, 60.0, 50.0]
-    assert empty(analysis) == []
-
-
 def test_a_trace_of_empty_steps_is_an_error(tmp_path: Path) -> None:
     analysis = analyzed_steps(tmp_path, event("user_annotation", "before", 10, 20))
     assert analysis.steps[TIMES].isna().all(axis=None)
     assert empty(analysis) == [
         ("error", "no time for 4 of 4 steps (step 1, 2, 3, 4): no event in them")
-    ]
-
-
-@pytest.mark.parametrize("communicates", [False, True])
-def test_a_step_without_work_of_a_device(tmp_path: Path, communicates: bool) -> None:
-    name = "ncclDevKernel_AllReduce" if communicates else "gemm"
-    work = [
-        launch(1, 105),
-        on_device(name, 110, 50, 1),
-        launch(3, 305),
-        on_device(name, 310, 50, 3),
-    ]
-    analysis = analyzed_steps(tmp_path, *work, world_size=2)
-    assert analysis.steps["step"].tolist() == [1, 3]
-    # From their first events: where step 2 ended is not known.
-    assert analysis.steps["step_us"].tolist() == [50.0, 50.0]
-    assert analysis.steps["partial_window"].tolist() == [True, True]
-    assert empty(analysis) == [
-        ("warning", "no time for 2 of 4 steps (step 2, 4): no work of a device in them")
     ]
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.generated_traces.builder import Generation, recorded
-from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace
+from tests.generated_traces.generator import DdpOptions, ddp_trace
 from tests.helpers.generated_checks import analyzed, check_job, parallelism
 from tests.helpers.made_traces import (
     ALL_REDUCE,
@@ -42,39 +42,6 @@ def copied(kind: str, start: float, duration: float, correlation: int) -> Event:
         else f"Memcpy {kind} (Device -> Device)"
     )
     return on_device(name, start, duration, correlation, NCCL, "gpu_memcpy", bytes=4000)
-
-
-def copy_engines(prefix: str = "nccl:") -> list[Event]:
-    """An all-gather by copy engines: three copies to other devices, no kernel; then a
-    reduce-scatter with a kernel.
-
-    The all-gather of 4 x 1,000 floats runs from 100 to 160 (copies 100-120, 110-140, 130-160: 60 us
-    of communication), a compute kernel from 90 to 110. The reduce-scatter's kernel runs from 200 to
-    230; the copy in its range (240-250) unpacks, and is none of it. A copy outside of any range
-    (300-310) is a host copy.
-    """
-    return [
-        step(1, 0, 400), launch(1, 2), on_device("ampere_sgemm", 90, 20, 1), in_range(f"{prefix}_all_gather_base", 5, 1000),
-        *(launch(number, 4 + number) for number in (2, 3, 4)), copied("PtoP", 100, 20, 2), copied("DtoD", 110, 30, 3),
-        copied("PtoP", 130, 30, 4), in_range(f"{prefix}_reduce_scatter_base", 20, 4000), launch(5, 21), launch(6, 23),
-        on_device("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 200, 30, 5, NCCL), copied("DtoD", 240, 10, 6),
-        launch(7, 40), copied("HtoD", 300, 10, 7),
-    ]  # fmt: skip
-
-
-def test_collectives_by_copy_engines(tmp_path: Path) -> None:
-    analysis = analyzed_events(tmp_path, copy_engines(), world_size=4)
-    table = analysis.collectives
-    assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
-    assert table["bytes"].tolist() == [16_000, 16_000]
-    assert table["duration_us"].tolist() == [60.0, 30.0]
-    (step,) = analysis.steps.to_dict("records")
-    # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack), 10 from the host; the
-    # kernel 20
-    assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
-    assert (step["compute_us"], step["host_copy_us"], step["device_copy_us"]) == (20.0, 10.0, 10.0)
-    assert step["collective_count"] == 2
-    assert parallelism(analysis).startswith("unknown: no operators of a backward pass")
 
 
 def test_a_wait_between_the_copies_of_a_collective_is_communication(tmp_path: Path) -> None:
@@ -111,24 +78,6 @@ def test_a_wait_between_the_copies_of_a_collective_is_communication(tmp_path: Pa
     )
 
 
-def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
-    """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above.
-
-    With no operator around them and no record within, the copies only copy, and the kernel is
-    identified by its name.
-    """
-    around = [
-        operator("c10d::_all_gather_base_", 5, 9),
-        operator("c10d::_reduce_scatter_base_", 20, 9),
-    ]
-    table = analyzed_events(tmp_path, copy_engines("") + around, world_size=4).collectives
-    assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
-    assert table["duration_us"].tolist() == [60.0, 30.0]
-    assert analyzed_events(tmp_path, copy_engines(""), world_size=4).collectives[
-        "kind"
-    ].tolist() == ["reduce_scatter"]
-
-
 @pytest.mark.parametrize("kernel_names", ["nccl_2_19", "symmetric", "rccl"])
 def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> None:
     """Steps and collectives as on the first; only the ranks of groups are not recorded."""
@@ -139,22 +88,6 @@ def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> N
                 found["name"] = found["name"].removeprefix("nccl:")
             found.get("args", {}).pop("Process Group Ranks", None)
     check_job(analyzed(tmp_path, *ranks), ranks)
-
-
-def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
-    events = [
-        one for one in copy_engines() if "PtoP" not in one["name"] and "ncclDev" not in one["name"]
-    ]
-    analysis = analyzed_events(tmp_path, events, world_size=1)
-    (step,) = analysis.steps.to_dict("records")
-    assert (step["communication_us"], step["host_copy_us"], step["device_copy_us"]) == (
-        0.0,
-        10.0,
-        40.0,
-    )
-    assert step["collective_count"] == 0
-    assert analysis.collectives.empty
-    assert not {"trace_incomplete", "parallelism"} & {finding.code for finding in analysis.findings}
 
 
 def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> None:
@@ -224,30 +157,6 @@ def test_generic_kernels_take_their_kind_from_what_launched_them(
     )
 
 
-def test_devices_are_identified_by_process_id_if_nothing_else_names_them(tmp_path: Path) -> None:
-    events = generic("range")
-    for one in events:
-        if one["cat"] == "kernel":
-            one["pid"] = one["args"].pop("device")
-    assert analyzed_events(tmp_path, events, world_size=4).steps["device"].tolist() == [2]
-
-
-def test_a_range_of_several_kernels_gives_its_size_to_none(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 400),
-        in_range("nccl:all_reduce_coalesced", 5, 1000, 500),
-        launch(1, 6),
-        launch(2, 8),
-    ]
-    events += [in_range("nccl:all_reduce", 20, 500), launch(3, 21)]
-    events += [
-        on_device(ALL_REDUCE, 100 + 30 * number, 20, 1 + number, NCCL) for number in range(3)
-    ]
-    table = analyzed_events(tmp_path, events, world_size=4).collectives
-    assert table["bytes"].fillna(-1).tolist() == [-1, -1, 2000]
-    assert table["kind"].tolist() == ["all_reduce"] * 3
-
-
 @pytest.mark.parametrize("begins", ["created", "taken_up", "alone"])
 def test_queueing_of_gloos_works(tmp_path: Path, begins: str) -> None:
     """Four works created at 110, 120, 130 and 140 us, served by two workers, first come, first
@@ -287,14 +196,6 @@ def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> N
         assert set(table.loc[table["kind"] == kind, "bytes"]) == {size}
 
 
-def test_the_parallelism_is_reported_with_its_evidence(tmp_path: Path) -> None:
-    assert parallelism(analyzed(tmp_path, dp_trace(2))).startswith("DataParallel")
-    ranks = [ddp_trace(rank, 2) for rank in range(2)]
-    assert parallelism(analyzed(tmp_path, *ranks)).startswith(
-        "DDP-like; seen in 2 traces: 18 all_reduce"
-    )
-
-
 def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
     """Two pairs of ranks whose groups are both called "1": their ranks distinguish them."""
     ranks = [ddp_trace(rank, 4, DdpOptions(extra_groups=True)) for rank in range(4)]
@@ -329,14 +230,3 @@ def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_rang
         found = set(table.loc[table["kind"] == kind, "compute_done"].astype(float).round(6))
         assert found == {round(one, 6) for one in expected}
     assert not table["compute_stream"].any()
-
-
-def test_collectives_on_the_stream_of_kernels_are_known(tmp_path: Path) -> None:
-    generated = ddp_trace()
-    for found in generated.trace["traceEvents"]:
-        if found.get("cat") == "kernel" and "AllReduce" in found["name"]:
-            found["tid"] = found["args"]["stream"] = 7
-    table = analyzed(tmp_path, generated).collectives
-    on_stream = table.groupby("kind")["compute_stream"].agg(["any", "all"])
-    assert on_stream.loc["all_reduce"].all()
-    assert not on_stream.loc["broadcast"].any()

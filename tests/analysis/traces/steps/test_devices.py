@@ -15,7 +15,6 @@ from tests.helpers.made_traces import (
     launch,
     on_device,
     operator,
-    record,
     step,
 )
 
@@ -79,53 +78,6 @@ def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> N
 
 
 @pytest.mark.parametrize(
-    "others",
-    [
-        [
-            event(category, "x", 20, 1)
-            for category in ("python_function", "overhead", "Trace", "cpu_instant_event")
-        ],
-        # The profiler asks CUDA for devices and synchronises them, whatever the work runs on.
-        [launch(1, 5, "cudaGetDeviceCount"), launch(2, 190, "cudaDeviceSynchronize")],
-    ],
-)
-def test_what_is_no_device_leaves_a_cpu_a_cpu(tmp_path: Path, others: list[Event]) -> None:
-    analysis = analyzed_events(tmp_path, [*STEPS, *others], world_size=1)
-    assert messages_by_code(analysis) == {}
-    assert analysis.steps["compute_us"].tolist() == [50, 0]
-
-
-def test_kernels_that_were_launched_or_traced_on_the_cpu_alone(tmp_path: Path) -> None:
-    analysis = analyzed_events(tmp_path, [*STEPS, launch(1, 20)])
-    assert "calls that launch work" in messages_by_code(analysis)["no_kernels"]
-    analysis = analyzed_events(
-        tmp_path, [*STEPS, event("user_annotation", "nccl:all_reduce", 60, 5)]
-    )
-    finding = next(one for one in analysis.findings if one.code == "no_kernels")
-    assert "records the CPU alone" in finding.message
-    assert "ProfilerActivity.CUDA" in finding.next_step
-    assert "CUPTI" not in finding.next_step
-
-
-@pytest.mark.parametrize(
-    "asks",
-    [
-        [operator("c10d::allreduce_", 60, 5), record("allreduce", 61)],
-        [event("user_annotation", "hccl:all_reduce", 60, 5)],
-        [event("user_annotation", "mpi:broadcast", 60, 5)],
-    ],
-)
-def test_collectives_without_a_range_that_is_read_are_not_zero(
-    tmp_path: Path, asks: list[Event]
-) -> None:
-    analysis = analyzed_events(tmp_path, [*STEPS, *asks])
-    assert "its communication is not given" in messages_by_code(analysis)["trace_incomplete"]
-    assert analysis.steps[["communication_us", "exposed_us"]].isna().all(axis=None)
-    assert analysis.steps["compute_us"].tolist() == [50, 0]
-    assert trace_status(analysis.findings, analysis.cut_short) == 1
-
-
-@pytest.mark.parametrize(
     "asks",
     [[operator("c10d::barrier", 60, 5)], [event("user_annotation", "gloo:all_reduce", 60, 5)], []],
 )
@@ -136,17 +88,6 @@ def test_a_cpu_that_communicates_in_gloo_or_not_at_all(tmp_path: Path, asks: lis
         5.0 if asks and "gloo" in asks[0]["name"] else 0.0,
         0.0,
     ]
-
-
-def test_ranges_of_gloo_in_no_step_are_reported(tmp_path: Path) -> None:
-    """150 us from 300 on, after the last step."""
-    analysis = analyzed_events(
-        tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)]
-    )
-    assert (
-        "(150.0 µs, 1 of them collectives): 0 count in the step during which they ran (by_time_us), 1 in none"
-        in messages_by_code(analysis)["events_of_no_step"]
-    )
 
 
 def test_ranges_recorded_as_operators(tmp_path: Path) -> None:

@@ -35,24 +35,6 @@ COMMUNICATES = {
     "c10d::symmetric_memory::barrierKernel": "barrier",  # XPU's
     "nvshmemi_proxy_quiet_entrypoint": None,
 }
-COMPUTES = (
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(at::native::ReduceOp<float>)",
-    "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)",
-    "void cub::DeviceReduceSingleTileKernel<cub::Policy600>",
-    "void splitKreduce_kernel<32, 16, int, float>(cublasSplitKParams<float>)",
-    "void cublasLt::splitKreduce_kernel<32>",
-    "triton_red_fused_native_layer_norm_0",
-    # Inductor's names hold the operators that it fused
-    "triton_poi_fused_add_all_reduce_wait_tensor_3",
-    "triton_red_fused__to_copy_all_gather_into_tensor_mean_1",
-    "triton_per_fused_one_shot_all_reduce_native_layer_norm_0",
-    "void reduce_1Block_kernel<float, 128, 7>(float const*)",
-    "void layer_norm_block_all_reduce<float>",
-    "ampere_sgemm_128x64_tn",
-    "void somebody::barrier_kernel<4>(int*)",  # may be of one device
-    "void at::native::put_kernel<float>(float*)",
-    "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32",
-)
 OPEN = (
     "my_custom_allreduce_kernel",
     "fused_norm_all_reduce_v2",
@@ -68,12 +50,6 @@ def test_known_libraries(name: str, kind: str | None) -> None:
     assert is_collective_kernel(name)
     assert not may_communicate(name)
     assert collective_kind(name) == kind
-
-
-@pytest.mark.parametrize("name", COMPUTES)
-def test_reductions_within_a_device(name: str) -> None:
-    assert not is_collective_kernel(name)
-    assert not may_communicate(name)
 
 
 @pytest.mark.parametrize("name", OPEN)

@@ -57,39 +57,6 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     assert analysis.collectives["duration_us"].iloc[0] == communication_us + clipped_us
 
 
-def test_of_somebodys_ddp_an_all_reduce_ends_before_the_optimizer_begins(tmp_path: Path) -> None:
-    """Without dpscope's ranges, by those that torch records itself: 400-650; without them unknown:
-    400-1000.
-    """
-    events, starts = two_steps(passes=False), (1000.0, 2000.0)
-    events += [
-        event("user_annotation", "Optimizer.step#AdamW.step", start + 650, 300) for start in starts
-    ]
-    assert (
-        analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 600.0
-    )
-    events += [
-        event("user_annotation", "DistributedDataParallel.forward", start + 50, 200)
-        for start in starts
-    ]
-    assert (
-        analyzed_events(tmp_path, events, backend="gloo").steps["communication_us"].iloc[0] == 250.0
-    )
-
-
-def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path) -> None:
-    """The tracer is stopped in it."""
-    events = two_steps(passes=True)
-    assert analyzed_events(tmp_path, events, backend="gloo").steps["partial_window"].tolist() == [
-        False,
-        True,
-    ]
-    first = [one for one in events if one["ts"] < 2000]
-    assert analyzed_events(tmp_path, first, backend="gloo").steps["partial_window"].tolist() == [
-        False
-    ]
-
-
 @pytest.mark.parametrize("last_is_there", [False, True])
 def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_closed(
     tmp_path: Path, last_is_there: bool

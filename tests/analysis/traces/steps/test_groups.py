@@ -19,7 +19,6 @@ from tests.helpers.made_traces import (
     event,
     launch,
     on_device,
-    operator,
     record,
     step,
 )
@@ -71,25 +70,6 @@ def test_a_copy_within_one_rank_is_no_communication(
     assert "trace_incomplete" not in codes(analysis)
 
 
-@pytest.mark.parametrize(("size", "incomplete"), [(1, False), (2, True)])
-def test_all_reduces_within_one_rank_need_no_kernel(
-    tmp_path: Path, size: int, incomplete: bool
-) -> None:
-    events = [
-        step(1, 0, 100),
-        launch(1, 10),
-        on_device("gemm", 20, 70, 1),
-        operator("c10d::allreduce_", 30, 9),
-    ]
-    events += [
-        record("allreduce", 31, **{"Group size": size}),
-        record("wait", 35, **{"Group size": 4}),
-    ]
-    assert (
-        "trace_incomplete" in codes(analyzed_events(tmp_path, events, world_size=4))
-    ) is incomplete
-
-
 @pytest.mark.parametrize(
     ("name", "args", "size", "bytes_moved"),
     [
@@ -112,19 +92,6 @@ def test_evidence_of_the_size_of_the_group(
         size,
         bytes_moved,
     )
-
-
-def test_beside_smaller_groups_an_untold_one_is_not_taken_for_the_job(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 100),
-        launch(1, 10),
-        launch(2, 12),
-        on_device("ncclDevKernel_AllReduce", 60, 9, 2),
-    ]
-    events.append(on_device("ncclDevKernel_ReduceScatter", 20, 30, 1, **elements(65_536, 8_192)))
-    assert analyzed_events(tmp_path, events, world_size=16).collectives[
-        "group_size"
-    ].isna().tolist() == [False, True]
 
 
 ALL = ProcessGroup("0", "default_pg", (0, 1, 2, 3))
@@ -150,23 +117,6 @@ def test_shards_move_within_a_group_and_their_sums_between_groups() -> None:
 
 
 OTHER = ProcessGroup("5", "mine", (0, 3)), ProcessGroup("3", "mesh_tp", (0, 1))
-
-
-@pytest.mark.parametrize(
-    "groups", [(), (ALL,), (ALL, WITHIN), (*GROUPS, OTHER[0]), (ALL, ACROSS, OTHER[1])]
-)
-def test_other_groups_are_no_evidence(groups: tuple[ProcessGroup, ...]) -> None:
-    assert places([GATHER, SCATTER, REDUCE], groups) == [(None, None, None)] * 3
-
-
-def test_what_the_mesh_does_not_explain_is_left_as_it_is() -> None:
-    loss = NamedCollective(CommunicationArgs(input_elements=1), "all_reduce")
-    over_all = NamedCollective(
-        CommunicationArgs(input_elements=10, output_elements=40), "all_gather"
-    )
-    assert places([SCATTER, loss, over_all])[1:] == [(None, None, None)] * 2
-    named = NamedCollective(CommunicationArgs(input_elements=1, group="7"), "all_reduce")
-    assert places([GATHER, named]) == [(None, None, None), ("7", None, None)]
 
 
 def test_groups_are_read_from_the_header_but_for_those_that_are_cut_or_broken(

@@ -4,18 +4,15 @@ hand.
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.frames import dp_phases
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.data_parallel import (
     broadcast_chunks,
-    phase_means,
     reduce_chunks,
 )
 from dpscope.profiling.records.run import TensorSize
@@ -25,9 +22,7 @@ from tests.generated_traces.generator import (
     Inputs,
     Trace,
     Transport,
-    ddp_trace,
     dp_trace,
-    gloo_trace,
     write_trace,
 )
 from tests.helpers.generated_checks import check_steps
@@ -75,23 +70,6 @@ def check_all(tmp_path: Path, generated: GeneratedTrace) -> None:
     assert steps["forward_us"].isna().all() == (not generated.expected.steps[0, 5].range_us)
 
 
-@pytest.mark.parametrize("named_ranges", [True, False])
-@pytest.mark.parametrize(("devices", "transport"), [(2, "nccl"), (4, "peer_copy")])
-def test_threads_whose_ids_are_used_again_do_no_harm(
-    tmp_path: Path, devices: int, transport: Transport, named_ranges: bool
-) -> None:
-    """The system may give a replica's thread the id of one that ended: of the step before, or of
-    autograd's.
-    """
-    generated = dp_trace(devices, transport, named_ranges=named_ranges, reused_threads=True)
-    kernels = [one for one in generated.trace["traceEvents"] if one.get("cat") == "cpu_op"]
-    of_replicas = {one["tid"] for one in kernels if one["name"] == "aten::conv2d"}
-    of_autograd = {one["tid"] for one in kernels if one["name"].startswith("autograd::engine")}
-    assert of_replicas == of_autograd
-    assert len(of_replicas) == devices  # over three steps
-    check_all(tmp_path, generated)
-
-
 @pytest.mark.parametrize(
     ("devices", "transport"), [(2, "nccl"), (2, "peer_copy"), (4, "nccl"), (4, "peer_copy")]
 )
@@ -124,20 +102,6 @@ def test_phases_without_the_forward_range(tmp_path: Path, transport: Transport) 
     ]
     assert len(events) == len(generated.trace["traceEvents"]) - 3
     check(phases_of(tmp_path, {**generated.trace, "traceEvents": events}), generated)
-
-
-def test_phase_means_are_those_of_whole_steps(tmp_path: Path) -> None:
-    table = phase_means(Table.from_frame(phases_of(tmp_path, dp_trace(2).trace)))
-    assert table["device"].tolist() == [0, 1]
-    # parallel apply of steps 6 and 7: device 0 310.5 both, device 1 350 and 320
-    assert table["parallel_apply_us"].tolist() == [310.5, 335.0]
-    assert table["optimizer_us"][0] == (180 + 170) / 2
-    assert np.isnan(table["optimizer_us"][1])
-
-
-def test_other_traces_have_no_phases(tmp_path: Path) -> None:
-    assert phases_of(tmp_path, ddp_trace(0, 2).trace).empty
-    assert phases_of(tmp_path, gloo_trace(0, 2).trace).empty
 
 
 def host_trace() -> Trace:
@@ -203,22 +167,6 @@ def test_dp_host(tmp_path: Path) -> None:
     }
     assert together[together > 0].to_dict() == exposed
     assert frame["copied_bytes"].isna().all()
-
-
-def test_a_forward_of_which_no_range_is_left_is_no_error(tmp_path: Path) -> None:
-    """Damage took every operator and range of the forward pass: launches are of no call, and are
-    still all there.
-    """
-    trace = dp_trace(devices=2).trace
-    kept = [
-        event
-        for event in trace["traceEvents"]
-        if event.get("cat") not in ("cpu_op", "user_annotation")
-        or str(event["name"]).startswith(("ProfilerStep", "ReduceAddCoalesced"))
-    ]
-    frame = phases_of(tmp_path, {**trace, "traceEvents": kept})
-    assert len(frame)
-    assert not frame["phase"].isin(["replicate", "parallel_apply"]).any()
 
 
 def on(

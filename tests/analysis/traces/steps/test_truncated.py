@@ -102,12 +102,3 @@ def test_the_means_of_a_job_leave_out_the_step_in_which_a_file_ends(
     assert cut.ledger.traced_step_us == pytest.approx(full.ledger.traced_step_us)
     assert cut.ledger.exposed_us == pytest.approx(full.ledger.exposed_us)
     assert cut.ledger.windows == STEPS - 1 + number - 1
-
-
-def test_the_steps_behind_the_end_are_counted_once(tmp_path: Path) -> None:
-    (finding,) = (one for one in cut_in_step(tmp_path, 5).findings if one.code == "steps_not_timed")
-    path = tmp_path / "0_1.pt.trace.json"
-    lacking = (
-        f"no time for 1 of 6 steps of {path} (step 5): events may be missing after the file's end"
-    )
-    assert (finding.severity, finding.message) == ("warning", lacking)

@@ -4,7 +4,6 @@ never as idle time.
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
@@ -70,13 +69,6 @@ def test_replayed_graphs_next_to_launched_copies(tmp_path: Path) -> None:
     )
 
 
-def test_steps_that_launch_nothing_take_what_began_in_them(tmp_path: Path) -> None:
-    """Windows from 950 to 1,950 and to 2,950; the first from its first event, 250 to 950."""
-    rows, analysis = times(tmp_path, replayed(copies=False))
-    assert rows == [[700, 600, 300, 100, 0, 700], *[[1_000, 600, 300, 100, 300, 700]] * 2]
-    assert analysis.collectives["step"].tolist() == [1, 2, 3]
-
-
 def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> None:
     """On its stream it comes before all that was launched in the trace: it is left over, here from
     90 to 150.
@@ -115,51 +107,6 @@ def test_a_hundredth_of_the_device_time_may_be_of_no_step(
     assert ("events_of_no_step" in {one.code for one in analysis.findings}) == reported
 
 
-def steps_with(
-    copy: tuple[float, float], *, category: str = "gpu_memcpy", stream: int = 30
-) -> list[Event]:
-    """Four steps of 100 us, a kernel of 60 us 20 us after each began; the second also launches one
-    more, long piece.
-    """
-    events = [
-        launch(9, 150, "cudaMemcpyAsync"),
-        on_device("Memcpy DtoH", *copy, 9, stream, category),
-    ]
-    for index in range(4):
-        begin = 100.0 * index
-        events += [step(index + 1, begin, 100), launch(index + 1, begin + 10)]
-        events.append(on_device("gemm", begin + 20, 60, index + 1))
-    return events
-
-
-def test_a_long_copy_next_to_the_steps_bounds_none(tmp_path: Path) -> None:
-    """It runs from 160 to 390; the kernels end at 80, 180, 280, 380, and so do the windows."""
-    analysis = analyzed_events(tmp_path, steps_with((160, 230)))
-    assert analysis.steps["step_us"].tolist() == [60, 100, 100, 100]
-    # Idle 40 us a step before the copy; copied in it are 80-100 and 100-120 of the gaps: 180-220,
-    # 280-320.
-    assert analysis.steps["idle_us"].tolist() == [0, 40, 40, 40]
-    assert analysis.steps["host_copy_us"].tolist() == [0, 0, 40, 40]
-
-
-def test_a_copy_that_ends_in_the_next_step_bounds_its_own(tmp_path: Path) -> None:
-    """160 to 250: the second window ends there, the third, of 30 us, at 280."""
-    analysis = analyzed_events(tmp_path, steps_with((160, 90)))
-    assert analysis.steps["step_us"].tolist() == [60, 170, 30, 100]
-    assert "steps_not_timed" not in {finding.code for finding in analysis.findings}
-
-
-def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
-    """A kernel from 160 to 390 is the second step's own: it ends there, and two steps lie
-    inside.
-    """
-    steps = analyzed_events(tmp_path, steps_with((160, 230), category="kernel")).steps
-    assert steps["step_us"].fillna(-1).tolist() == [60, 310, -1, -1]
-    assert steps.loc[2:, ["compute_us", "idle_us", "exposed_us"]].isna().all(axis=None)
-    assert steps["partial_window"].tolist() == [True, False, True, True]
-    assert pd.api.types.is_float_dtype(steps["step_us"])
-
-
 @pytest.mark.parametrize(("number", "counted_us"), [(7, 0.0), (90, 30.0), (0, 30.0)])
 def test_correlations_identify_work_launched_before_the_trace(
     tmp_path: Path, number: int, counted_us: float
@@ -179,15 +126,3 @@ def test_correlations_identify_work_launched_before_the_trace(
     ]  # fmt: skip
     rows, _ = times(tmp_path, events)
     assert [row[1] for row in rows] == [100 + 50 + 10 + counted_us, 160]
-
-
-def test_correlations_out_of_order_show_nothing(tmp_path: Path) -> None:
-    """Calls numbered downwards: a kernel with a lower number than all of them stays in the step in
-    which it ran.
-    """
-    events = [step(1, 0, 1_000), step(2, 1_000, 1_000)]
-    for index, begin in enumerate((100.0, 600.0, 1_100.0, 1_600.0)):
-        events += [launch(60 - index, begin), on_device("gemm", begin + 50, 100, 60 - index)]
-    events += [on_device("replayed", 400, 50, 7), on_device("replayed", 1_400, 50, 8)]
-    rows, _ = times(tmp_path, events)
-    assert [row[1] for row in rows] == [250, 250]
