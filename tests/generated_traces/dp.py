@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from tests.generated_traces.builder import KERNEL_NAMES, ZERO_US, DeviceWork, TraceBuilder
+from tests.generated_traces.builder import ZERO_US, DeviceWork, TraceBuilder
 from tests.generated_traces.model import (
     DP_BROADCAST_BYTES,
     DP_REDUCE_BYTES,
@@ -173,8 +173,6 @@ def dp_trace(
     inputs: Inputs = "host",
     named_ranges: bool = True,
     lag: bool = False,
-    rccl: bool = False,
-    reused_threads: bool = False,
 ) -> GeneratedTrace:
     """Three steps, ProfilerStep#5 to 7, on 2 or 4 devices.
 
@@ -182,10 +180,8 @@ def dp_trace(
     back on. `inputs`: batches scattered from the host, or moved to device 0 first and scattered
     from there by peer copies. `named_ranges`: with dpscope's own ranges, or without, as any other
     program's trace. `lag`: the CPU has launched all three steps before the devices have finished
-    the first. `rccl`: kernels and calls as AMD's: no kernel's name identifies its collective, no
-    copy's name its devices. `reused_threads`: the replicas' threads, which end with the forward,
-    leave their ids to the next step's and to autograd's. The last four change no expected value,
-    except that without named ranges there are no times by range.
+    the first. The last two change no expected value, except that without named ranges there are no
+    times by range.
     """
     if devices not in (2, 4):
         raise ValueError(f"devices is {devices}; the schedule has 2 or 4")
@@ -197,7 +193,7 @@ def dp_trace(
         ZERO_US, steps, gradient_bytes=gradients, parameter_bytes=gradients, buffer_bytes=buffers
     )
     return GeneratedTrace(
-        _Program(devices, transport, inputs, named_ranges, lag, rccl, reused_threads).run(),
+        _Program(devices, transport, inputs, named_ranges, lag).run(),
         expected,
     )
 
@@ -206,23 +202,6 @@ def dp_trace(
 def _expected_steps(devices: int, transport: Transport, inputs: Inputs) -> Steps:
     """Of the plain trace: with named ranges and names that identify collectives."""
     return device_steps(_Program(devices, transport, inputs).run())
-
-
-def _as_rocm_names(trace: Trace) -> None:
-    """Kernels of RCCL, copies of ROCm's tracer, and the calls that launch copies between
-    devices.
-    """
-    between = set()
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "kernel" and event["name"].startswith("ncclDevKernel"):
-            event["name"] = KERNEL_NAMES["rccl"]["broadcast"]
-        if event.get("cat") == "gpu_memcpy":
-            if "PtoP" in event["name"]:
-                between.add(event["args"]["correlation"])
-            event["name"] = "CopyHostToDevice" if "HtoD" in event["name"] else "CopyDeviceToDevice"
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "cuda_runtime" and event["args"].get("correlation") in between:
-            event["name"] = "hipMemcpyPeerAsync"
 
 
 def _dims(*elements: int) -> dict[str, object]:
@@ -240,8 +219,6 @@ class _Program:
     inputs: Inputs
     named_ranges: bool = True
     lag: bool = False
-    rccl: bool = False
-    reused_threads: bool = False
     builder: TraceBuilder = field(init=False)
 
     def _range(self, phase: str) -> AbstractContextManager[None]:
@@ -256,16 +233,11 @@ class _Program:
             self.builder.launch(thread, *works)
 
     def run(self) -> Trace:
-        self.builder = TraceBuilder(pid=MAIN, hip=self.rccl)
+        self.builder = TraceBuilder(pid=MAIN)
         self.builder.clock[MAIN] = -18.0
         for index, step in enumerate(STEPS):
             self._step(index, step)
-        trace = self.builder.trace(
-            ["AMD Instinct MI300X" if self.rccl else "NVIDIA A100-SXM4-80GB"] * self.devices
-        )
-        if self.rccl:
-            _as_rocm_names(trace)
-        return trace
+        return self.builder.trace(["NVIDIA A100-SXM4-80GB"] * self.devices)
 
     def _step(self, index: int, step: int) -> None:
         plan = StepPlan(self.devices, index)
@@ -352,8 +324,7 @@ class _Program:
 
     def _parallel_apply(self, plan: StepPlan) -> None:
         """Every replica runs on a separate thread, new in every step."""
-        # 4150: the first of autograd's
-        first = 4150 if self.reused_threads else 4200 + 10 * plan.step_index
+        first = 4200 + 10 * plan.step_index
         threads = [first + device for device in range(self.devices)]
         for device, thread in enumerate(threads):
             self.builder.clock[thread] = self.builder.clock[MAIN] + 2.0 * device
