@@ -8,22 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.costs.calibration_files import load_calibration
-from dpscope.analysis.costs.calibration_fit import find_fit
-from dpscope.analysis.report.calibration import calibration_tables, save_calibration
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import calibration_settings
-from dpscope.launch.measuring.run import plan_run
-from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.sweeps import processes_of
 
@@ -51,13 +43,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
         calibration = run_calibration(settings, console(), parse_link("2GB/s"))
     assert processes_of(folder) == []
     return calibration
-
-
-@pytest.fixture(scope="module")
-def all_reduces(measured: Calibration) -> Calibration:
-    """Only these, which saves the drawing of the others."""
-    points = tuple(point for point in measured.points if point.collective == "all_reduce")
-    return msgspec.structs.replace(measured, points=points)
 
 
 def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> None:
@@ -92,40 +77,6 @@ def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> 
     assert measured.environment.torch_version is not None
     assert measured.links[2].gb_per_s == 2.0
     assert measured.nccl == ()  # gloo
-
-
-def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_path: Path) -> None:
-    fitted, path = save_calibration(all_reduces, tmp_path / "run")
-    assert path == RunFolder(tmp_path / "run").calibration_path
-    assert load_calibration(tmp_path / "run") == fitted
-    assert msgspec.structs.replace(fitted, fits=()) == all_reduces
-    fit = find_fit(fitted, "all_reduce", 2)
-    assert fit is not None
-    assert (fit.sizes, fit.interval_source) == (5, "samples")
-    assert (tmp_path / "run" / "calibration.png").read_bytes().startswith(b"\x89PNG")
-    assert {file.name for file in (tmp_path / "run").iterdir()} == {
-        "calibration.json",
-        "calibration.png",
-    }
-    table = next(
-        table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices"
-    )
-    size, count, dtype, _, _, busbw, shortest = table.rows[-1]
-    assert (size, count, dtype) == ("65536", "16384", "float32")
-    (largest,) = (
-        one
-        for one in all_reduces.points
-        if (one.collective, one.devices, one.size_bytes) == ("all_reduce", 3, 65536)
-    )
-    assert 0 < float(shortest) <= float(table.rows[-1][3])
-    # busbw = S / t x 2 (3 - 1) / 3
-    assert float(busbw) == pytest.approx(
-        65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006
-    )
-    config = load_config(
-        None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5}
-    )
-    assert plan_run(config, tmp_path / "run").jobs  # a run may follow in the same folder
 
 
 @pytest.mark.parametrize(

@@ -118,45 +118,6 @@ def test_a_single_device_learns_as_a_plain_loop_does_and_dp_as_ddp(run: tuple[Pa
         assert dp.test_loss == pytest.approx(ddp.test_loss, rel=1e-4)
 
 
-def test_what_is_stored_and_printed_of_an_epoch(run: tuple[Path, str]) -> None:
-    folder = TrainFolder(run[0])
-    log = folder.log()
-    assert {(one.cell, one.devices, one.batch_size, one.global_batch_size) for one in log.epochs} == {
-        ("single-d1-b8", 1, 8, 8), ("dp-host-d2-b4", 2, 4, 8), ("ddp-d2-b4", 2, 4, 8),
-    }  # fmt: skip
-    for record in log.epochs:
-        assert (record.seed, record.train_samples, record.test_samples) == (
-            SEED,
-            SAMPLES,
-            SAMPLES // 5,
-        )
-        assert record.train_s > 0
-        assert record.evaluation_s > 0
-    for strategy in ("single", "dp-host", "ddp"):
-        records = epochs_of(run[0], strategy)
-        assert records[-1].trained_s == pytest.approx(sum(record.train_s for record in records))
-    assert [finding.code for finding in log.findings if finding.code != "cpu_oversubscribed"] == [
-        "schedule_without_effect"
-    ]
-    for one in folder.manifest().plan:
-        training = folder.training(one.cell, SEED)
-        result = training.result()
-        assert result is not None
-        assert (result.status, result.epochs, result.parameter_count) == (
-            "ok",
-            EPOCHS,
-            216 + 16 + 36,
-        )
-        assert training.epochs() == [
-            record for record in log.epochs if record.cell == one.cell.name
-        ]
-    lines = run[1].splitlines()
-    assert sum("warning: --milestones 9: with 2 epochs" in line for line in lines) == 1
-    shown = [line for line in lines if " seed 3 epoch " in line]
-    assert len(shown) == 3 * EPOCHS
-    assert shown[0].startswith("single-d1-b8 seed 3 epoch 1/2: train loss ")
-
-
 def test_two_trainings_are_the_same_bit_for_bit_and_what_is_done_is_kept(
     run: tuple[Path, str], tmp_path: Path
 ) -> None:

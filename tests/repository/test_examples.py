@@ -3,16 +3,11 @@
 import ast
 import json
 import re
-import shutil
-from pathlib import Path
 
 import nbformat
-import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from dpscope.analysis.report.build import make_report, write_report
-from dpscope.analysis.runs.run_data import load_run
 from tests.helpers.paths import ROOT
 
 
@@ -40,31 +35,3 @@ def test_the_notebook_runs_in_a_kernel_that_starts_in_its_folder() -> None:
     )
     sources = "".join(cell.source for cell in notebook.cells)
     assert set(re.findall(r"dpscope[\w.]*", sources)) - {"dpscope"} == {"dpscope.analysis"}
-
-
-@pytest.mark.long
-def test_the_example_run_is_small_complete_and_makes_a_report_from_five_repeats(
-    tmp_path: Path,
-) -> None:
-    files = [path for path in (ROOT / "examples" / "run_cpu").rglob("*") if path.is_file()]
-    # kept by readers
-    stored = [path for path in files if not path.name.endswith(".tables.parquet")]
-    assert len(stored) > 30
-    assert sum(path.stat().st_size for path in stored) < 2e6
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
-    run = load_run(tmp_path / "run")
-    assert {len(cell.results) for cell in run.cells.values()} == {5}
-    assert {result.status for cell in run.cells.values() for result in cell.results} == {"ok"}
-    assert {repeat for repeat, _ in run.cells["ddp-d2-b128"].ranks} == {0, 1, 2, 3, 4}
-    page = write_report(make_report(run))
-    assert page.stat().st_size > 10_000
-    table = pd.read_csv(tmp_path / "run" / "report" / "comparison.csv").set_index("cell")
-    assert table.loc["ddp-d2-b128", "step_count"] == 100  # 20 timed steps in each of 5 repeats
-    # median of the 100 per-step means over the two ranks, from the stored samples alone
-    samples = pd.concat(
-        pd.read_parquet(path).assign(repeat=path.parent.name)
-        for path in (tmp_path / "run" / "cells" / "ddp-d2-b128").glob("repeat*/samples_*.parquet")
-    )
-    timed = samples[samples["measuring_pass"] == "timed"]
-    by_hand = timed.groupby(["repeat", "step"])["step_us"].mean().median()
-    assert table.loc["ddp-d2-b128", "step_us"] == pytest.approx(by_hand)

@@ -6,12 +6,10 @@ import ast
 from collections.abc import Iterator
 
 import msgspec
-import pytest
 
 from docs._tools.pages import REGISTERED
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.trace_codes import TraceCode
 from tests.helpers.paths import ROOT
 from tests.helpers.sources import SOURCES, syntax_nodes, syntax_tree
 
@@ -64,31 +62,6 @@ def test_findings_are_made_by_their_codes_alone() -> None:
         and node.func.id == "Finding"
     }
     assert made == {"profiling/records/finding.py"}
-
-
-def test_a_code_knows_its_severity_and_next_step() -> None:
-    found = TraceCode.NO_STEPS.finding("t.json marks no ProfilerStep")
-    assert (found.severity, found.code, found.next_step) == (
-        "warning",
-        "no_steps",
-        TraceCode.NO_STEPS.value.action,
-    )
-    assert type(found.code) is str  # as it is stored
-    assert (
-        RunCode.STRAGGLER.finding("rank 1 is late", "look at rank 1").next_step == "look at rank 1"
-    )
-    assert TraceCode.FUSED_RANKS.finding("2 ranks").severity == "info"
-    assert TraceCode.FUSED_RANKS.finding("2 ranks", severity="warning").severity == "warning"
-    with pytest.raises(AssertionError, match="no_steps"):
-        TraceCode.NO_STEPS.finding("t.json", severity="error")
-
-
-def test_a_finding_names_what_it_is_about_once() -> None:
-    found = RunCode.DRIFT.finding("steps grow longer by 8%", about="ddp-d2-b8")
-    assert (found.message, found.about) == ("ddp-d2-b8: steps grow longer by 8%", "ddp-d2-b8")
-    assert found.observation == "steps grow longer by 8%"
-    plain = RunCode.DRIFT.finding("ddp-d2-b8: steps grow longer by 8%")
-    assert plain.observation == plain.message
 
 
 def test_the_next_step_in_a_script_is_the_declared_one() -> None:

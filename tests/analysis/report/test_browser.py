@@ -108,22 +108,6 @@ def middle(opened: Browser, element: str) -> tuple[float, float]:
     return x, y
 
 
-def test_a_heading_shows_its_meaning_on_focus_and_on_hover(opened: Browser) -> None:
-    opened.run("document.querySelectorAll('#table-time thead button')[1].focus()")
-    assert "Median untraced step time" in opened.run("document.getElementById('tip').textContent")
-    assert not opened.run("document.getElementById('tip').hidden")
-    opened.press("Escape")
-    assert opened.run("document.getElementById('tip').hidden")
-    opened.mouse(
-        "mouseMoved", *middle(opened, "document.querySelectorAll('#table-time thead button')[5]")
-    )
-    assert "Global batch over the median step" in opened.run(
-        "document.getElementById('tip').textContent"
-    )
-    described = "document.getElementById(document.querySelector('#table-time button').getAttribute('aria-describedby'))"
-    assert "Strategy" in opened.run(f"{described}.textContent")
-
-
 def shown_range(opened: Browser) -> str:
     text: str = opened.run(
         "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => "

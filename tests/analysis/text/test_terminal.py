@@ -3,7 +3,6 @@
 import io
 import re
 
-import pytest
 from rich.console import Console
 
 from dpscope.analysis.text.terminal import print_findings, print_table
@@ -35,27 +34,3 @@ def test_no_line_ends_in_blanks() -> None:
         assert [line for line in plain.splitlines() if line != line.rstrip()] == []
         assert " ".join(plain.split()).count("a note that is long") == 6
         assert "22.0" in plain
-
-
-@pytest.mark.parametrize(("width", "blocks"), [(60, 1), (40, 1), (33, 1), (31, 2)])
-def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, blocks: int) -> None:
-    """Two columns of 9 take 22 with gaps of two blanks and 20 with gaps of one.
-
-    60 leaves room for the name's 20, 40 leaves 18; with gaps of one blank, 33 leaves 13 and 31
-    leaves 11. The least is 12.
-    """
-    rows = (("ddp-d2-b4-bucket-1mb", "123456789", "987654321"),)
-    out = io.StringIO()
-    print_table(
-        Console(file=out, width=width), TextTable("Times", ("cell", "step [ms]", "wait [ms]"), rows)
-    )
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert [line.startswith("cell") for line in lines].count(True) == blocks
-    assert max(map(len, lines)) <= width
-    if width == 40:
-        assert lines[-2] == "ddp-d2-b4-bucket-"
-        assert lines[-1].split() == ["1mb", "123456789", "987654321"]
-    elif width == 33:
-        assert lines[-2:] == ["ddp-d2-b4-", "bucket-1mb    123456789 987654321"]
-    elif blocks == 1:
-        assert lines[-1].split() == list(rows[0])

@@ -10,7 +10,6 @@ import pytest
 
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
-from dpscope.analysis.report.training_report import write_training
 from dpscope.analysis.stats.samples import Range
 from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -235,25 +234,6 @@ def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None
     ):
         assert row.test_accuracy_percent is None
         assert reason in row.reasons["test_accuracy_percent"]
-
-
-@pytest.mark.long
-def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
-    """Names come from a file of unknown origin: they are escaped in tables and in figures."""
-    hostile = "<script>alert(1)</script>"
-    epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
-    epochs += plain_epochs("ddp", 2, 0, [80.0, 91.0], [2.0, 2.0], variant=hostile)
-    page = write_training(load_training(write_train_json(tmp_path, epochs)), ("png", "svg"))
-    text = page.read_text()
-    assert page == tmp_path / "report" / "report.html"
-    assert "alert(1)" in text
-    assert hostile not in text
-    for name in ("training_accuracy", "training_loss"):
-        assert f'id="figure-{name}"' in text
-        for suffix in ("png", "svg"):
-            assert (page.parent / "figures" / f"{name}.{suffix}").stat().st_size > 1000
-    assert "Test accuracy after training" in text
-    assert "NA (seed spread" in (page.parent / "training.md").read_text()
 
 
 def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,10 @@
 trace.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.cells.cell_ledger import cell_contentions
 from dpscope.analysis.output.traces import to_tables, trace_content
 from dpscope.analysis.traces.ranks.contention import (
     NO_OVERLAP,
@@ -15,14 +13,12 @@ from dpscope.analysis.traces.ranks.contention import (
     Contention,
     contentions,
 )
-from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.bases import contention_of_ledger
-from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import traced_table, with_tables
+from tests.helpers.run_cells import traced_table
 
 
 def excludes_no_change(found: Contention) -> bool:
@@ -106,30 +102,6 @@ def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
     assert every.compared == pytest.approx(0.30, abs=0.01)
     assert excludes_no_change(every)
     assert min(one.ratio for one in found.by_operator) > 0.95
-
-
-@pytest.mark.parametrize("shapes", [True, False])
-def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
-    """The kernels of one device have the same classes; nothing else of them is the same trace."""
-    job = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, shapes=shapes)))
-    alone = analyze_traces(
-        write_contended_job(tmp_path / "one", Contended(overlap=False, shapes=shapes, seed=7), 1)
-    )
-    data = [
-        replace(
-            planned_job(Cell("ddp" if devices > 1 else "single", devices, 8)),
-            tables=analysis.tables,
-        )
-        for devices, analysis in ((2, job), (1, alone))
-    ]
-    found = known(cell_contentions(*data).every)
-    low, high = known(found.ratio_interval)
-    assert low < 1.3 < high
-    kernels = data[0].tables.kernels
-    only_overlapped = with_tables(data[0], kernels=kernels.take(kernels.truths("overlapped")))
-    assert cell_contentions(only_overlapped, None).every is None
-    against_one = known(cell_contentions(only_overlapped, data[1]).every)
-    assert against_one.ratio == pytest.approx(found.ratio)
 
 
 def test_ranks_are_compared_with_themselves() -> None:

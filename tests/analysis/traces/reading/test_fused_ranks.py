@@ -9,7 +9,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, write_trace
-from tests.generated_traces.relabeling import Marking, fused_trace, renumbered
+from tests.generated_traces.relabeling import Marking, fused_trace
 from tests.helpers.generated_checks import check_job
 from tests.helpers.known import codes
 from tests.helpers.made_traces import launch, on_device, step
@@ -47,44 +47,6 @@ def test_ambiguous_launches_are_left_out_and_reported(tmp_path: Path) -> None:
     )
     assert {"fused_ranks", "events_damaged"} <= codes(analysis)
     assert analysis.steps.empty or analysis.steps["communication_us"].isna().all()
-
-
-MARKINGS: tuple[Marking, ...] = ("args_rank", "label", "device_label", "plain")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("devices", "processes"),
-    [((1, 0, 2), (7100, 5100, 6100)), ((2, 0, 1), (3, 1, 2))],
-)
-def test_a_fused_file_is_its_ranks_files(
-    tmp_path: Path, devices: tuple[int, ...], processes: tuple[int, ...]
-) -> None:
-    """Ranks 0 to 2 of four, whatever their devices' and processes' numbers are, those of other
-    ranks among them.
-    """
-    options, split = DdpOptions(straggler=1), None
-    for marking in MARKINGS:
-        if marking == "plain" and processes != tuple(sorted(processes)):
-            # Ranks without a name are numbered in the order of their processes.
-            processes, split = tuple(sorted(processes)), None
-        ranks = [
-            renumbered(ddp_trace(rank, 4, options).trace, processes[rank], devices[rank])
-            for rank in range(3)
-        ]
-        if split is None:
-            paths = [
-                write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json")
-                for rank, trace in enumerate(ranks)
-            ]
-            split = analyze_traces(paths)
-        fused_file = fused_trace(ranks, marking)
-        fused_file["distributedInfo"]["world_size"] = 4
-        fused = analyze_traces([write_trace(fused_file, tmp_path / "all.json")])
-        assert len(split.steps) == 9
-        pd.testing.assert_frame_equal(fused.steps, split.steps, rtol=0, atol=1e-9)
-        pd.testing.assert_frame_equal(fused.collectives, split.collectives, rtol=0, atol=1e-9)
-        assert codes(fused) == codes(split) | {"fused_ranks"}
 
 
 def rank_events(

@@ -196,23 +196,6 @@ def test_sizes_of_gathers_and_scatters_from_their_operators(tmp_path: Path) -> N
         assert set(table.loc[table["kind"] == kind, "bytes"]) == {size}
 
 
-def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
-    """Two pairs of ranks whose groups are both called "1": their ranks distinguish them."""
-    ranks = [ddp_trace(rank, 4, DdpOptions(extra_groups=True)) for rank in range(4)]
-    for generated in ranks:
-        for found in generated.trace["traceEvents"]:
-            if found.get("args", {}).get("Process Group Name") == "2":
-                found["args"]["Process Group Name"] = "1"
-    analysis = analyzed(tmp_path, *ranks)
-    gathered = analysis.collectives[analysis.collectives["kind"] == "all_gather"]
-    assert parallelism(analysis).startswith("sharded")
-    assert "process groups" in parallelism(analysis)
-    assert set(gathered["group"]) == {"1"}
-    assert set(gathered["group_ranks"]) == {"[0, 1]", "[2, 3]"}
-    assert gathered["transfer_us"].notna().all()
-    assert "collectives_unmatched" not in {finding.code for finding in analysis.findings}
-
-
 # Kernels before the optimizer take 194 + 100 + 8 (forward, loss) and 100 + 100 + 60 + 20 us
 # (backward): 582 us. Buckets follow the first, the second and the last kernel of the backward pass;
 # buffers go before anything is computed.
