@@ -4,12 +4,15 @@ import gzip
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dpscope.analysis.output.tensorboard import write_plugin_copies
+from dpscope.analysis.output.tensorboard import write_plugin_copies, write_tensorboard
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.paths import DATA
 from tests.helpers.tensorboard_pages import get, serving
+from tests.helpers.trainings import record, write_trained
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 PLUGIN = "data/plugin/pytorch_profiler"
@@ -68,3 +71,16 @@ def test_a_damaged_trace_is_not_copied(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DpscopeError, match="cannot be copied"):
         write_plugin_copies(broken, tmp_path / "copies", 0, 0)
     assert not list((tmp_path / "copies").glob("*"))
+
+
+@pytest.mark.long
+def test_trainings_alone(tmp_path: Path) -> None:
+    records = [record("ddp-d2-b16", epoch=epoch, test_accuracy=50.0 + epoch) for epoch in (1, 2)]
+    folder = write_tensorboard(
+        [write_trained(tmp_path, [Cell("ddp", 2, 16)], records, epochs=2)], None
+    )
+    tags = EventAccumulator(str(folder / "report")).Reload().Tags()
+    assert {"training_accuracy", "training_loss"} <= {*tags["images"], *tags["tensors"]}
+    assert "training/text_summary" in tags["tensors"]
+    events = EventAccumulator(str(folder / "training" / "ddp-d2-b16" / "seed0")).Reload()
+    assert [one.value for one in events.Scalars("accuracy_percent/test")] == [51.0, 52.0]
