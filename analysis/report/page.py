@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -30,6 +31,7 @@ from dpscope.profiling.store.shown_text import cleaned
 if TYPE_CHECKING:
     from dpscope.analysis.figures.draw import PageFigure
 
+_MOST_FINDINGS = 5  # unfolded, unless there are more errors
 _LONG = 16  # letters: longer than any number
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])?)")
 
@@ -71,6 +73,18 @@ class Page:
             if figures or tables or (section.name == "timeline" and self.timelines):
                 placed[section.chapter].append((section, figures, tables))
         return {name: found for name, found in placed.items() if found or name == "basis"}
+
+    def sections_about(self, question: str) -> list[Section]:
+        """The sections with content that an answer to one of QUESTIONS links to."""
+        placed = chain.from_iterable(self.chapters.values())
+        return [section for section, _, _ in placed if section.about == question]
+
+    @property
+    def first_findings(self) -> Sequence[Finding]:
+        """Those that the page shows unfolded: errors, and as many warnings as it has room for."""
+        errors = [one for one in self.findings if one.severity == "error"]
+        warnings = [one for one in self.findings if one.severity == "warning"]
+        return [*errors, *warnings[: max(_MOST_FINDINGS - len(errors), 0)]]
 
     def figures_of(self, section: str) -> list[str]:
         """The names of a section's figures, or of those that stand with the `answers`."""

@@ -17,7 +17,8 @@ class Section:
 
     In a chapter the page shows open sections first. A section that is not `open` is folded, with
     its title and question as the summary. Empty sections are omitted. What is `modelled` is printed
-    of traces where models are asked for.
+    of traces where models are asked for. `about` is the question (`facts.QUESTIONS`) whose answer
+    links to it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Section:
     question: str
     open: bool = False
     modelled: bool = False
+    about: str = ""
 
 
 SECTIONS = (
@@ -53,6 +55,7 @@ SECTIONS = (
         "step",
         "Phases and traffic of a step",
         "How much time does each phase take, and what was moved?",
+        about="cost",
     ),
     Section(
         "device_use",
@@ -66,7 +69,7 @@ SECTIONS = (
         "step",
         "Who waits for whom",
         "Which rank makes the others wait, and how long?",
-        open=True,
+        about="late",
     ),
     Section(
         "scaling",
@@ -74,12 +77,14 @@ SECTIONS = (
         "Scaling",
         "What do more devices gain, and what do the fitted laws predict for twice as many?",
         open=True,
+        about="which",
     ),
     Section(
         "estimates",
         "theory",
         "Every estimate and its error",
         "What does each subtraction give per step, how far off is it, and why?",
+        about="shortcuts",
     ),
     Section(
         "models",

@@ -4,6 +4,7 @@ models by hand.
 
 import json
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from dpscope.analysis.report.views import FIRST, STUDY, VIEWS
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
@@ -208,3 +210,31 @@ def test_a_transfer_is_predicted_drawn_and_explained_by_the_fit_of_the_fastest_r
     (fit,) = (line for line in curves if line.get_label() == "calibration's fit")
     sizes, rates = (np.asarray(line, dtype=float) for line in fit.get_data())
     assert np.interp(np.log(4e6), np.log(sizes), rates) == pytest.approx(4e6 / 1604 / 1e3, rel=1e-3)
+
+
+def test_a_few_findings_are_unfolded_and_every_error(example: Report) -> None:
+    def unfolded(*severities: Literal["error", "warning", "info"]) -> list[str]:
+        found = [
+            Finding(
+                severity=severity, code="noisy", message=f"finding {number}", next_step="repeat"
+            )
+            for number, severity in enumerate(severities)
+        ]
+        page = replace(make_page(example, {}), findings=found)
+        first, _, folded = pages.render_page(page).partition("more finding")
+        shown = [one.message for one in found if f"F{one.message[1:]}." in first]
+        assert all(f"F{one.message[1:]}." in first + folded for one in found)
+        return shown
+
+    assert unfolded(*["warning"] * 7, "info") == [f"finding {number}" for number in range(5)]
+    assert unfolded(*["error"] * 6, "warning") == [f"finding {number}" for number in range(6)]
+    assert unfolded("error", "warning", "info") == ["finding 0", "finding 1"]
+
+
+def test_an_answer_links_to_its_section_where_that_has_content(example: Report) -> None:
+    page = make_page(example, {})
+    assert [section.name for section in page.sections_about("shortcuts")] == ["estimates"]
+    assert 'More: <a href="#estimates">' in pages.render_page(page)
+    empty = replace(page, tables={}, timelines=())
+    assert empty.sections_about("shortcuts") == []
+    assert not any(section.open for section in SECTIONS if section.name == "waiting")
