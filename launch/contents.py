@@ -13,25 +13,32 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from typer.core import TyperCommand
 
-COMMANDS = {
-    "run": "Run single, DP and DDP under torchrun, trace them, compare, report.",
-    "attach": "Measure a training script as it is, on one or more device counts.",
-    "analyze": "Read a run folder or torch.profiler traces: where a step goes, and what communication costs.",
-    "compare": "Report what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged.",
-    "merge": "Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks.",
-    "reduce": "Reduce traces to one small file where they are stored, to analyze anywhere; traces already reduced are not read "
-    "again.",
-    "calibrate": "Time this machine's collectives by message size and fit what they cost; predictions use it.",
-    "tensorboard": "Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the "
-    "traces.",
-    "estimate": "Report what published or hand-timed times can and cannot show, and predict those of other device counts.",
-    "whatif": "Predict steps that were not measured from a run or traces by replaying one, with a band or a reason.",
-    "doctor": "Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds.",
-    "bundle": "Pack a run into one file of at most 16 MB for a bug report: host and user names replaced, traces reduced.",
-    "train": "Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch.",
-    "equal": "Train from one seed on the same global batches under every strategy; report whether, where and why they differ.",
+GROUPS = {
+    "Start here": {
+        "run": "Run single, DP and DDP under torchrun, trace them, compare, report.",
+        "attach": "Measure a training script as it is, on one or more device counts.",
+    },
+    "Read runs and traces": {
+        "analyze": "Read a run or torch.profiler traces: where does a step go?",
+        "compare": "Report what got slower or faster between two runs.",
+        "tensorboard": "Write a run's TensorBoard folder and serve it.",
+        "merge": "Make one trace of all ranks for Perfetto, on one clock.",
+        "reduce": "Reduce traces to one small file, to analyze elsewhere.",
+        "bundle": "Pack a run into one file for a bug report, names replaced.",
+    },
+    "Predict what was not measured": {
+        "whatif": "Replay a traced step on other devices, links and options.",
+        "estimate": "Judge published or hand-timed times, and predict others.",
+        "calibrate": "Time this machine's collectives, on which predictions rest.",
+    },
+    "Check": {
+        "doctor": "Check devices, driver, backends, tracer and disk, in seconds.",
+        "train": "Train under each strategy: do accuracy and loss stay the same?",
+        "equal": "Compare the tensors of every strategy, step by step.",
+    },
 }
-"""Each with its help."""
+"""The commands with their help, by what they are for."""
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 
 
 class _Loaded(Mapping[str, "TyperCommand"]):
@@ -60,9 +67,15 @@ class _Contents(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The commands by group, then the options."""
+        width = max(map(len, COMMANDS))
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
+        records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record is not None])
 
 
 app = typer.Typer(

@@ -9,6 +9,7 @@ from dpscope.analysis.report.files import DEFAULT_FORMATS
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import (
+    READING,
     Help,
     Idle,
     OptionValues,
@@ -130,7 +131,9 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeRequest(Request):
-    paths: list[Path] = argument("a run folder, or trace files and folders of them")
+    paths: list[Path] = argument(
+        "a run folder, or trace files and folders of them", metavar="PATH ..."
+    )
     output_format: OutputFormat = option("what to print", "--format", default="table")
     classic: bool = option(
         "tables of epoch time, cost and bandwidth for a text", "--tables", default=False
@@ -157,9 +160,15 @@ class AnalyzeRequest(Request):
     quiet: options.Quiet = False
     open_page: options.OpenPage = False
     topology: Path | None = option(
-        "show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"
+        "show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf",
+        rich_help_panel=READING,
     )
-    hide_hosts: bool = option("show numbers instead of host names", "--hide-hosts", default=False)
+    hide_hosts: bool = option(
+        "show numbers instead of host names",
+        "--hide-hosts",
+        default=False,
+        rich_help_panel=READING,
+    )
 
 
 def analyze(request: AnalyzeRequest) -> None:

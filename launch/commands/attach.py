@@ -50,6 +50,8 @@ class ScriptLast(Command):
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
         begins = next((at for at, one in enumerate(args) if one in ("--", "-m")), len(args))
+        if "--help-all" in args[:begins]:
+            return super().parse_args(ctx, ["--help"])
         if args[begins : begins + 1] == ["-m"]:
             args = [*args[:begins], "--", *args[begins:]]
         before, _, _ = self.make_parser(ctx).parse_args(list(args[:begins]))
@@ -71,7 +73,9 @@ COMMAND = ScriptLast
 class AttachRequest(Request):
     settings = WINDOWS
 
-    script: list[str] = argument("the script, or -m and a module", metavar="-- SCRIPT [ARGUMENT]")
+    script: list[str] = argument(
+        "the script, or -m and a module", metavar="-- SCRIPT [ARGUMENT ...]"
+    )
     devices: str | None = option(
         "device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
     )

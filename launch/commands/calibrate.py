@@ -71,7 +71,7 @@ class CalibrateRequest(options.NodeOptions):
     logs: list[Path] | None = argument(
         "with --from-nccl-tests; with --predict also a calibration",
         default=None,
-        metavar="[LOG]...",
+        metavar="[LOG ...]",
     )
 
 

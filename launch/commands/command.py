@@ -48,7 +48,7 @@ _HEADINGS = {  # of options that are no settings of a run or a training, by para
     for heading, parameters in {
         COMPARED: "freeze_batch_norm",
         DATA: "dtype",
-        AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes max_events",
+        AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes",
         TARGETS: "calibration flops target_accuracy",
         FILES: "config out report fresh dry_run output_format classic figures open_page verbose quiet wandb "
         "wandb_online",
@@ -62,7 +62,10 @@ _DECLARED = {
     for one in declarations(kind).values()
     if one.help
 }
+READING = "How traces are read"
+"""The heading of options that their declaration places there, by `rich_help_panel`."""
 _OTHER = "Options"
+_KINDS = {"int": "N", "float": "NUMBER", "Path": "PATH"}
 _REPLACED = {
     "--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"
 }
@@ -161,10 +164,23 @@ def load_command(name: str, text: str) -> TyperCommand:
     program.command(name, cls=getattr(module, "COMMAND", Command), help=text)(function)
     command = typer.main.get_command(program)
     assert isinstance(command, Command)
+    for parameter in command.params:
+        parameter.metavar = parameter.metavar or _word_of(parameter)
     command.idle = getattr(module, "IDLE", ())
     command.shown = getattr(module, "HELP", Help())
     command.defaults = getattr(module, "defaults", dict)
     return command
+
+
+def _word_of(parameter: Any) -> str:
+    """What --help writes for the value of an option or argument, such as PATH."""
+    kind = parameter.type_descriptor
+    if kind.is_choice:
+        return "|".join(map(str, kind.choices))
+    if parameter.param_type_name == "argument":
+        return str(parameter.name).upper()
+    name = parameter.name.rpartition("_")[2].upper()
+    return _KINDS.get(parameter.bare_type(), name)
 
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
@@ -260,6 +276,11 @@ class Command(TyperCommand):
                 option.help = f"{option.help or ''}  [default: {default}]"
         super().format_help(ctx, formatter)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As typer does, arguments as they are declared."""
+        arguments = [one.metavar for one in self.params if one.param_type_name == "argument"]
+        return ["[OPTIONS]", *filter(None, arguments)]
+
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """As typer does, with examples."""
         super().format_help_text(ctx, formatter)
@@ -285,14 +306,15 @@ class Command(TyperCommand):
 
     def _format_by_heading(self, parameters: Sequence[Any], ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
-            heading: [] for heading in ("Arguments", *HEADINGS, _OTHER)
+            heading: [] for heading in ("Arguments", *HEADINGS, READING, _OTHER)
         }
         for parameter in parameters:
-            if (record := parameter.get_help_record(ctx)) is not None:
-                is_argument = parameter.param_type_name == "argument"
-                groups["Arguments" if is_argument else heading_of(parameter.name or "")].append(
-                    record
-                )
+            name, text = parameter.get_help_record(ctx) or ("", "")
+            if parameter.param_type_name == "argument":
+                groups["Arguments"].append((parameter.metavar, text))
+            elif name:
+                heading = getattr(parameter, "rich_help_panel", None)
+                groups[heading or heading_of(parameter.name)].append((name, text))
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):

@@ -23,7 +23,7 @@ def compare(
     before: Path = argument("a run folder, or the traces of a job"),
     after: Path = argument("a later run of the same cells, or the traces of a later job"),
     fail_over: str | None = option(
-        "exit with 1 if a step got slower beyond noise by more than this"
+        "exit with 1 if a step got slower beyond noise by more than this", metavar="PERCENT"
     ),
     output_format: Literal["table", "json", "csv", "markdown", "latex", "github"] = option(
         "what to print; github: for a job's summary page", "--format", default="table"

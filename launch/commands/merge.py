@@ -22,7 +22,9 @@ IDLE = (
 
 
 def merge(
-    paths: list[Path] = argument("a run folder, or the traces of one job's ranks"),
+    paths: list[Path] = argument(
+        "a run folder, or the traces of one job's ranks", metavar="PATH ..."
+    ),
     output: Path = option(
         "the merged trace, *.json or *.json.gz", "--output", "-o", default=MISSING
     ),

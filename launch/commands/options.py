@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from dpscope.launch.commands.command import Idle, Request, option, setting_option
+from dpscope.launch.commands.command import READING, Idle, Request, option, setting_option
 from dpscope.profiling.records.config import Reporting
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import parse_size
@@ -34,6 +34,7 @@ NcclLogs = Annotated[
     list[Path] | None,
     typer.Option(
         "--nccl-log",
+        rich_help_panel=READING,
         help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated",
     ),
 ]
@@ -42,11 +43,16 @@ MaxBytes = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
+        rich_help_panel=READING,
         help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB",
     ),
 ]
 MaxEvents = Annotated[
-    int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")
+    int | None,
+    typer.Option(
+        rich_help_panel=READING,
+        help="refuse a trace with more events than this; default: 10 million",
+    ),
 ]
 Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
 TargetEfficiency = Annotated[

@@ -23,7 +23,9 @@ IDLE = (
 
 
 def reduce(
-    paths: list[Path] = argument("trace files or folders of them; or partials, to join them"),
+    paths: list[Path] = argument(
+        "trace files or folders of them; or partials, to join them", metavar="PATH ..."
+    ),
     output: Path = option(
         "a file *.dpscope, or a folder, in which the file is named after the host or the share",
         *("--output", "-o"),

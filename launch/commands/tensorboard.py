@@ -27,7 +27,9 @@ IDLE = (
 
 
 def tensorboard(
-    paths: list[Path] = argument("a run folder, or trace files and folders of them"),
+    paths: list[Path] = argument(
+        "a run folder, or trace files and folders of them", metavar="PATH ..."
+    ),
     host: str = option("the address to listen on", default="localhost"),
     port: int = option("0 takes a free one", default=6006),
     link: options.Link = None,

@@ -47,11 +47,12 @@ IDLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfRequest(Request):
-    paths: list[Path] = argument("a run folder, or traces of one job")
+    paths: list[Path] = argument("a run folder, or traces of one job", metavar="PATH ...")
     cell: str | None = option("the cell of a run to predict from, such as ddp-d2-b32")
     devices: str | None = option("device counts to predict, such as 32,64")
     per_node: str | None = option(
-        "devices on a node; default: full nodes as measured, or the one node of the base"
+        "devices on a node; default: full nodes as measured, or the one node of the base",
+        metavar="DEVICES",
     )
     link: str | None = option(
         "the link that limits: between nodes if there are several, else within the node; "
@@ -60,9 +61,11 @@ class WhatIfRequest(Request):
     bucket_mb: str | None = option("DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")
     comm_hook: str | None = option("how gradients travel: none, fp16, bf16")
     batch_size: str | None = option("per device and step, such as 32,128")
-    accumulate: str | None = option("micro-batches of a step, of the measured size")
-    overlap: str | None = option("off: one bucket, reduced after backward")
-    on_time: str | None = option("a rank that is no longer late, such as 7")
+    accumulate: str | None = option(
+        "micro-batches of a step, of the measured size", metavar="COUNT"
+    )
+    overlap: str | None = option("off: one bucket, reduced after backward", metavar="OFF")
+    on_time: str | None = option("a rank that is no longer late, such as 7", metavar="RANK")
     base_devices: int | None = option("of a trace: devices of its job", min=1)
     base_batch_size: int | None = option("of a trace: its batch per device", min=1)
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")

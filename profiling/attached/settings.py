@@ -56,7 +56,7 @@ class AttachSettings(Config, frozen=True):
     traced_steps: int = setting(
         _TRACED_STEPS, "whole traced steps", check=at_least(1)
     )  # one more is traced; 0: no trace, in benchmarks
-    steps_by: StepsBy = setting("optimizer", "what ends a step: optimizer, forward or call")
+    steps_by: StepsBy = setting("optimizer", "what ends a step", listed=True)
     batch_size: int | None = setting(
         None, "samples per device and step; default: as the model is called", check=at_least(1)
     )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.text.terminal import open_in_browser
 from dpscope.launch.commands.command import heading_of
-from dpscope.launch.contents import app
+from dpscope.launch.contents import GROUPS, app
 from dpscope.launch.planning.run_config import load_config, out_folder
 from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.settings import HEADINGS
@@ -53,6 +53,25 @@ def test_help_groups_options_and_h_prints_the_same() -> None:
         assert [
             one.name for one in COMMANDS[name].params if heading_of(one.name or "") not in HEADINGS
         ] == []
+
+
+def test_the_commands_are_grouped_and_two_are_named_first() -> None:
+    text = output_of("--help")
+    headings = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert headings == ["Start here", *list(GROUPS)[1:], "Options"]
+    listed = [one for one in re.findall(r"^  (\w+)  ", text, re.MULTILINE) if one in COMMANDS]
+    assert listed[:2] == ["run", "attach"]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_values_are_written_as_words_and_limits_of_reading_measure_nothing(command: str) -> None:
+    text = output_of(command, "--help-all")
+    assert not re.search(r"<|list\[|\bstr\b|\bint\b|Path\b|\{", text.partition("Examples:")[2])
+    assert not re.search(r"[{<]", text.splitlines()[0])
+    measured = text.partition("How much is measured:\n")[2].partition("\n\n")[0]
+    assert "--max-events" not in measured
+    assert ("--max-bytes" in measured) == (command == "calibrate")
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
