@@ -9,7 +9,6 @@ from dpscope.analysis.report.files import DEFAULT_FORMATS
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import (
-    READING,
     Help,
     Idle,
     OptionValues,
@@ -18,6 +17,7 @@ from dpscope.launch.commands.command import (
     open_console,
     option,
 )
+from dpscope.launch.commands.help_text import READING
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 

@@ -6,14 +6,8 @@ from typing import Literal
 
 from dpscope.launch.calibration.settings import DEFAULTS, SETTINGS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import (
-    Help,
-    Idle,
-    argument,
-    default_texts,
-    open_console,
-    option,
-)
+from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
+from dpscope.launch.commands.help_text import default_texts
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.store.errors import DpscopeError
 

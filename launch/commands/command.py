@@ -12,27 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, NoReturn, get_type_hints
 
-import msgspec
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from dpscope.launch.commands.help_text import place_of, records_by_heading, word_of
 from dpscope.profiling.machine.gpus import GPU_ORDER
-from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.matrix import VARIANTS
 from dpscope.profiling.records.settings import (
-    AMOUNT,
-    COMPARED,
-    DATA,
-    FILES,
-    HEADINGS,
-    NODES,
-    TARGETS,
     Setting,
-    declarations,
-    settings_of,
-    value_text,
 )
-from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import READER_GONE, DpscopeError
 
@@ -43,48 +30,9 @@ if TYPE_CHECKING:
 
 OptionValues = Mapping[str, Any]
 
-_HEADINGS = {  # of options that are no settings of a run or a training, by parameter
-    parameter: heading
-    for heading, parameters in {
-        COMPARED: "freeze_batch_norm",
-        DATA: "dtype",
-        AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes",
-        TARGETS: "calibration flops target_accuracy",
-        FILES: "config out report fresh dry_run output_format classic figures open_page verbose quiet wandb "
-        "wandb_online",
-        NODES: "nodes node_rank rendezvous wait_for_nodes",
-    }.items()
-    for parameter in parameters.split()
-}
-_DECLARED = {
-    one.option: one
-    for kind in (TrainConfig, RunConfig)
-    for one in declarations(kind).values()
-    if one.help
-}
-READING = "How traces are read"
-"""The heading of options that their declaration places there, by `rich_help_panel`."""
-_OTHER = "Options"
-_KINDS = {"int": "N", "float": "NUMBER", "Path": "PATH"}
 _REPLACED = {
     "--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"
 }
-
-
-def heading_of(parameter: str) -> str:
-    """The heading of --help under which an option stands, in every command that has it."""
-    return (
-        _DECLARED[parameter].heading if parameter in _DECLARED else _HEADINGS.get(parameter, _OTHER)
-    )
-
-
-def _place(parameter: str) -> tuple[int, int]:
-    """The place of an option among others: by heading; variants behind the other settings of
-    theirs, then what is no setting.
-    """
-    one = _DECLARED.get(parameter)
-    rank = 2 if one is None else int(bool(one.moved) or one.name in VARIANTS)
-    return (*HEADINGS, _OTHER).index(heading_of(parameter)), rank
 
 
 class Idle(NamedTuple):
@@ -143,15 +91,18 @@ def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
 
 def setting_option(one: Setting, command: str = "") -> Any:
     """The option of a setting, in a command whose help may differ."""
-    dashed = f"--{one.option.replace('_', '-')}"
-    names = f"{dashed}/--no-{dashed[2:]}" if _option_type(one) is bool else dashed
+    name = one.option.replace("_", "-")
+    names = f"--{name}/--no-{name}" if _option_type(one) is bool else f"--{name}"
     return typer.Option(names, help=one.help_of.get(command, one.help))
 
 
 def _option_type(one: Setting) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    kind = bool if one.switch else str if one.text is not None else one.kind
-    return kind if kind in (bool, int, float) or one.listed else str
+    if one.switch:
+        return bool
+    if one.text is not None:
+        return str
+    return one.kind if one.listed or one.kind in (bool, int, float) else str
 
 
 def load_command(name: str, text: str) -> TyperCommand:
@@ -165,67 +116,72 @@ def load_command(name: str, text: str) -> TyperCommand:
     command = typer.main.get_command(program)
     assert isinstance(command, Command)
     for parameter in command.params:
-        parameter.metavar = parameter.metavar or _word_of(parameter)
+        parameter.metavar = parameter.metavar or word_of(parameter)
     command.idle = getattr(module, "IDLE", ())
     command.shown = getattr(module, "HELP", Help())
     command.defaults = getattr(module, "defaults", dict)
     return command
 
 
-def _word_of(parameter: Any) -> str:
-    """What --help writes for the value of an option or argument, such as PATH."""
-    kind = parameter.type_descriptor
-    if kind.is_choice:
-        return "|".join(map(str, kind.choices))
-    if parameter.param_type_name == "argument":
-        return str(parameter.name).upper()
-    name = parameter.name.rpartition("_")[2].upper()
-    return _KINDS.get(parameter.bare_type(), name)
+class _Declared(NamedTuple):
+    """What a command's function takes: a request, or its own parameters."""
+
+    request: Any  # the class of the request; None: the function takes the options themselves
+    settings: Mapping[str, Setting]  # of the request, by option
+    defaults: Mapping[str, Any]  # of all other options, by name
+    hints: Mapping[str, Any]
+
+
+def _declared(function: Callable[..., None]) -> _Declared:
+    hints: dict[str, Any] = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    request = next((hints[name] for name in parameters if isinstance(hints[name], type)), None)
+    if request is None or not issubclass(request, Request):
+        defaults: dict[str, Any] = {name: one.default for name, one in parameters.items()}
+        return _Declared(None, {}, defaults, hints)
+    settings = {one.option: one for one in request.settings.values() if one.help}
+    own = [one for one in fields(request) if one.name not in ("flags", "given")]
+    return _Declared(
+        request,
+        settings,
+        {one.name: one for one in own},
+        get_type_hints(request, include_extras=True),
+    )
 
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
     """The function as typer takes it: one that takes a request gets a parameter for each option
     instead.
     """
-    hints: dict[str, Any] = get_type_hints(function, include_extras=True)
-    declared: dict[str, Any] = {
-        name: one.default for name, one in inspect.signature(function).parameters.items()
-    }
-    request: Any = next((hints[name] for name in declared if isinstance(hints[name], type)), None)
-    settings: dict[str, Setting] = {}
-    if request is not None and issubclass(request, Request):
-        settings = {one.option: one for one in request.settings.values() if one.help}
-        hints = get_type_hints(request, include_extras=True)
-        declared = {one.name: one for one in fields(request) if one.name not in ("flags", "given")}
-    else:
-        request = None
+    declared = _declared(function)
     annotated: Any = Annotated  # as a value, not as a type
-    options = {  # their annotations and defaults
-        name: (annotated[_option_type(one) | None, setting_option(one, command)], None)
-        for name, one in settings.items()
-    }
-    for name, one in declared.items():
-        hint, default = hints[name], one
-        if isinstance(one, Field):
-            hint = annotated[hint, one.metadata["typer"]] if one.metadata else hint
-            default = inspect.Parameter.empty if one.default is MISSING else one.default
-        options[name] = hint, default
-    parameters = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-        )
-        for name, (annotation, default) in options.items()
-    ]
+    parameters = []
+
+    def add(name: str, hint: Any, default: Any) -> None:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
+
+    for name, one in declared.settings.items():
+        add(name, annotated[_option_type(one) | None, setting_option(one, command)], None)
+    for name, default in declared.defaults.items():
+        hint = declared.hints[name]
+        if isinstance(default, Field):
+            if default.metadata:
+                hint = annotated[hint, default.metadata["typer"]]
+            required = default.default is MISSING
+            default = inspect.Parameter.empty if required else default.default
+        add(name, hint, default)
 
     def called(**values: Any) -> None:
-        if request is None:
+        if declared.request is None:
             return function(**values)
         given = {name: value for name, value in values.items() if value}
-        flags = {name: value for name in settings if (value := values.pop(name)) is not None}
-        function(request(flags=flags, given=given, **values))
+        stated = {name: values.pop(name) for name in declared.settings}
+        flags = {name: value for name, value in stated.items() if value is not None}
+        function(declared.request(flags=flags, given=given, **values))
 
-    if settings:
-        parameters.sort(key=lambda one: _place(one.name))
+    if declared.settings:
+        parameters.sort(key=lambda one: place_of(one.name))
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
 
@@ -263,7 +219,8 @@ class Command(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:
-            if wrong := re.search(r"'([^']*)' is not one of (.*)\.$", error.message):
+            wrong = re.search(r"'([^']*)' is not one of (.*)\.$", error.message)
+            if wrong:
                 known = re.findall(r"'([^']*)'", wrong[2])
                 error.message = f"{wrong[1]!r}: {choose_from(wrong[1], known)}"
             raise
@@ -272,7 +229,8 @@ class Command(TyperCommand):
         """As typer does, with the defaults that are no parameters' defaults."""
         found = self.defaults()
         for option in self.params:
-            if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
+            default = found.get(option.opts[0])
+            if default and isinstance(option, TyperOption):
                 option.help = f"{option.help or ''}  [default: {default}]"
         super().format_help(ctx, formatter)
 
@@ -295,7 +253,9 @@ class Command(TyperCommand):
         """
         usual = self.shown.usual.split()
         if not usual or self.shows_all_options:
-            self._format_by_heading(self.get_params(ctx), ctx, formatter)
+            for heading, records in records_by_heading(self.get_params(ctx), ctx).items():
+                with formatter.section(heading):
+                    formatter.write_dl(records)
             return
         parameters = {parameter.name: parameter for parameter in self.get_params(ctx)}
         with formatter.section("Usual options"):
@@ -303,22 +263,6 @@ class Command(TyperCommand):
         formatter.write(
             f"\n{len(self.params) - len(usual)} more options: {ctx.command_path} --help-all\n"
         )
-
-    def _format_by_heading(self, parameters: Sequence[Any], ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {
-            heading: [] for heading in ("Arguments", *HEADINGS, READING, _OTHER)
-        }
-        for parameter in parameters:
-            name, text = parameter.get_help_record(ctx) or ("", "")
-            if parameter.param_type_name == "argument":
-                groups["Arguments"].append((parameter.metavar, text))
-            elif name:
-                heading = getattr(parameter, "rich_help_panel", None)
-                groups[heading or heading_of(parameter.name)].append((name, text))
-        for heading, records in groups.items():
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The exit statuses."""
@@ -329,22 +273,12 @@ class Command(TyperCommand):
         """Run it; raises DpscopeError for an option without effect."""
         if self.orders_gpus:
             os.environ.setdefault(*GPU_ORDER)  # before torch starts CUDA, which reads it once
-        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-        stated = {
-            name
-            for name, source in sources.items()
-            if source is not None and source.name == "COMMANDLINE"
-        }
-        off = {name for name in stated if ctx.params[name] is False}
-        flags = {
-            one.name: (one.secondary_opts if one.name in off else one.opts)[0]
-            for one in self.params
-        }
-        for rule in self.idle:
-            if (
-                idle := [name for name in rule.parameters.split() if name in stated]
-            ) and rule.holds(ctx.params):
-                raise DpscopeError(f"{flags[idle[0]]} does nothing here: {rule.why}; omit it")
+        stated = set()
+        for name in ctx.params:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                stated.add(name)
+        self._refuse_idle(ctx.params, stated)
         if "out" not in stated and ctx.params.get("config") is not None:
             from dpscope.launch.planning.run_config import out_folder
 
@@ -355,36 +289,20 @@ class Command(TyperCommand):
             # of which click makes status 1, which `compare` has for a regression
             raise SystemExit(READER_GONE) from None
 
+    def _refuse_idle(self, values: OptionValues, stated: set[str]) -> None:
+        """Raise DpscopeError for a stated option that has no effect."""
+        for rule in self.idle:
+            idle = [name for name in rule.parameters.split() if name in stated]
+            if not idle or not rule.holds(values):
+                continue
+            option = next(one for one in self.params if one.name == idle[0])
+            is_off = values[idle[0]] is False
+            flag = (option.secondary_opts if is_off else option.opts)[0]
+            raise DpscopeError(f"{flag} does nothing here: {rule.why}; omit it")
+
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first sentence of its help, whole."""
         return (self.help or "").partition("\n")[0]
-
-
-def config_defaults(config: msgspec.Struct) -> dict[str, str]:
-    """The settings of a configuration by option, as `default_texts` shows them."""
-    options = [one.option for one in declarations(type(config)).values()]
-    # --devices has two: counts and layouts
-    values = zip(options, settings_of(config).values(), strict=True)
-    return default_texts({option: value for option, value in values if value != ()})
-
-
-def default_texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Values of parameters by option; a switch that is off is left out."""
-
-    def text(value: object) -> str:
-        return (
-            "on"
-            if value is True
-            else f"{value:g}"
-            if isinstance(value, float)
-            else value_text(value)
-        )
-
-    return {
-        f"--{name.replace('_', '-')}": text(value)
-        for name, value in values.items()
-        if value is not None and value is not False and value not in ((), ("off",))
-    }
 
 
 def open_console(stderr: bool = False) -> "Console":
@@ -392,11 +310,6 @@ def open_console(stderr: bool = False) -> "Console":
     from dpscope.analysis.text.terminal import Terminal
 
     return Terminal(stderr)
-
-
-def by_device(values: Mapping[Any, Any]) -> str:
-    """A default that depends on the devices."""
-    return f"{value_text(values['cuda'])}; {value_text(values['cpu'])} on the CPU"
 
 
 def exit_after(outcome: "Outcome[Any]", show: Callable[[], bool], console: "Console") -> NoReturn:

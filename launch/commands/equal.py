@@ -7,7 +7,8 @@ from typing import Literal
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, by_device, config_defaults, open_console, option
+from dpscope.launch.commands.command import Help, open_console, option
+from dpscope.launch.commands.help_text import by_device, config_defaults
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import Optimizer, RunConfig
 from dpscope.profiling.records.settings import declarations

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from dpscope.launch.commands.command import READING, Idle, Request, option, setting_option
+from dpscope.launch.commands.command import Idle, Request, option, setting_option
+from dpscope.launch.commands.help_text import READING
 from dpscope.profiling.records.config import Reporting
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.typed_text import parse_size

@@ -4,15 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import (
-    Help,
-    Idle,
-    by_device,
-    config_defaults,
-    exit_after,
-    open_console,
-    option,
-)
+from dpscope.launch.commands.command import Help, Idle, exit_after, open_console, option
+from dpscope.launch.commands.help_text import by_device, config_defaults
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations

@@ -5,14 +5,8 @@ from dataclasses import dataclass
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import (
-    Help,
-    Idle,
-    config_defaults,
-    exit_after,
-    open_console,
-    option,
-)
+from dpscope.launch.commands.command import Help, Idle, exit_after, open_console, option
+from dpscope.launch.commands.help_text import config_defaults
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.training import TrainConfig

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from dpscope.analysis.text.terminal import open_in_browser
-from dpscope.launch.commands.command import heading_of
+from dpscope.launch.commands.help_text import heading_of
 from dpscope.launch.contents import GROUPS, app
 from dpscope.launch.planning.run_config import load_config, out_folder
 from dpscope.launch.training.cells import load_train_config
