@@ -9,7 +9,14 @@ import typer
 
 from dpscope.launch.attach.arguments import WINDOWS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Command, Help, Request, argument, open_console, option
+from dpscope.launch.commands.command import (
+    Command,
+    Help,
+    Request,
+    argument,
+    open_console,
+    option,
+)
 from dpscope.launch.commands.help_text import default_texts
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import complain
@@ -37,22 +44,24 @@ class ScriptLast(Command):
         where -- is missing.
         """
         ctx.allow_interspersed_args = False
-        own = {
-            name
-            for parameter in self.params
-            for name in (*parameter.opts, *parameter.secondary_opts)
-        }
-        begins = next((at for at, one in enumerate(args) if one in ("--", "-m")), len(args))
+        own: set[str] = set()
+        for parameter in self.params:
+            own.update(parameter.opts, parameter.secondary_opts)
+        marks = [at for at, one in enumerate(args) if one in ("--", "-m")]
+        begins = min(marks, default=len(args))
         if "--help-all" in args[:begins]:
             return super().parse_args(ctx, ["--help"])
         if args[begins : begins + 1] == ["-m"]:
             args = [*args[:begins], "--", *args[begins:]]
         before, _, _ = self.make_parser(ctx).parse_args(list(args[:begins]))
-        if script := before.get("script"):  # it stands before any --
-            if late := next((one for one in script if one.partition("=")[0] in own), None):
+        script = before.get("script")  # it stands before any --
+        if script:
+            late = [one for one in script if one.partition("=")[0] in own]
+            if late:
+                value = "" if "=" in late[0] else " ..."
                 raise DpscopeError(
-                    f"{late} stands after {script[0]}: put dpscope's options before the script, and -- between them, as in "
-                    f"dpscope attach {late if '=' in late else f'{late} ...'} -- {script[0]}; what follows -- is the script's"
+                    f"{late[0]} stands after {script[0]}: put dpscope's options before the script, and -- between them, "
+                    f"as in dpscope attach {late[0]}{value} -- {script[0]}; what follows -- is the script's"
                 )
             # -- stands after the script in place of before it
             args = args[:begins] + args[begins + 1 :]

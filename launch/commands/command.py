@@ -43,7 +43,9 @@ class Idle(NamedTuple):
     why: str
 
     def holds(self, values: OptionValues) -> bool:
-        return bool(values[self.when] if isinstance(self.when, str) else self.when(values))
+        if isinstance(self.when, str):
+            return bool(values[self.when])
+        return self.when(values)
 
 
 @dataclass(frozen=True)
@@ -81,19 +83,23 @@ def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
     `names` are those other than the field's, `default` MISSING makes it required, and `more` is as
     typer takes it.
     """
-    return field(default=default, metadata={"typer": typer.Option(*names, help=text, **more)})
+    declared = typer.Option(*names, help=text, **more)
+    return field(default=default, metadata={"typer": declared})
 
 
 def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
     """A field of a request, or a parameter, that is an argument with this help."""
-    return field(default=default, metadata={"typer": typer.Argument(help=text, **more)})
+    declared = typer.Argument(help=text, **more)
+    return field(default=default, metadata={"typer": declared})
 
 
 def setting_option(one: Setting, command: str = "") -> Any:
     """The option of a setting, in a command whose help may differ."""
     name = one.option.replace("_", "-")
-    names = f"--{name}/--no-{name}" if _option_type(one) is bool else f"--{name}"
-    return typer.Option(names, help=one.help_of.get(command, one.help))
+    written = f"--{name}"
+    if _option_type(one) is bool:
+        written += f"/--no-{name}"
+    return typer.Option(written, help=one.help_of.get(command, one.help))
 
 
 def _option_type(one: Setting) -> Any:
@@ -141,12 +147,8 @@ def _declared(function: Callable[..., None]) -> _Declared:
         return _Declared(None, {}, defaults, hints)
     settings = {one.option: one for one in request.settings.values() if one.help}
     own = [one for one in fields(request) if one.name not in ("flags", "given")]
-    return _Declared(
-        request,
-        settings,
-        {one.name: one for one in own},
-        get_type_hints(request, include_extras=True),
-    )
+    hints = get_type_hints(request, include_extras=True)
+    return _Declared(request, settings, {one.name: one for one in own}, hints)
 
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
@@ -210,7 +212,8 @@ class Command(TyperCommand):
             raise DpscopeError(
                 "an argument is empty: is a variable in it not set? Omit it, or write . for the current folder"
             )
-        for name in (one.partition("=")[0] for one in before_files):
+        for word in before_files:
+            name = word.partition("=")[0]
             if name in _REPLACED:
                 raise DpscopeError(f"{name}: {_REPLACED[name]}")
         if "--help-all" in before_files:
@@ -258,11 +261,11 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
             return
         parameters = {parameter.name: parameter for parameter in self.get_params(ctx)}
+        records = [parameters[name].get_help_record(ctx) for name in usual]
         with formatter.section("Usual options"):
-            formatter.write_dl([parameters[name].get_help_record(ctx) for name in usual])
-        formatter.write(
-            f"\n{len(self.params) - len(usual)} more options: {ctx.command_path} --help-all\n"
-        )
+            formatter.write_dl(records)
+        others = len(self.params) - len(usual)
+        formatter.write(f"\n{others} more options: {ctx.command_path} --help-all\n")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The exit statuses."""
@@ -295,9 +298,12 @@ class Command(TyperCommand):
             idle = [name for name in rule.parameters.split() if name in stated]
             if not idle or not rule.holds(values):
                 continue
-            option = next(one for one in self.params if one.name == idle[0])
-            is_off = values[idle[0]] is False
-            flag = (option.secondary_opts if is_off else option.opts)[0]
+            stated_first = idle[0]
+            option = next(one for one in self.params if one.name == stated_first)
+            names = option.opts
+            if values[stated_first] is False:
+                names = option.secondary_opts
+            flag = names[0]
             raise DpscopeError(f"{flag} does nothing here: {rule.why}; omit it")
 
     def get_short_help_str(self, limit: int = 45) -> str:
