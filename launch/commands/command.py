@@ -143,12 +143,15 @@ def _declared(function: Callable[..., None]) -> _Declared:
     parameters = inspect.signature(function).parameters
     request = next((hints[name] for name in parameters if isinstance(hints[name], type)), None)
     if request is None or not issubclass(request, Request):
-        defaults: dict[str, Any] = {name: one.default for name, one in parameters.items()}
-        return _Declared(None, {}, defaults, hints)
-    settings = {one.option: one for one in request.settings.values() if one.help}
-    own = [one for one in fields(request) if one.name not in ("flags", "given")]
+        return _Declared(None, {}, {name: one.default for name, one in parameters.items()}, hints)
+    settings = {}
+    for setting in request.settings.values():
+        if setting.help:
+            settings[setting.option] = setting
+    defaults = {one.name: one for one in fields(request)}
+    del defaults["flags"], defaults["given"]
     hints = get_type_hints(request, include_extras=True)
-    return _Declared(request, settings, {one.name: one for one in own}, hints)
+    return _Declared(request, settings, defaults, hints)
 
 
 def _with_options(function: Callable[..., None], command: str) -> Callable[..., None]:
@@ -178,8 +181,11 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
         if declared.request is None:
             return function(**values)
         given = {name: value for name, value in values.items() if value}
-        stated = {name: values.pop(name) for name in declared.settings}
-        flags = {name: value for name, value in stated.items() if value is not None}
+        flags = {}
+        for name in declared.settings:
+            value = values.pop(name)
+            if value is not None:
+                flags[name] = value
         function(declared.request(flags=flags, given=given, **values))
 
     if declared.settings:
@@ -222,10 +228,12 @@ class Command(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:
-            wrong = re.search(r"'([^']*)' is not one of (.*)\.$", error.message)
-            if wrong:
-                known = re.findall(r"'([^']*)'", wrong[2])
-                error.message = f"{wrong[1]!r}: {choose_from(wrong[1], known)}"
+            # typer's message is a sentence alone
+            match = re.search(r"'([^']*)' is not one of (.*)\.$", error.message)
+            if match:
+                word, choices = match.groups()
+                known = re.findall(r"'([^']*)'", choices)
+                error.message = f"{word!r}: {choose_from(word, known)}"
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -234,13 +242,17 @@ class Command(TyperCommand):
         for option in self.params:
             default = found.get(option.opts[0])
             if default and isinstance(option, TyperOption):
-                option.help = f"{option.help or ''}  [default: {default}]"
+                text = option.help or ""
+                option.help = f"{text}  [default: {default}]"
         super().format_help(ctx, formatter)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """As typer does, arguments as they are declared."""
-        arguments = [one.metavar for one in self.params if one.param_type_name == "argument"]
-        return ["[OPTIONS]", *filter(None, arguments)]
+        pieces = ["[OPTIONS]"]
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                pieces.append(str(parameter.metavar))
+        return pieces
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """As typer does, with examples."""
@@ -285,7 +297,8 @@ class Command(TyperCommand):
         if "out" not in stated and ctx.params.get("config") is not None:
             from dpscope.launch.planning.run_config import out_folder
 
-            ctx.params["out"] = out_folder(ctx.params["config"]) or ctx.params["out"]
+            named = out_folder(ctx.params["config"])
+            ctx.params["out"] = named or ctx.params["out"]
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -298,6 +311,7 @@ class Command(TyperCommand):
             idle = [name for name in rule.parameters.split() if name in stated]
             if not idle or not rule.holds(values):
                 continue
+            # it is named as it was given, --no-... included
             stated_first = idle[0]
             option = next(one for one in self.params if one.name == stated_first)
             names = option.opts
