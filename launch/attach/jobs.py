@@ -9,17 +9,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, doubling
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
-from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
 from dpscope.profiling.attached.settings import REASONS_VARIABLE, print_note
 from dpscope.profiling.machine.cores import usable_cores
@@ -27,7 +27,9 @@ from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN, AttachCode
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import ATTACHED_PREFIX, CELLS_NAME, RunFolder, is_run_folder
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
+
+_POLL_S = 0.1
 
 
 def check_counts(counts: Sequence[int], devices: Devices) -> None:
@@ -66,36 +68,23 @@ def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
     ended. A job that is ended by a signal leaves no process behind.
     """
     token = uuid.uuid4().hex
-    received: list[int] = []
-    early: list[int] = []  # before the job has started
-    job: subprocess.Popen[bytes] | None = None
-
-    def arrived(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if job is None:
-            early.append(number)
-        elif number != signal.SIGINT or not _in_foreground():
-            job.send_signal(number)
-
-    before = {
-        one: signal.signal(one, arrived) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    }
-    try:
+    stop = StopRequest()
+    with stop.listening():
         job = subprocess.Popen(
             dying_with_process(os.getpid(), command), env={**environment, JOB_TOKEN_VARIABLE: token}
         )
-        for number in early:  # also one from a terminal, which the job was not yet there to receive
+        while job.poll() is None and not stop.requested:
+            time.sleep(_POLL_S)
+        number = stop.signal_number
+        if number is not None and not (number == signal.SIGINT and _in_foreground()):
             job.send_signal(number)
         status = job.wait()
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    if received or status < 0:
+    if number is not None or status < 0:
         end_processes(f"{JOB_TOKEN_VARIABLE}={token}")
-    if received:
-        name = signal.Signals(received[0]).name
+    if number is not None:
+        name = signal.Signals(number).name
         raise StoppedError(
-            f"stopped by {name}; `dpscope analyze` reports earlier measurements", 128 + received[0]
+            f"stopped by {name}; `dpscope analyze` reports earlier measurements", stop.exit_status
         )
     return status if status >= 0 else 128 - status
 
@@ -109,15 +98,11 @@ def _in_foreground() -> bool:
         return False
 
 
-def unexplained(out: Path) -> str | None:
-    """Why jobs measured nothing, if they could not print that themselves."""
+def unexplained(out: Path) -> str:
+    """Why jobs measured nothing, if none of their processes could print that itself."""
     if not out.is_dir():
         return f"{out} was removed while the script ran"
-    if any((out / CELLS_NAME).glob(f"{ATTACHED_PREFIX}*")):
-        return (
-            "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
-        )
-    return None
+    return "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
 
 
 SINGLE = "single"
@@ -162,22 +147,14 @@ def plan_jobs(
     jobs = []
     for count in [*counts] * repeats:
         name = SINGLE if count is None else f"d{count}"
-        folder = (
-            [] if work_folders is None else ["--work-folder", str(_free_folder(work_folders, name))]
-        )
-        torchrun = ("-m", TORCHRUN_MODULE, "--nnodes=1", f"--nproc-per-node={count}")
-        python = (sys.executable, *(torchrun if count is not None else ()))
-        command = (
-            *python,
-            "-m",
-            "dpscope.launch.attach",
-            "--out",
-            str(out),
-            *options,
-            *folder,
-            *script,
-        )
-        jobs.append(AttachedJob(count, command, single if count is None else several))
+        command = [sys.executable]
+        if count is not None:
+            command += ["-m", TORCHRUN_MODULE, "--nnodes=1", f"--nproc-per-node={count}"]
+        command += ["-m", "dpscope.launch.attach", "--out", str(out), *options]
+        if work_folders is not None:
+            command += ["--work-folder", str(_free_folder(work_folders, name))]
+        environment = single if count is None else several
+        jobs.append(AttachedJob(count, (*command, *script), environment))
     return jobs
 
 
@@ -266,14 +243,13 @@ def record_jobs(out: Path, ended: JobEnds) -> None:
     findings = [one for one in manifest.findings if one.code != code.code or one.about not in now]
     for job, status in failed.items():
         how = f"the script ended with status {status}" if status else "the script ended"
-        devices = SINGLE if job.devices is None else job.devices
-        command = f"dpscope attach --devices {devices} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
-        reason = ended.reasons.get(
-            job, f"{how} before it was measured; see its output for the reason"
-        )
-        cause = "fix the cause"
-        if job.devices is None:
+        reason = f"{how} before it was measured; see its output for the reason"
+        devices, cause = job.devices, "fix the cause"
+        if devices is None:
             cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
-        findings.append(code.finding(reason, f"{cause}, then: {command}", about=job.label))
+        again = f"dpscope attach --devices {devices or SINGLE} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
+        findings.append(
+            code.finding(ended.reasons.get(job, reason), f"{cause}, then: {again}", about=job.label)
+        )
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

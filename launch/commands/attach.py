@@ -142,8 +142,8 @@ def attach(request: AttachRequest) -> None:
                 )
         attach_jobs.record_jobs(out, ended)
         if not is_run_folder(out):
-            if not ended.reasons and (why := attach_jobs.unexplained(out)) is not None:
-                complain(f"{why}: nothing was measured")
+            if not ended.reasons:
+                complain(f"{attach_jobs.unexplained(out)}: nothing was measured")
             # otherwise each job printed why
             raise typer.Exit(next(filter(None, failed.values()), 1))
         from dpscope.analysis.output.analyze import Targets, show_run

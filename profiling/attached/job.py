@@ -3,14 +3,12 @@ the repeat that this becomes.
 """
 
 import contextlib
-import fcntl
 import importlib.metadata
 import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,8 +45,6 @@ from dpscope.profiling.store.folders import (
 _NAME_KEY = "dpscope/attached"
 _COUNT_KEY = "dpscope/attached/processes"
 _MAX_WAIT_S = 10.0  # for processes that never communicate, and so need not begin together
-# A file per process, which holds a lock on it: the system releases it however the process ends.
-_LOCK_PREFIX = "running_"
 
 
 @dataclass(frozen=True)
@@ -127,63 +123,27 @@ def missing_processes(place: Place) -> int:
     return missing
 
 
-class HeldFolder:
-    """A job's folder that this process writes to."""
-
-    def __init__(self, folder: RepeatFolder, node: int, rank: int) -> None:
-        self._path = folder.path / f"{_LOCK_PREFIX}{node}_{rank}"
-        self._traces = (folder.trace_path(node, rank), folder.counters_trace_path(node, rank))
-        cells = folder.path.parent
-        self._made = [path for path in (cells, cells.parent) if not path.exists()]
-        folder.path.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            # a file system without locks: without this file the folder is never removed
-            self._path.unlink(missing_ok=True)
-
-    def release(self, keep: bool) -> None:
-        """Release it. Unless its measurements are to be kept, remove this process's files, and the
-        last process the folder.
-        """
-        if self._descriptor is None:
-            return
-        os.close(self._descriptor)
-        self._descriptor = None
-        if keep:
-            return
-        for path in (self._path, *self._traces):
-            path.unlink(missing_ok=True)
-        for path in (*(one.parent for one in self._traces), self._path.parent, *self._made):
-            with contextlib.suppress(OSError):  # not empty, or not there
-                path.rmdir()
+def discard(folder: RepeatFolder, place: Place) -> None:
+    """Remove the traces of a process that measured nothing, and what is empty then."""
+    traces = [folder.trace_path(place.node, place.rank)]
+    traces.append(folder.counters_trace_path(place.node, place.rank))
+    for path in traces:
+        path.unlink(missing_ok=True)
+    for path in (*(trace.parent for trace in traces), folder.path, folder.path.parent):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            path.rmdir()
 
 
 def remove_unfinished_jobs(out: Path) -> None:
-    """Remove the folders of jobs that ended before all their processes had saved, unless a process
-    is still alive.
+    """Remove the folders of jobs that ended before all their processes had saved.
+
+    One job at a time measures in a run folder, and this one has not begun.
     """
     for path in (out / CELLS_NAME).glob(f"{ATTACHED_PREFIX}*"):
-        locks = list(path.glob(f"{_LOCK_PREFIX}*"))
-        if locks and not path.is_symlink() and not any(_is_held(lock) for lock in locks):
+        if not path.is_symlink():
             remove_written(out, path)
             with contextlib.suppress(OSError):  # it holds files of others
                 path.rmdir()
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        descriptor = os.open(lock, os.O_RDWR)
-    except OSError:
-        return True  # removed by its process meanwhile, or another user's
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 @dataclass(frozen=True)
@@ -202,33 +162,29 @@ def finish_job(part: SavedPart) -> bool:
     the manifest.
 
     Every process calls this after it has saved. If several see all files, the first to rename the
-    folder finishes the job: some file systems have no locks, or only locks within one host. Returns
-    whether all have saved.
+    folder finishes the job. Returns whether all have saved.
     """
     run, folder = RunFolder(part.settings.out), part.folder
     whole = RepeatFolder(folder.path.with_name(f"{folder.path.name}-whole"))
-    with _locked(run.path / CELLS_NAME):
-        try:
-            if not folder.path.exists():
-                return True
-            ranks = folder.ranks()
-            if len(ranks) < part.world_size or ranks[0].attached is None:
-                return False
-            os.rename(folder.path, whole.path)
-        except (OSError, DpscopeError):
-            if folder.path.exists():
-                raise
-            return True  # another process finishes it
-        try:
-            cell = _cell_of([rank.attached for rank in ranks if rank.attached is not None])
-            write_json(run.manifest_path, _manifest_with(run, cell, ranks[0].threads, part))
-            for lock in whole.path.glob(f"{_LOCK_PREFIX}*"):
-                lock.unlink(missing_ok=True)
-            duration_s = max(block.duration_s for rank in ranks for block in rank.blocks)
-            _move_to_repeat(run, cell, duration_s, whole)
-        except BaseException:
-            os.rename(whole.path, folder.path)
+    try:
+        ranks = folder.ranks()
+        processes = [rank.attached for rank in ranks if rank.attached is not None]
+        if folder.path.exists() and len(processes) < part.world_size:
+            return False
+        os.rename(folder.path, whole.path)
+    except (OSError, DpscopeError):
+        if folder.path.exists():
             raise
+        return True  # another process finishes it
+    cell = _cell_of(processes)
+    write_json(run.manifest_path, _manifest_with(run, cell, ranks[0].threads, part))
+    duration_s = max(block.duration_s for rank in ranks for block in rank.blocks)
+    repeat = next(index for index in itertools.count() if not run.repeat(cell, index).path.exists())
+    result = CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s)
+    write_json(whole.result_path, result)
+    target = run.repeat(cell, repeat).path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(whole.path, target)
     return True
 
 
@@ -242,39 +198,6 @@ def _cell_of(processes: Sequence[AttachedProcess]) -> Cell:
         else [1]
     )
     return msgspec.structs.replace(processes[0].cell, batch_size=round(sum(batches) / len(batches)))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Jobs of one host change a manifest one after another, where the file system has locks."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _move_to_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: RepeatFolder) -> None:
-    """Make a folder the cell's next repeat; if another job takes the same number first, try the
-    next.
-    """
-    for repeat in itertools.count():
-        target = run.repeat(cell, repeat).path
-        if target.exists():
-            continue
-        write_json(
-            whole.result_path,
-            CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s),
-        )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.rename(whole.path, target)
-            return
-        except OSError:
-            if not target.exists():
-                raise
 
 
 def _manifest_with(run: RunFolder, cell: Cell, threads: int, part: SavedPart) -> Manifest:

@@ -46,7 +46,7 @@ _TEMPORARY = re.compile(rf"\.tmp-[^/]+-{_RANDOM}")  # of a file that was being w
 _LAYOUT = re.compile(
     rf"""
       cells/[^/]+/repeat\d+/ ({_JOB} | {_MEASURED})
-    | cells/{re.escape(ATTACHED_PREFIX)}[^/]+/ (result\.json | running_\d+_\d+ | {_MEASURED})
+    | cells/{re.escape(ATTACHED_PREFIX)}[^/]+/ (result\.json | {_MEASURED})
     | training/[^/]+/seed\d+/ ({_JOB} | epochs\.json | checkpoints/(last|previous|best)\.pt)
     | equality/ (settings\.json | [^/]+/({_JOB}) | [^/]+/[^/]+/rank_\d+\.(json|npz))
     | (cells|training|equality)/ (.+/)? \.tmp-([^/]+-{_RANDOM} | {_RANDOM}/trace\.json)

@@ -36,13 +36,13 @@ def test_options_after_the_script_belong_to_it(tmp_path: Path, script: str, sepa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--out run", "no script to attach to"),
+        ("--out run", "no script"),
         ("train.py", "--out"),
         ("--out run --steps 0 train.py", "--steps 0: must be 1 or more"),
         ("--out run --warmup 1 train.py", "--warmup 1: must be 2 or more"),
         ("--out run --steps many train.py", "invalid int value: 'many'"),
         ("--out run --steps-by luck train.py", "invalid choice: 'luck'"),
-        ("--out run --epochs 1 train.py", "unrecognized arguments: --epochs 1"),
+        ("--out run --epochs=1 train.py", "unrecognized arguments: --epochs"),
         (f"--out {EXAMPLE_RUN} train.py", "holds a run of `dpscope run`"),
     ],
 )
@@ -51,9 +51,6 @@ def test_a_mistake_is_one_line(arguments: str, expected: str) -> None:
         attachment(shlex.split(arguments))
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
-
-
-FIRST = "name the script that trains, or -m and its module, first: dpscope starts Python and torchrun itself."
 
 
 @pytest.mark.parametrize(
@@ -65,31 +62,27 @@ def test_existing_scripts_and_modules_are_accepted_without_running_them(command:
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("command", "named"),
     [
-        ("nowhere.py", f"nowhere.py: no such script; {FIRST}"),
-        (".", f".: no such script; {FIRST}"),
-        ("train", "train: no such script; did you mean train.py? Else name the script"),
-        ("./trian.py", "trian.py: no such script; did you mean train.py? Else name the script"),
-        ("--epochs 1 train.py", f"--epochs: no such script; {FIRST}"),
-        ("DEBUG=1 train.py", f"DEBUG=1: no such script; {FIRST}"),
-        ("python train.py --lr 1", f"python: no such script; {FIRST}"),
-        ("torchrun train.py", f"torchrun: no such script; {FIRST}"),
-        ("srun python train.py", f"srun: no such script; {FIRST}"),
-        ("-m torch.distributed.run --nnodes=2 train.py", f"-m torch.distributed.run: is no training; {FIRST}"),
-        ("./train.sh", f"train.sh: is not a Python script; {FIRST}"),
-        ("launch", f"launch: is not a Python script; {FIRST}"),
-        ("bash -e train.sh", f"bash: no such script; {FIRST}"),
-        ("notebook.ipynb", f"notebook.ipynb: is not a Python script; {FIRST}"),
-        ("-m", "-m: no module to attach to"),
-        ("-m package.trian", "-m package.trian: no such module in "),
-        ("-m package", "-m package: is a package without a __main__"),
-        ("-m ./package/train.py", "takes a module's name, such as -m package.train"),
+        ("", "no script"),
+        ("trian.py --lr 1", "trian.py"),
+        (".", "."),
+        ("--epochs 1 train.py", "--epochs"),
+        ("DEBUG=1 train.py", "DEBUG=1"),
+        ("srun python train.py", "srun"),
+        ("-m torch.distributed.run --nnodes=2 train.py", "-m torch.distributed.run"),
+        ("./train.sh", "./train.sh"),
+        ("launch", "launch"),
+        ("notebook.ipynb", "notebook.ipynb"),
+        ("-m", "-m"),
+        ("-m pakage.train", "-m pakage.train"),
+        ("-m package/train.py", "-m package/train.py"),
     ],
-)  # fmt: skip
-def test_an_invalid_command_is_one_line_with_an_alternative(command: str, expected: str) -> None:
+)
+def test_wrong_first_words_get_one_line(command: str, named: str) -> None:
     with pytest.raises(DpscopeError) as error:
         check_script(shlex.split(command))
+    expected = f"{named.removeprefix('./')}: not a Python script here, nor -m and a module; name the script that trains first"
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
 

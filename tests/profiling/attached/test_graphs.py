@@ -11,7 +11,7 @@ import torch
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 
 from dpscope.profiling.attached import windows
-from dpscope.profiling.attached.settings import FOR_GRAPHS, STEP_RECORDED
+from dpscope.profiling.attached.settings import STEP_RECORDED
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.store.folders import is_run_folder
 from tests.helpers.attached_scripts import (
@@ -24,6 +24,8 @@ from tests.helpers.attached_scripts import (
     net_with_sgd,
     train,
 )
+
+FOR_GRAPHS = "take the loop's batches from watch_steps and attach with --steps-by call"
 
 
 class Graphs:
@@ -86,7 +88,9 @@ def test_a_recorded_step_ends_the_measurement_after_the_recording(
     with attached(tmp_path, notes):
         train(model, optimizer, eager)
         graphs.record(lambda: train(model, optimizer, 1))
-        assert notes == [f"{STEP_RECORDED}: nothing was measured; {FOR_GRAPHS}"]
+        (note,) = notes
+        assert note.startswith(f"{STEP_RECORDED}: nothing was measured: {eager} steps of 16")
+        assert note.endswith(FOR_GRAPHS)
         assert not _profiler_enabled()
         train(model, optimizer, WHOLE)  # such as with another graph's batch
     assert len(notes) == 1
@@ -101,7 +105,7 @@ def test_steps_timed_before_the_recording_are_kept(tmp_path: Path, graphs: Graph
         graphs.record(lambda: train(model, optimizer, 1))
     (note,) = notes
     timed = "2 of 4 steps were timed, 1 traced; what was measured is saved"
-    assert note == f"{STEP_RECORDED}: {timed}; {FOR_GRAPHS}"
+    assert note == f"{STEP_RECORDED}: {timed}"
     _, _, rank, samples = measured(tmp_path)
     assert list(samples["measuring_pass"]).count("timed") == 2
     (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")

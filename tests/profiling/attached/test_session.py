@@ -25,7 +25,7 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.comparison_tables import step_table
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.profiling.attached.session import EndingSignals
+from dpscope.profiling.attached.signals import EndingSignals
 from dpscope.profiling.attached.watch import Active, watch_steps
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.attached_scripts import (
@@ -87,29 +87,17 @@ def test_a_second_job_is_the_next_repeat_and_another_batch_another_cell(tmp_path
     assert repeats == {"single-d1-b2": 1, "single-d1-b8": 2}
 
 
-@pytest.mark.parametrize(
-    ("rank", "module", "advice"),
-    [
-        ("0", "json", "let the script call init_process_group"),
-        ("0", "lightning.fabric", "set LT_DEVICES=2 LT_NUM_NODES=1 LT_STRATEGY=ddp for Fabric"),
-        ("1", "json", None),
-    ],
-)
+@pytest.mark.parametrize("rank", ["0", "1"])
 def test_processes_outside_a_group_are_not_measured_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, module: str, advice: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setitem(sys.modules, module, sys)
     notes: list[str] = []
     train_attached(tmp_path / "run", notes)
     assert not (tmp_path / "run").exists()
-    assert len(notes) == (advice is not None)
-    for note in notes:
-        assert note.startswith(
-            "nothing is measured: 2 processes run the script and it joined no process group"
-        )
-        assert note.endswith(str(advice))
+    expected = "nothing is measured: 2 processes run the script and it joined no process group"
+    assert [note.startswith(expected) for note in notes] == [True] * (rank == "0")
 
 
 def test_data_parallel_without_gpus_is_a_single_device_with_a_finding(tmp_path: Path) -> None:
@@ -161,43 +149,24 @@ def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path, toggled: boo
     assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))
 
 
-def test_an_optimizer_that_first_steps_within_the_windows_is_named_and_ends_no_step(
+def test_an_optimizer_that_is_made_anew_within_the_windows_ends_no_step_and_is_not_kept(
     tmp_path: Path,
 ) -> None:
+    """As in meta-learning; kept, it would add its parameters to the memory of the steps."""
     with attached(tmp_path, []):
         model, optimizer = net_with_sgd()
-        head = nn.Linear(3, 1)
-        late = torch.optim.Adam(head.parameters())
-        for step in range(WHOLE):
+        train(model, optimizer, WARMUP, micro_batches=2)
+        for _ in range(WHOLE - WARMUP):
             train(model, optimizer, 1, micro_batches=2)
-            if step > UNTIMED:
-                train(head, late, 1, samples=2)
+            head = nn.Linear(3, 1)
+            train(head, torch.optim.Adam(head.parameters()), 1, samples=2)
+            parameter = weakref.ref(head.weight)
+            del head
+            gc.collect()
+            assert parameter() is None
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.batch_size, cell.options.accumulate, len(timed_steps(samples))) == (8, 2, TIMED)
     assert rank.model.parameter_count == 8
-    (message,) = (one.message for one in rank.findings if one.code == "steps_of_first_optimizer")
-    assert message == "2 optimizers in use (SGD, Adam): steps end with the first one's"
-
-
-def test_an_optimizer_that_is_made_anew_in_each_step_is_not_kept_within_the_windows(
-    tmp_path: Path,
-) -> None:
-    with attached(tmp_path, []):
-        model, optimizer = net_with_sgd()
-        for step in range(WHOLE):
-            train(model, optimizer, 1)
-            # as in meta-learning; kept, it would add its parameters to the memory of the steps
-            if step >= WARMUP:
-                head = nn.Linear(3, 1)
-                own = torch.optim.Adam(head.parameters())
-                train(head, own, 1, samples=2)
-                parameter = weakref.ref(head.weight)
-                del head, own
-                gc.collect()
-                assert parameter() is None
-    _, _, rank, samples = measured(tmp_path)
-    assert len(timed_steps(samples)) == TIMED
-    assert "steps_of_first_optimizer" in codes(rank)
 
 
 VALIDATION = 0
@@ -243,9 +212,8 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     _, repeat, rank, samples = measured(tmp_path)
     assert (len(samples), rank.blocks[0].steps, len(repeat.traces())) == (2 + 2, 2, 1)
     (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
-    assert (
-        early.next_step
-        == "attach with --warmup 2 --steps 4 --traced-steps 1, or let the script train longer"
+    assert early.next_step.startswith(
+        "attach with --warmup 2 --steps 4 --traced-steps 1, or let the script train longer"
     )
     name = known(rank.attached).cell.name  # several cells may have ended early
     assert early.message == f"{name}: the script ended: 2 of 4 steps were timed, 1 traced"
@@ -257,21 +225,9 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "how", "message"),
     [
-        (
-            0,
-            "the script ended",
-            "the script ended before its first training step: nothing was measured",
-        ),
-        (
-            UNTIMED,
-            "the script ended",
-            "11 steps of 16 that are needed; let the script train longer",
-        ),
-        (
-            7,
-            "the script raised KeyError",
-            "KeyError after 7 of the 16 steps that are needed: nothing was measured",
-        ),
+        (0, "the script ended", "it did not reach a training step; use --steps-by forward"),
+        (UNTIMED, "the script ended", "11 steps of 16 that are needed; let the script train"),
+        (7, "the script raised KeyError", "7 steps of 16 that are needed; see its error"),
     ],
 )
 def test_a_script_without_a_timed_step_leaves_one_line(
@@ -281,9 +237,9 @@ def test_a_script_without_a_timed_step_leaves_one_line(
     with attached(tmp_path / "run", notes) as session:
         train(*net_with_sgd(), steps)
         session.close(how)
-    assert len(notes) == 1
-    assert notes[0].endswith(message)
-    assert not (tmp_path / "run").exists()
+    (note,) = notes
+    assert note.startswith(f"{how}: nothing was measured: {message}")
+    assert list((tmp_path / "run").glob("*")) == []
 
 
 def test_a_script_that_profiles_itself_is_only_timed(tmp_path: Path) -> None:
@@ -320,7 +276,7 @@ def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> 
         model, optimizer = net_with_sgd()
         schedule = torch.profiler.schedule(wait=1, warmup=1, active=6, repeat=1)
         with torch.profiler.profile(schedule=schedule) as theirs:
-            for _ in range(WARMUP + 1 + 8 + TRACED):  # in one the first trace was refused
+            for _ in range(WARMUP + 8 + TRACED):
                 train(model, optimizer, 1)
                 theirs.step()
     _, repeat, rank, samples = measured(tmp_path)
@@ -334,12 +290,12 @@ def test_a_script_is_traced_after_its_own_profiler_has_ended(tmp_path: Path) -> 
     # not those of the script's profiler, which goes on counting
     assert marks == {"ProfilerStep#2", "ProfilerStep#3"}
     assert theirs.record_steps
-    # Timed are the steps 7 to 14, counted from 1; the profiler is on until the 8th has ended.
-    assert timed_steps(samples) == [2, 3, 4, 5, 6, 7]
+    # Timed are the steps 6 to 13, counted from 1; the profiler is on until the 8th has ended.
+    assert timed_steps(samples) == [3, 4, 5, 6, 7]
     assert "script_profiles" not in codes(rank)
     (left_out,) = (one.message for one in rank.findings if one.code == "steps_left_out")
     assert left_out.startswith(
-        "2 of 8 timed steps are left out: 2 with calls of the model in evaluation mode or the script's"
+        "3 of 8 timed steps are left out: 3 with calls of the model in evaluation mode or the script's"
     )
 
 
@@ -634,9 +590,10 @@ def test_a_short_script_is_measured_with_the_suggested_options(tmp_path: Path) -
     """17 steps are too few for a warm-up of 10 and 3 traced steps."""
     notes: list[str] = []
     train_attached(tmp_path / "first", notes, 17, warmup_steps=10, traced_steps=3)
-    assert notes == [
-        "the script ended: nothing was measured: 17 steps of 23 that are needed; give --warmup 5 --steps 4 --traced-steps 1"
-    ]
+    (note,) = notes
+    assert note.startswith(
+        "the script ended: nothing was measured: 17 steps of 23 that are needed; attach with --warmup 5 --steps 4 --traced-steps 1"
+    )
     train_attached(tmp_path / "second", notes, 17, warmup_steps=4)
     _, repeat, rank, _ = measured(tmp_path / "second")
     assert (rank.blocks[0].steps, len(repeat.traces()), len(notes)) == (TIMED, 1, 1)
@@ -695,7 +652,7 @@ def test_a_terminated_script_saves_its_timed_steps_and_ends_by_the_signal(tmp_pa
 def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The signals by which this process would end. All its handlers are restored afterwards."""
     numbers: list[int] = []
-    monkeypatch.setattr("dpscope.profiling.attached.session._end_by", numbers.append)
+    monkeypatch.setattr("dpscope.profiling.attached.signals._end_by", numbers.append)
     before = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGTERM, signal.SIGHUP)}
     yield numbers
     for number, handler in before.items():

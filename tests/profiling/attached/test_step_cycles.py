@@ -8,7 +8,7 @@ from dpscope.profiling.attached.step_cycles import (
     StepEvents,
     cycle_of,
 )
-from dpscope.profiling.attached.windows import whole_cycles
+from dpscope.profiling.attached.stages import whole_cycles
 
 KINDS = {
     "d": StepEvents(other_optimizers=0, training_calls=2, collectives=1),

@@ -1,0 +1,134 @@
+"""Findings about a script by what one of its processes observed, one function each."""
+
+from collections import Counter
+
+from torch.nn.parallel import DataParallel
+
+from dpscope.profiling.attached.model_calls import inner_module
+from dpscope.profiling.attached.settings import advice_for
+from dpscope.profiling.attached.stages import Observed
+from dpscope.profiling.attached.step_cycles import without_short
+from dpscope.profiling.records.attach_codes import AttachCode
+from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.run_codes import RunCode
+
+
+def script_findings(observed: Observed, cell: str) -> list[Finding]:
+    """`cell` is named where several cells may have the finding."""
+    findings = (
+        _script_profiles(observed),
+        _data_parallel_did_nothing(observed),
+        _ended_early(observed, cell),
+        _short_warm_up(observed),
+        _traced_other_work(observed),
+        _several_optimizers(observed),
+        _cycles(observed),
+        _several_ddp_models(observed),
+    )
+    return [finding for finding in findings if finding is not None]
+
+
+def _script_profiles(observed: Observed) -> Finding | None:
+    calls = observed.timed.calls
+    profiled = sum(step.profiled for step in calls)
+    if observed.profiler_watch.seen and not observed.is_traced:
+        return AttachCode.SCRIPT_PROFILES.finding("the script uses torch.profiler: no trace")
+    if 2 * profiled > len(calls):
+        return AttachCode.SCRIPT_PROFILES.finding(
+            f"the script's torch.profiler was on in {profiled} of {len(calls)} timed steps"
+        )
+    return None
+
+
+def _data_parallel_did_nothing(observed: Observed) -> Finding | None:
+    modules = [inner_module(module) for module in observed.calls.modules]
+    gpus = [len(module.device_ids) for module in modules if isinstance(module, DataParallel)]
+    if not gpus or not observed.detected.traits.baseline:
+        return None
+    return AttachCode.DATA_PARALLEL_DID_NOTHING.finding(
+        f"nn.DataParallel has {counted(max(gpus), 'GPU')} here"
+    )
+
+
+def _ended_early(observed: Observed, cell: str) -> Finding | None:
+    how = observed.ended_early
+    if how is None:
+        return None
+    advice = advice_for(how, observed.steps, observed.settings, observed.counters_apply)
+    return AttachCode.SCRIPT_ENDED_EARLY.finding(
+        f"{how}: {observed.early_text()}", advice, about=cell
+    )
+
+
+def _short_warm_up(observed: Observed) -> Finding | None:
+    steps = observed.settings.warmup_steps
+    if steps >= MINIMUM_WARMUP_STEPS:
+        return None
+    return AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(steps, 'step')}")
+
+
+def _traced_other_work(observed: Observed) -> Finding | None:
+    if observed.traced is None or not observed.traced.interrupted_steps:
+        return None
+    return AttachCode.TRACED_BESIDE_OTHER_WORK.finding(
+        f"in {observed.traced.interrupted_steps} traced steps the model was called in evaluation mode"
+    )
+
+
+def _several_optimizers(observed: Observed) -> Finding | None:
+    optimizers = observed.warm_up.optimizers
+    if len(optimizers) < 2:
+        return None
+    ends = {
+        "optimizer": "with the first one's",
+        "forward": "where the model is called",
+        "call": "where the loop says",
+    }
+    names = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+    return AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(
+        f"{counted(len(optimizers), 'optimizer')} in use ({names}): steps end {ends[observed.warm_up.steps_by]}"
+    )
+
+
+def _cycles(observed: Observed) -> Finding | None:
+    """What is known of steps that do different things: their cycle, or that none was seen in the
+    warm-up.
+    """
+    calls, cycle = observed.timed.calls, observed.cycle
+    if cycle > 1:
+        timed = counted(len(calls) // cycle, "whole cycle")
+        return AttachCode.STEP_CYCLES.finding(
+            f"the script's steps repeat in cycles of {cycle}: {timed} timed"
+        )
+    kinds = Counter(without_short([step.events for step in calls]))
+    if len(kinds) < 2:
+        return None
+    rare = kinds.total() - max(kinds.values())
+    warmed_up = counted(observed.warm_up.steps, "warm-up step")
+    return AttachCode.STEPS_UNLIKE.finding(
+        f"{rare} of {len(calls)} timed steps call models or optimizers more often than the others, and no cycle was seen in "
+        f"{warmed_up}"
+    )
+
+
+def _several_ddp_models(observed: Observed) -> Finding | None:
+    if len(observed.detected.ddp) < 2:
+        return None
+    return RunCode.COUNTERS_NOT_COMPARED.finding(
+        f"DDP's counters were not read: {counters_missing(observed)}",
+        "no action needed: whether every rank communicates in every step is still checked",
+        severity="info",
+    )
+
+
+def counters_missing(observed: Observed) -> str | None:
+    """Why DDP's counters were not read; None if they were, or there is no DDP model."""
+    models = len(observed.detected.ddp)
+    if not models or (observed.counted is not None and observed.counted.counters):
+        return None
+    if models > 1:
+        return f"they describe one DDP model, and the script has {models}"
+    if observed.ended_early is not None:
+        return "the script ended before that"
+    return "the script uses a profiler" if observed.profiler_watch.seen else None

@@ -1,0 +1,199 @@
+"""The steps before the measured ones, from which is learned what ends a step, which model the
+script calls, its micro-batches, and after how many steps it does the same again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from dpscope.profiling.attached.model_calls import ModelCalls, outermost_modules
+from dpscope.profiling.attached.settings import AttachSettings, StepsBy
+from dpscope.profiling.attached.step_cycles import (
+    UNSETTLED_STEPS,
+    CollectiveCount,
+    StepEvents,
+    cycle_of,
+)
+from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
+from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS
+
+_MOST_WARM_UP = 3  # times the requested steps, while the cycle of unlike steps is looked for
+# of another optimizer without the first one's; after more, the first is no longer in use
+_MAX_OTHER_STEPS = 10
+
+
+class WarmUp:
+    """`steps` of the script have ended before the measured ones."""
+
+    def __init__(
+        self, settings: AttachSettings, wrappers: WrapperLog, step_ended: Callable[[], None]
+    ) -> None:
+        self.steps = 0
+        self.steps_by: StepsBy = settings.steps_by
+        self.restarts = 0  # how often the warm-up began again with another optimizer
+        # those that stepped, in the order of their first steps
+        self.optimizers: list[Optimizer] = []
+        # of parameters that required a gradient when their optimizer stepped
+        self.trained_ids: set[int] = set()
+        self.calls: ModelCalls | None = None
+        self.backwards = 0  # backward passes of a step, 0 where they could not be counted
+        # whether fully_shard leaves all parameters gathered after the forward pass
+        self.stays_gathered = False
+        # steps after which the script does the same again; None: not found
+        self.cycle: int | None = 1
+        self._settings = settings
+        self._wrappers = wrappers
+        self._end_step = step_ended
+        self._over = False
+        self._hooks: list[RemovableHandle] = []
+        # steps of each other optimizer since the first one's last step
+        self._since_first: Counter[int] = Counter()
+        self._events: list[StepEvents] = []  # of the steps after the first
+        self._others = 0  # steps of optimizers other than the first within the current step
+        self._collectives = CollectiveCount()
+        if settings.steps_by == "forward":
+            self._find_model()
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [parameter for one in self.optimizers for parameter in _parameters(one)]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the trained parameters."""
+        return _device(self.trained, self.calls.modules if self.calls is not None else ())
+
+    def ends_step(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer, which has just stepped, ends the script's step.
+
+        The first one that stepped does. If others keep stepping without it, as after a short
+        training before the real one, the warm-up restarts with the current one.
+        """
+        within_backward = torch._C._current_graph_task_id() != -1
+        if not self.optimizers and self.steps_by == "optimizer" and within_backward:
+            self.steps_by = "forward"  # one optimizer per parameter ends no step
+            self._find_model()
+        if not self._over:  # collected over steps: in a GAN the models' gradients alternate
+            self._note(optimizer)
+        if not self.optimizers or optimizer is self.optimizers[0]:
+            self._since_first.clear()
+            return self.steps_by == "optimizer"
+        self._others += 1
+        return not self._over and self.steps_by == "optimizer" and self._replaces_first(optimizer)
+
+    def _note(self, optimizer: Optimizer) -> None:
+        trained = [one for one in _parameters(optimizer) if one.requires_grad]
+        self.trained_ids.update(map(id, trained))
+        if all(optimizer is not one for one in self.optimizers):
+            self.optimizers.append(optimizer)
+
+    def _replaces_first(self, optimizer: Optimizer) -> bool:
+        """Whether the first optimizer is no longer in use; then the warm-up has begun again."""
+        self._since_first[id(optimizer)] += 1
+        if self._since_first[id(optimizer)] <= max(_MAX_OTHER_STEPS, self._settings.warmup_steps):
+            return False
+        self.leave()
+        self.steps = self.backwards = 0
+        self.restarts += 1
+        self._since_first.clear()
+        self._events.clear()
+        self.optimizers = [optimizer]
+        return True
+
+    def leave(self) -> None:
+        """Remove all hooks, and all references to objects that the script may want to free."""
+        self._remove_hooks()
+        if self.calls is not None:
+            self.calls.stop()
+        self.calls, self.optimizers = None, []
+
+    def other_steps(self) -> int:
+        """How often other optimizers than the first have stepped since the last call."""
+        count, self._others = self._others, 0
+        return count
+
+    def step_ended(self) -> bool:
+        """Called at the end of each step; returns whether the warm-up is over."""
+        self.steps += 1
+        needed, others = self._settings.warmup_steps, self.other_steps()
+        trained = _parameters(self.optimizers[0]) if self.optimizers else []
+        if self.calls is None:
+            modules = outermost_modules(trained or self._wrapped_parameters())
+            self.calls = ModelCalls(_device(trained, modules).type)
+            self.calls.watch(modules)
+        else:
+            calls = self.calls.take().each
+            self._events.append(StepEvents(others, len(calls), self._collectives.take()))
+            if not calls and self.steps_by != "forward" and self.steps < needed:
+                self.calls.look_inside()
+                self._events.clear()
+        if self.steps == needed - 1:
+            self._observe_one_step(self.calls, trained)
+        if self.steps < needed:
+            return False
+        self._remove_hooks()
+        settled = self._events[UNSETTLED_STEPS:]
+        self.cycle = cycle_of(settled) if len(settled) > 1 else 1
+        cycle_is_known = self.cycle is not None or self.steps >= _MOST_WARM_UP * needed
+        counted_by_ddp = self.device.type == "cuda" and self.steps <= ALWAYS_COUNTED_ITERATIONS
+        self._over = cycle_is_known and not counted_by_ddp
+        return self._over
+
+    def _wrapped_parameters(self) -> list[Tensor]:
+        """Those of wrapped models, which are watched where there is no optimizer."""
+        return [one for module in list(self._wrappers.modules) for one in module.parameters()]
+
+    def _remove_hooks(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    def _find_model(self) -> None:
+        """Find the model when it is called."""
+        self._hooks.append(register_module_forward_pre_hook(self._first_called))
+
+    def _first_called(self, module: nn.Module, args: object) -> None:
+        """Watch the first module that is called for training, an outermost one: its calls begin the
+        steps.
+        """
+        training = torch.is_grad_enabled() and module.training
+        if torch.compiler.is_compiling() or not training or self.calls is not None:
+            return
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._remove_hooks()
+            self.calls = ModelCalls(_device([], [module]).type, on_training=self._end_step)
+            self.calls.watch([module])
+
+    def _observe_one_step(self, calls: ModelCalls, trained: list[Tensor]) -> None:
+        """Count its backward passes, and see whether fully_shard keeps the parameters gathered
+        after its forward pass.
+        """
+
+        def backward_passed(parameter: Tensor) -> None:
+            self.backwards += 1
+
+        def forward_ended(module: nn.Module, args: object, outputs: object) -> None:
+            self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
+
+        # each backward pass adds to the gradient of every parameter once
+        leaf = next((one for one in trained if one.requires_grad), None)
+        if leaf is not None and leaf.is_leaf:
+            self._hooks.append(leaf.register_post_accumulate_grad_hook(backward_passed))  # type: ignore[no-untyped-call]
+        for module in calls.modules:
+            if any(is_fully_sharded(part) for part in module.modules()):
+                self._hooks.append(module.register_forward_hook(forward_ended))
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.device:
+    tensors = [*trained, *(one for module in modules for one in module.parameters())]
+    return next((one.device for one in tensors), torch.device("cpu"))
