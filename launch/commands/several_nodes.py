@@ -124,7 +124,7 @@ def _ended_at_once() -> Iterator[None]:
 def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     """What this node is; raises DpscopeError where it cannot take part."""
     from dpscope.launch.jobs.devices import resolve_devices
-    from dpscope.launch.nodes.board import NodeInfo, check_devices
+    from dpscope.launch.nodes.board import NodeInfo
     from dpscope.profiling.machine.environment import collect_environment
     from dpscope.profiling.machine.interfaces import host_at
     from dpscope.profiling.machine.nvml import open_nvml
@@ -134,7 +134,6 @@ def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     except DpscopeError as error:
         raise DpscopeError(f"node {start.place.rank} cannot take part: {error}") from error
     on_gpus = devices.kind == "cuda"
-    check_devices(start, found.meeting, on_gpus)
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
     return NodeInfo(
         host_at(start.place.rank, found.address, environment), found.node0_address, devices.count

@@ -1,13 +1,12 @@
 """How nodes meet in a torch.distributed.TCPStore, and the sealed states that they exchange there.
 Imports no torch.
 
-Node 0 opens the store and announces it in the run folder for the others.
+Node 0 opens the store and announces it in the run folder, in which the others find it.
 """
 
 import hashlib
 import hmac
 import ipaddress
-import itertools
 import queue
 import secrets
 import socket
@@ -19,13 +18,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dpscope.launch.jobs.node_place import Address, NodePlace
 from dpscope.launch.jobs.torchrun import Job
-from dpscope.profiling.machine.interfaces import interface_addresses, listening_socket
+from dpscope.profiling.machine.interfaces import (
+    connection_to,
+    interface_addresses,
+    listening_socket,
+)
 from dpscope.profiling.records.run import Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
@@ -36,20 +39,13 @@ if TYPE_CHECKING:
 
 LOST_S = 15.0  # without a sign of life: longer than a machine that swaps or a busy switch needs
 SEEN_WITHIN_S = 10.0  # a network's file system shows a new file of another host late
-NOTE_EVERY_S = 15.0
 THREAD_NAME = "dpscope-nodes"
 _POLL_S = 0.2
 _CALL_S = timedelta(seconds=3.0)
 # at an address: torch waits for ever for the answer of what accepts a connection and is silent
 _ATTEMPT_S = 15.0
 _PREFIX = ".tmp-nodes-"
-_STATE, _CLAIM = "state", "claim"  # keys of each node
-_TORCH_KEY = "init/"  # in which torch's store counts its clients
-_NOT_NODE_0 = "what listens there is not node 0 of this command"
 _SEAL_DIGITS = 64  # hexadecimal, of SHA-256
-# of a state: one of a node with all its devices and variables has some tens of kilobytes
-_LONGEST_BYTES = 1 << 20
-_Kind = TypeVar("_Kind")
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -57,7 +53,6 @@ class Meeting(msgspec.Struct, frozen=True):
 
     hostname: str  # of node 0
     terms: dict[str, str]
-    on_gpus: bool
     job: str | None  # the identifier of this start, if the launcher has one
     hosts: tuple[str, ...]
     port: int
@@ -109,27 +104,17 @@ class NodeLostError(DpscopeError):
 class Board:
     """The published state of this node, and the states of the others.
 
-    A thread exchanges them, because a call to the store blocks for ever if the network is cut. Each
-    value is sealed with the run's secret; a value without a valid seal is ignored, and its node
-    overwrites it.
+    A thread exchanges them, because a call to the store blocks for ever if the network is cut. A
+    state without a valid seal is ignored, and its node overwrites it.
     """
 
-    def __init__(
-        self,
-        store: "Store",
-        secret: str,
-        node: int,
-        others: Iterable[int],
-        tidy: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`store` has the run's prefix already; `tidy` is called at every exchange."""
+    def __init__(self, store: "Store", secret: str, node: int, others: Iterable[int]) -> None:
+        """`store` has the run's prefix already."""
         self.states: dict[int, State] = {other: State() for other in others}
         self._store, self._secret, self._node = store, secret, node
         self._state = State()  # this node's
         self._heard_s = dict.fromkeys(self.states, time.monotonic())
         self._failures: dict[int, str] = {}  # evidence that a node is lost
-        self._forged: set[int] = set()  # nodes in whose name a stranger wrote last
-        self._tidy = tidy
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -144,16 +129,9 @@ class Board:
 
     def lost(self, node: int) -> str | None:
         """The evidence that a node is lost; None while it is alive."""
-        if (known := self.states[node].left or self._failures.get(node)) is not None:
-            return known
-        if time.monotonic() - self._heard_s[node] <= LOST_S:
-            return None
-        why = (
-            ", and a program without the run's secret writes in its name"
-            if node in self._forged
-            else ""
-        )
-        return f"it was silent for {LOST_S:g} s{why}"
+        evidence = self.states[node].left or self._failures.get(node)
+        is_silent = time.monotonic() - self._heard_s[node] > LOST_S
+        return evidence or (f"it was silent for {LOST_S:g} s" if is_silent else None)
 
     def close(self) -> None:
         """Publish the last changes, and end."""
@@ -161,35 +139,39 @@ class Board:
         self._thread.join(timeout=2.0)
 
     def _exchange(self) -> None:
-        last, beats, own = False, itertools.count(1), f"{self._node}/{_STATE}"
+        last, beat, own = False, 0, _state_key(self._node)
         try:
             while not last:
                 last = self._closed.wait(_POLL_S)
-                state = msgspec.structs.replace(self._state, beat=next(beats))
+                beat += 1
+                state = msgspec.structs.replace(self._state, beat=beat)
                 self._store.set(own, sealed(self._secret, own, state))
-                self._tidy()
                 for other in set(self.states) - set(self._failures):
-                    if self._store.check([key := f"{other}/{_STATE}"]):
-                        self._hear(other, key, self._store.get(key))
+                    self._hear(other)
         except RuntimeError:
             # torch.distributed.DistError: the store, which is in node 0's process, is gone
             self._failures = dict.fromkeys(self.states, "dpscope has exited there") | self._failures
 
-    def _hear(self, other: int, key: str, stored: bytes) -> None:
-        self._forged.discard(other)
+    def _hear(self, other: int) -> None:
         try:
-            state = unsealed(self._secret, key, stored, State)
-        except SealError:
-            self._forged.add(other)
+            state = read_state(self._store, self._secret, other)
         except (ValueError, msgspec.MsgspecError) as error:
             self._failures[other] = f"it sent a state that this dpscope does not know ({error})"
-        else:
-            if state.beat > self.states[other].beat:
-                self.states[other], self._heard_s[other] = state, time.monotonic()
+            return
+        if state is not None and state.beat > self.states[other].beat:
+            self.states[other], self._heard_s[other] = state, time.monotonic()
 
 
-class SealError(ValueError):
-    """A value that no node of the run has written, or not under this name."""
+def read_state(store: "Store", secret: str, node: int) -> State | None:
+    """A node's state with printable texts; None without one, or without a valid seal. Raises
+    MsgspecError for another kind.
+    """
+    key = _state_key(node)
+    stored = store.get(key) if store.check([key]) else b""
+    content = stored[_SEAL_DIGITS:]
+    if not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, key, content)):
+        return None
+    return msgspec.convert(_printable(msgspec.json.decode(content)), State)
 
 
 def sealed(secret: str, name: str, value: object) -> str:
@@ -200,15 +182,13 @@ def sealed(secret: str, name: str, value: object) -> str:
     return (_seal(secret, name, content) + content).decode()
 
 
-def unsealed(secret: str, name: str, stored: bytes, kind: type[_Kind]) -> _Kind:
-    """The sealed value with printable texts; raises SealError for a wrong seal and MsgspecError for
-    another kind.
-    """
-    content = stored[_SEAL_DIGITS:]
-    too_long = len(content) > _LONGEST_BYTES
-    if too_long or not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, name, content)):
-        raise SealError("its seal is wrong")
-    return msgspec.convert(_printable(msgspec.json.decode(content)), kind)
+def _seal(secret: str, name: str, content: bytes) -> bytes:
+    digest = hmac.new(secret.encode(), name.encode() + b"\0" + content, hashlib.sha256)
+    return digest.hexdigest().encode()
+
+
+def _state_key(node: int) -> str:
+    return f"{node}/state"
 
 
 def _printable(value: Any) -> Any:
@@ -217,17 +197,9 @@ def _printable(value: Any) -> Any:
         return one_line(value)
     if isinstance(value, list):
         return [_printable(one) for one in value]
-    return (
-        {key: _printable(one) for key, one in value.items()} if isinstance(value, dict) else value
-    )
-
-
-def _seal(secret: str, name: str, content: bytes) -> bytes:
-    return (
-        hmac.new(secret.encode(), name.encode() + b"\0" + content, hashlib.sha256)
-        .hexdigest()
-        .encode()
-    )
+    if isinstance(value, dict):
+        return {key: _printable(one) for key, one in value.items()}
+    return value
 
 
 @dataclass(frozen=True)
@@ -247,10 +219,14 @@ class NodeStart:
         """Such as ``node 1 (gpu07)``."""
         return f"node {self.place.rank} ({socket.gethostname()})"
 
-    @property
-    def terms(self) -> dict[str, str]:
+    def terms(self, on_gpus: bool) -> dict[str, str]:
         """What must be the same on all nodes."""
-        return {"dpscope": version("dpscope"), "node count": str(self.place.count), **self.options}
+        return {
+            "dpscope": version("dpscope"),
+            "node count": str(self.place.count),
+            "device": "cuda" if on_gpus else "cpu",
+            **self.options,
+        }
 
 
 @dataclass(frozen=True)
@@ -268,40 +244,24 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
     """Open node 0's board and announce it in the run folder until the block ends."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
 
-    place = start.place
+    place, hostname = start.place, socket.gethostname()
     with _listener(place) as listener:
         host, port = listener.getsockname()[:2]
         everywhere = ipaddress.ip_address(host.partition("%")[0]).is_unspecified
-        own = "localhost" if everywhere else host
-        store = TCPStore(own, port, None, True, _CALL_S, False, master_listen_fd=listener.detach())
-    store.set(_public(place), "")
-    own_name, secret = socket.gethostname(), secrets.token_hex(16)
-    hosts = (own_name, *interface_addresses().values()) if everywhere else (host,)
-    meeting = Meeting(
-        own_name, start.terms, on_gpus, place.job, tuple(dict.fromkeys(hosts)), port, secret
-    )
-    known = {
-        f"{meeting.prefix}/{node}/{key}" for node in range(place.count) for key in (_STATE, _CLAIM)
-    }
-    known |= {_public(place), _TORCH_KEY}
-
-    def remove_unknown_keys() -> None:
-        """Keep strangers from filling this process's memory, where torch (>= 2.14) can list the
-        keys.
-        """
-        if hasattr(store, "list_keys"):
-            for key in set(store.list_keys()) - known:
-                store.delete_key(key)
-
-    board = Board(
-        PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count), remove_unknown_keys
-    )
+        reached = "localhost" if everywhere else host
+        store = TCPStore(
+            reached, port, None, True, _CALL_S, False, master_listen_fd=listener.detach()
+        )
+    hosts = (hostname, *interface_addresses().values()) if everywhere else (host,)
+    secret = secrets.token_hex(16)
+    meeting = Meeting(hostname, start.terms(on_gpus), place.job, hosts, port, secret)
+    board = Board(PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count))
     path = start.out / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         write_json(path, meeting, mode=0o600)
         at = "all addresses" if everywhere else host
         start.note(
-            f"Node 0 of {place.count} ({own_name}) is waiting for the others on {at}, port {port}."
+            f"Node 0 of {place.count} ({hostname}) is waiting for the others on {at}, port {port}."
         )
         yield board
     finally:
@@ -309,53 +269,59 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
         board.close()
 
 
-def found_meeting(start: NodeStart) -> Found:
-    """Look for node 0 at the rendezvous and at addresses in the run folder; raises DpscopeError if
-    it is not found.
+def _listener(place: NodePlace) -> socket.socket:
+    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the
+    folder announces.
     """
-    place, out, wait_s = start.place, start.out, start.wait_s
-    began_s = noted_s = time.monotonic()
+    address = place.address or Address(socket.gethostname(), 0)
+    try:
+        return listening_socket(address.host, address.port)
+    except OSError as error:
+        if not place.port_stated:
+            return listening_socket(address.host, 0)
+        raise DpscopeError(
+            f"--rendezvous {address}: cannot listen on port {address.port} ({error.strerror}); give another port"
+        ) from error
+
+
+def found_meeting(start: NodeStart) -> Found:
+    """Look for node 0 at the addresses in the run folder; raises DpscopeError if it is not found."""
+    place, out = start.place, start.out
     start.note(
-        f"Node {place.rank} of {place.count} ({socket.gethostname()}) is looking for node 0 at {place.address or out}."
+        f"Node {place.rank} of {place.count} ({socket.gethostname()}) is looking for node 0 in {out}."
     )
-    unseen_s: float | None = None  # since when node 0 responds without its file being visible
-    reasons: dict[Address, str] = {}
-    while (now_s := time.monotonic()) - began_s < wait_s:
-        meetings = _meetings(place, out)
-        announced = [Address(host, meeting.port) for meeting in meetings for host in meeting.hosts]
-        stated = [] if place.address is None else [place.address]
-        for address in dict.fromkeys(
-            (*stated, *announced) if place.port_stated else (*announced, *stated)
-        ):
-            if isinstance(answer := _answer(place, address, meetings), Found):
-                return answer
-            reasons[address] = answer or _NOT_NODE_0
-            if not answer and now_s - (unseen_s := unseen_s or now_s) > SEEN_WITHIN_S:
-                raise DpscopeError(
-                    f"--out {out}: {start.name} does not see or cannot read what node 0 at {address} wrote there (it looked in "
-                    f"{out.absolute()}); name one folder that all nodes share, and install the same dpscope on all of them"
-                )
-        seen = (
-            ", ".join(f"{address}: {why}" for address, why in reasons.items())
-            or f"no trace of it in {out}"
-        )
-        if now_s - noted_s > NOTE_EVERY_S:
-            noted_s = now_s
-            start.note(
-                f"Still looking for node 0, {now_s - began_s:.0f} s of {wait_s:g} s: {seen}."
-            )
+    deadline_s = time.monotonic() + start.wait_s
+    reason = f"no file of it in {out.absolute()}"
+    while time.monotonic() < deadline_s:
+        for meeting in _meetings(place, out):
+            stated = [] if place.address is None else [place.address]
+            announced = [Address(host, meeting.port) for host in meeting.hosts]
+            for address in dict.fromkeys((*stated, *announced)):
+                answer = _answer(place, meeting, address)
+                if isinstance(answer, Found):
+                    return answer
+                reason = f"{address}: {answer}"
         time.sleep(_POLL_S)
     raise DpscopeError(
-        f"{start.name} did not find node 0 within {wait_s:g} s ({seen}): check that it is running, that it can be reached, and "
-        "that all nodes share that folder"
+        f"{start.name} did not find node 0 within {start.wait_s:g} s ({reason}): check that it is running, that it can be "
+        "reached, that all nodes share that folder, and that they have the same dpscope"
     )
 
 
-def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | str:
+def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
+    """Announcements for this start in a folder, including those that killed commands left."""
+    meetings = []
+    for path in out.glob(f"{_PREFIX}*"):
+        with suppress(DpscopeError):  # of another version
+            meetings.append(read_json_if_there(path, Meeting))
+    return [one for one in meetings if one is not None and one.job == place.job]
+
+
+def _answer(place: NodePlace, meeting: Meeting, address: Address) -> Found | str:
     """`_met` in a thread, because it may block for ever."""
     answers: queue.SimpleQueue[Found | DpscopeError | str] = queue.SimpleQueue()
     threading.Thread(
-        target=lambda: answers.put(_met(place, address, meetings)), name=THREAD_NAME, daemon=True
+        target=lambda: answers.put(_met(place, meeting, address)), name=THREAD_NAME, daemon=True
     ).start()
     try:
         answer = answers.get(timeout=_ATTEMPT_S)
@@ -366,111 +332,32 @@ def _answer(place: NodePlace, address: Address, meetings: list[Meeting]) -> Foun
     return answer
 
 
-def _met(place: NodePlace, address: Address, meetings: list[Meeting]) -> Found | DpscopeError | str:
-    """Node 0, or the reason; empty if node 0 of this start responds but none of the visible files
-    is its.
-    """
+def _met(place: NodePlace, meeting: Meeting, address: Address) -> Found | DpscopeError | str:
+    """Node 0, or why it is not there."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
 
     try:
-        with socket.create_connection(
-            (address.host, address.port), _CALL_S.total_seconds()
-        ) as probe:
-            near, far = (
-                str(end[0]).removeprefix("::ffff:")
-                for end in (probe.getsockname(), probe.getpeername())
+        store = TCPStore(address.host, address.port, None, False, _CALL_S, False)
+        near, far = connection_to(address.port)
+        shared = PrefixStore(meeting.prefix, store)
+        if read_state(shared, meeting.secret, 0) is None:
+            return "what listens there is not node 0 of this command"
+        if read_state(shared, meeting.secret, place.rank) is not None:
+            return DpscopeError(
+                f"--node-rank {place.rank}: another node was started with it; give each its own number"
             )
-        store = TCPStore(far, address.port, None, False, _CALL_S, False)
-        for meeting in meetings:
-            shared = PrefixStore(meeting.prefix, store)
-            if shared.check([f"0/{_STATE}"]):
-                if not _claimed(shared, meeting.secret, place.rank):
-                    return DpscopeError(
-                        f"--node-rank {place.rank}: another node was started with it; give each its own number"
-                    )
-                return Found(Board(shared, meeting.secret, place.rank, (0,)), meeting, near, far)
-        return "" if store.check([_public(place)]) else _NOT_NODE_0
-    except (OSError, RuntimeError) as error:
-        return getattr(error, "strerror", None) or _NOT_NODE_0
+        return Found(Board(shared, meeting.secret, place.rank, (0,)), meeting, near, far)
+    except (OSError, RuntimeError):
+        return f"no connection within {_CALL_S.total_seconds():g} s"
 
 
-def _claimed(store: "Store", secret: str, rank: int) -> bool:
-    """Whether this process is the only one of the run with its rank; a claim without a valid seal
-    is overwritten.
-    """
-    name = f"{rank}/{_CLAIM}"
-    own = sealed(secret, name, secrets.token_hex(8))
-    claim = store.compare_set(name, "", own)
-    try:
-        unsealed(secret, name, claim, str)
-    except SealError:
-        store.set(name, own)
-        claim = store.get(name)
-    return claim == own.encode()
-
-
-def _public(place: NodePlace) -> str:
-    """A key by which nodes that see a different folder recognise node 0."""
-    return f"dpscope {place.job or 'by hand'}"
-
-
-def _listener(place: NodePlace) -> socket.socket:
-    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the
-    folder announces.
-    """
-    host, port = (
-        (place.address.host, place.address.port) if place.address else (socket.gethostname(), 0)
-    )
-    try:
-        return listening_socket(host, port)
-    except OSError as error:
-        if place.port_stated or place.job is None:
-            raise DpscopeError(
-                f"--rendezvous {place.address}: cannot listen on port {port} ({error.strerror}); give another port"
-            ) from error
-        return listening_socket(host, 0)
-
-
-def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
-    """Announcements for this start in a folder, newest first, including those that killed commands
-    left.
-    """
-    port = place.address.port if place.address is not None and place.port_stated else None
-    found = []
-    with suppress(OSError):
-        for path in sorted(
-            out.glob(f"{_PREFIX}*"), key=lambda path: path.stat().st_mtime, reverse=True
-        ):
-            with suppress(DpscopeError):
-                found.append(read_json_if_there(path, Meeting))
-    return [
-        one
-        for one in found
-        if one is not None and one.job == place.job and port in (None, one.port)
-    ]
-
-
-def check_alike(start: NodeStart, meeting: Meeting) -> None:
+def check_alike(start: NodeStart, info: NodeInfo, meeting: Meeting) -> None:
     """Raise DpscopeError where this node was started otherwise than node 0."""
-    for what in dict.fromkeys((*start.terms, *meeting.terms)):
-        own, first = (
-            f"{what} {of[what]}" if what in of else f"no {what}"
-            for of in (start.terms, meeting.terms)
-        )
-        if own != first:
+    here, there = start.terms(info.gpus is not None), meeting.terms
+    for name in dict.fromkeys((*here, *there)):
+        mine, other = here.get(name, "unset"), there.get(name, "unset")
+        if mine != other:
             raise DpscopeError(
-                f"{start.name} was started with {own}, node 0 with {first}: give the same command, of the same version, on all "
-                "nodes"
+                f"{start.name} was started with {name} {mine}, node 0 with {other}: give the same command, of the same version, "
+                "on all nodes, which must all have GPUs or run on the CPU"
             )
-
-
-def check_devices(start: NodeStart, meeting: Meeting, on_gpus: bool) -> None:
-    """Raise DpscopeError where this node runs on the CPU and node 0 on GPUs, or the other way
-    round.
-    """
-    if on_gpus != meeting.on_gpus:
-        nodes = (start.name, f"node 0 ({meeting.hostname})")
-        has, lacks = nodes if on_gpus else nodes[::-1]
-        raise DpscopeError(
-            f"--device: {has} has GPUs and {lacks} has none; start the command on nodes that all have them, or give --device cpu"
-        )

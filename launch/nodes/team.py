@@ -9,7 +9,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,6 @@ from dpscope.launch.jobs.job_queue import JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
 from dpscope.launch.nodes.board import (
-    NOTE_EVERY_S,
     SEEN_WITHIN_S,
     Board,
     Found,
@@ -56,10 +54,14 @@ _LOG_BYTES = 256 << 10  # of the end of another node's log
 _POLL_S = 0.1
 
 
-def _wait(wait_s: float, over: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline and not over():
+def _wait(wait_s: float, over: Callable[[], bool]) -> bool:
+    """Wait until it is over; False if that takes longer."""
+    deadline_s = time.monotonic() + wait_s
+    while not over():
+        if time.monotonic() > deadline_s:
+            return False
         time.sleep(_POLL_S)
+    return True
 
 
 def _digest(command: Sequence[str]) -> str:
@@ -78,32 +80,23 @@ class Team(JobStarter):
 
     def gather(self) -> None:
         """Wait for all nodes; raises DpscopeError if one does not join, or cannot take part."""
-        note, wait_s = self._start.note, self._start.wait_s
-        began_s = noted_s = time.monotonic()
-        joined: set[int] = set()
-        while len(joined) < len(self.others):
+        missing = list(self.others)
+
+        def all_joined() -> bool:
             self.relay_stops()
             for node, state in self._board.states.items():
-                if state.beat > 0 and (loss := state.left or self.loss(node)) is not None:
+                if state.beat > 0 and (loss := self.loss(node)) is not None:
                     raise DpscopeError(loss)
-                if state.info is not None and node not in joined:
-                    joined.add(node)
-                    note(f"{self.name(node)} has joined.")
-            now_s = time.monotonic()
-            missing = ", ".join(str(one) for one in self.others if one not in joined)
-            if now_s - began_s > wait_s:
-                here = ", ".join(self.name(node) for node in (0, *sorted(joined)))
-                raise DpscopeError(
-                    f"--nodes {self.count}: node{'s' * (',' in missing)} {missing} did not join within {wait_s:g} s ({here} "
-                    f"{'are' if joined else 'is'} here); start the command there too, and check that this host can be reached "
-                    "from there and that all nodes share --out"
-                )
-            if now_s - noted_s > NOTE_EVERY_S:
-                noted_s = now_s
-                note(
-                    f"Waiting for node{'s' * (',' in missing)} {missing}, {now_s - began_s:.0f} s of {wait_s:g} s."
-                )
-            time.sleep(_POLL_S)
+            for node in [one for one in missing if one in self._board.joined]:
+                missing.remove(node)
+                self._start.note(f"{self.name(node)} has joined.")
+            return not missing
+
+        if not _wait(self._start.wait_s, all_joined):
+            raise DpscopeError(
+                f"--nodes {self.count}: {', '.join(map(self.name, missing))} did not join within {self._start.wait_s:g} s; start "
+                "the command there too, and check that this host can be reached from there and that all nodes share --out"
+            )
 
     @property
     def lost(self) -> str | None:
@@ -116,13 +109,11 @@ class Team(JobStarter):
 
     def name(self, node: int) -> str:
         """Such as ``node 1 (gpu07)``."""
-        hosts = {0: socket.gethostname()} | {
-            one: info.host.hostname for one, info in self._board.joined.items()
-        }
-        return f"node {node} ({hosts.get(node, 'not joined')})"
+        info = self._board.joined.get(node)
+        return f"node {node}" if info is None else f"node {node} ({info.host.hostname})"
 
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
-        # in the manifest
+        # node 0's environment is in the manifest
         node0 = msgspec.structs.replace(host_at(0, self._address, environment), environment=None)
         return node0, *(self._board.joined[node].host for node in self.others)
 
@@ -148,12 +139,11 @@ class Team(JobStarter):
 
     def check_gpus(self, jobs: Sequence[Job]) -> None:
         per_node = max((job.per_node for job in jobs if job.nodes > 1), default=0)
-        for node in self.others:
-            has = self._board.joined[node].gpus
-            if has is not None and has < per_node:
+        for node, info in self._board.joined.items():
+            if info.gpus is not None and info.gpus < per_node:
                 raise DpscopeError(
-                    f"{self.name(node)} has {counted(has, 'GPU')} that torch can use, and {per_node} on each node are requested; "
-                    f"request {has} at most, or start the command on nodes that have {per_node}"
+                    f"{self.name(node)} has {counted(info.gpus, 'GPU')} that torch can use, and {per_node} on each node are "
+                    f"requested; request {info.gpus} at most, or start the command on nodes that have {per_node}"
                 )
 
     def clear(self) -> None:
@@ -164,19 +154,18 @@ class Team(JobStarter):
         """Have the other nodes end the job, which has `grace_s` to end by itself."""
         self._board.publish(grace_s=grace_s)
 
-    def ended(self, node: int) -> tuple[int | None] | None:
-        """torchrun's exit status once a node's part of the job is over; None within if it did not
-        end by itself.
-        """
+    def ended(self, node: int) -> bool:
+        """Whether a node's part of the job is over."""
         state = self._board.states[node]
-        return (state.exit_status,) if state.attempt == self._attempt and state.ended else None
+        return state.attempt == self._attempt and state.ended
+
+    def failed(self, node: int) -> bool:
+        """Whether its part is over, and did not end well by itself."""
+        return self.ended(node) and self._board.states[node].exit_status != 0
 
     def await_ends(self, nodes: Sequence[int], wait_s: float) -> None:
         """Wait until the parts of these nodes are over, lost nodes excepted."""
-        _wait(
-            wait_s,
-            lambda: all(self.ended(one) is not None or self.loss(one) is not None for one in nodes),
-        )
+        _wait(wait_s, lambda: all(self.ended(one) or self.loss(one) for one in nodes))
 
     def relay_stops(self) -> None:
         """If another node was requested to stop, send this process the same signal, once."""
@@ -188,12 +177,10 @@ class Team(JobStarter):
 
     def dismiss(self, exit_status: int, message: str = "") -> None:
         self._board.publish(left=message, exit_status=exit_status)
-        states = self._board.states
+        states, joined = self._board.states, self._board.joined
         _wait(
             _LEAVE_S,
-            lambda: all(
-                states[one].left is not None or self.loss(one) for one in self._board.joined
-            ),
+            lambda: all(states[one].left is not None or self.loss(one) for one in joined),
         )
 
 
@@ -222,24 +209,22 @@ class NodesJob(TorchrunJob):
 
         def over() -> bool:
             self._team.relay_stops()
-            if self._failed_at_s is None and any(
-                self._team.ended(one) not in (None, (0,)) for one in self._others
-            ):
+            if self._failed_at_s is None and any(map(self._team.failed, self._others)):
                 self._failed_at_s = time.monotonic()
-            failed = (
-                self._failed_at_s is not None and time.monotonic() - self._failed_at_s > _SELF_END_S
-            )
+            failed_at_s = self._failed_at_s
+            failed = failed_at_s is not None and time.monotonic() - failed_at_s > _SELF_END_S
             return stop_requested() or self._is_lost() or failed
 
         how, self._exit_status = super().wait(timeout_s, on_progress, over)
+        if how == "timed_out" or self._exit_status == 0:
+            return how, self._exit_status
         if how == "stopped" and stop_requested():
             return how, None
-        if how != "timed_out" and self._exit_status != 0:
-            # A loss is noticed later than its consequences.
-            _wait(_LOSS_SEEN_S, lambda: self._is_lost() or all(map(self._team.ended, self._others)))
-            if self._is_lost():
-                return "lost", None
-        return ("exited", 1) if how == "stopped" else (how, self._exit_status)
+        # A loss is noticed later than its consequences.
+        _wait(_LOSS_SEEN_S, lambda: self._is_lost() or all(map(self._team.ended, self._others)))
+        if self._is_lost():
+            return "lost", None
+        return "exited", self._exit_status or 1
 
     def ask_to_end(
         self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None
@@ -264,17 +249,14 @@ class NodesJob(TorchrunJob):
         return left
 
     def rank_location(self, rank: int | None) -> str:
-        return (
-            f" on {self._team.name(rank // self.processes_per_node)}"
-            if rank is not None and self._others
-            else ""
-        )
+        if rank is None or not self._others:
+            return ""
+        return f" on {self._team.name(rank // self.processes_per_node)}"
 
     def _is_lost(self) -> bool:
-        self.lost = next(
-            (loss for one in self._others if (loss := self._team.loss(one)) is not None), None
-        )
-        return self.lost is not None
+        losses = [loss for one in self._others if (loss := self._team.loss(one)) is not None]
+        self.lost = losses[0] if losses else None
+        return bool(losses)
 
 
 @contextmanager
@@ -292,19 +274,18 @@ def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
             raise
 
 
-def follow(start: NodeStart, info: Callable[[Found], NodeInfo]) -> int:
+def follow(start: NodeStart, describe: Callable[[Found], NodeInfo]) -> int:
     """Any other node: look for node 0 and take part until the end; returns node 0's exit status.
 
-    `info` describes this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not
+    `describe` gives this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not
     found, was started otherwise, or starts a job that is not planned.
     """
     found = found_meeting(start)
     why = ""
     try:
-        check_alike(start, found.meeting)
-        return _Follower(
-            start, info(found), found.board, f"node 0 ({found.meeting.hostname})"
-        ).follow()
+        info = describe(found)
+        check_alike(start, info, found.meeting)
+        return _Follower(start, info, found.board, found.meeting.hostname).follow()
     except DpscopeError as error:
         why = str(error)
         raise
@@ -315,7 +296,7 @@ def follow(start: NodeStart, info: Callable[[Found], NodeInfo]) -> int:
 
 @dataclass
 class _Follower:
-    """A node that runs its part of each planned job that node 0, `leader`, starts."""
+    """A node that runs its part of each planned job that node 0, on the host `leader`, starts."""
 
     start: NodeStart
     info: NodeInfo
@@ -330,9 +311,9 @@ class _Follower:
             self.board.publish(info=self.info)
             while (state := self.board.states[0]).left is None:
                 if (lost := self.board.lost(0)) is not None:
-                    raise NodeLostError(f"{self.leader} was lost: {lost}")
+                    raise NodeLostError(f"node 0 ({self.leader}) was lost: {lost}")
                 if self._stop_ignored():
-                    self.start.note(f"{self.leader} does not respond to the signal to stop.")
+                    self.start.note(f"node 0 ({self.leader}) does not respond to the signal.")
                     return self.stop.exit_status
                 if state.attempt != done:
                     done = state.attempt
@@ -363,10 +344,9 @@ class _Follower:
 
         self.start.note(f"{job.name}: started")
         folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
+        address = self.info.node0_address
+        part = replace(job, node=node, address=address, port=begun.port, folder=folder)
         try:
-            part = replace(
-                job, node=node, address=self.info.node0_address, port=begun.port, folder=folder
-            )
             running = TorchrunJob(part, self.info.host.interface)
             try:
                 how, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
@@ -375,10 +355,9 @@ class _Follower:
                     running.ask_to_end(grace_s)
             finally:
                 running.end()
+            log = folder.log_path.read_bytes()[-_LOG_BYTES:]
             with contextlib.suppress(OSError):
-                job.folder.node_log_path(node).write_bytes(
-                    folder.log_path.read_bytes()[-_LOG_BYTES:]
-                )
+                job.folder.node_log_path(node).write_bytes(log)
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         self.start.note(f"{job.name}: ended")
@@ -388,16 +367,18 @@ class _Follower:
         """The job that node 0 means, as this node derives it; node 0's files may become visible
         late.
         """
-        deadline = time.monotonic() + SEEN_WITHIN_S
-        while time.monotonic() < deadline:
-            for job in self.start.plan():
-                if _digest(job.command) == digest:
-                    return job
-            time.sleep(_POLL_S)
-        raise DpscopeError(
-            f"--out {self.start.out}: node 0 began a job that node {self.info.host.node} does not find in the plan; check that "
-            "all nodes share the folder"
-        )
+        planned: list[Job] = []
+
+        def is_there() -> bool:
+            planned[:] = [job for job in self.start.plan() if _digest(job.command) == digest]
+            return bool(planned)
+
+        if not _wait(SEEN_WITHIN_S, is_there):
+            raise DpscopeError(
+                f"--out {self.start.out}: node 0 began a job that node {self.info.host.node} does not find in the plan; check "
+                "that all nodes share the folder"
+            )
+        return planned[0]
 
     def _stop_ignored(self) -> bool:
         """Whether this node was requested to stop, has notified node 0, and got no response."""

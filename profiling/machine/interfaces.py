@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import socket
 import sys
+from typing import Any
 
 import psutil
 
@@ -18,22 +19,19 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 def interface_addresses() -> dict[str, str]:
     """IPv4 addresses by the name of their interface, loopback last."""
-    found = {
-        name: one.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for one in addresses
-        if one.family == socket.AF_INET
-    }
-    return dict(sorted(found.items(), key=lambda one: one[1].startswith("127.")))
+    addresses = {name: address for address, name in _interfaces_by_address().items()}
+    ipv4 = {name: address for name, address in addresses.items() if ":" not in address}
+    return dict(sorted(ipv4.items(), key=lambda item: item[1].startswith("127.")))
 
 
 def _interfaces_by_address() -> dict[str, str]:
-    """The interface of each IPv4 and IPv6 address of this host."""
+    """The interface of each IPv6 and IPv4 address of this host."""
     return {
         one.address.partition("%")[0]: name
+        for family in (socket.AF_INET6, socket.AF_INET)
         for name, addresses in psutil.net_if_addrs().items()
         for one in addresses
-        if one.family in (socket.AF_INET, socket.AF_INET6)
+        if one.family == family
     }
 
 
@@ -55,6 +53,16 @@ def host_at(node: int, address: str, environment: Environment) -> Host:
     )
 
 
+def connection_to(port: int) -> tuple[str, str]:
+    """The addresses of both ends of a connection of this process to a port; raises OSError without
+    one.
+    """
+    for near, far in _connections():
+        if far.port == port:
+            return _ip(near), _ip(far)
+    raise OSError(f"no connection to port {port}")
+
+
 def interfaces_to_others(except_port: int) -> tuple[str, ...]:
     """Interfaces over which this process has TCP connections to other hosts, without those from or
     to one port.
@@ -63,18 +71,32 @@ def interfaces_to_others(except_port: int) -> tuple[str, ...]:
     where the system does not tell.
     """
     try:
-        connections = psutil.Process().net_connections("tcp")
+        connections = _connections()
     except psutil.Error:
         return ()
-    addresses = _interfaces_by_address()
-    found = set()
-    for one in connections:
-        if one.status != psutil.CONN_ESTABLISHED or except_port in (one.laddr.port, one.raddr.port):
-            continue
-        local, remote = (end.ip.removeprefix("::ffff:") for end in (one.laddr, one.raddr))
-        if remote not in addresses and local in addresses:
-            found.add(addresses[local])
-    return tuple(sorted(found))
+    interfaces = _interfaces_by_address()
+    return tuple(
+        sorted(
+            {
+                interfaces[_ip(near)]
+                for near, far in connections
+                if except_port not in (near.port, far.port)
+                and _ip(far) not in interfaces
+                and _ip(near) in interfaces
+            }
+        )
+    )
+
+
+def _connections() -> list[tuple[Any, Any]]:
+    """Both ends of each TCP connection of this process; raises psutil.Error."""
+    every = psutil.Process().net_connections("tcp")
+    return [(one.laddr, one.raddr) for one in every if one.status == psutil.CONN_ESTABLISHED]
+
+
+def _ip(end: Any) -> str:
+    """The address; an IPv4 one without the prefix of IPv6's notation."""
+    return str(end.ip).removeprefix("::ffff:")
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torc
 from dpscope.launch.jobs.node_place import NodePlace
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.nodes import board as board_module
-from dpscope.launch.nodes.board import Board, NodeInfo, NodeStart, sealed, unsealed
+from dpscope.launch.nodes.board import Board, NodeInfo, NodeStart, State, sealed
 from dpscope.launch.nodes.team import Team, _digest
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
@@ -75,23 +75,19 @@ def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(
     assert first.lost(1) == "it was silent for 0.5 s"
 
 
-def test_a_forged_state_is_ignored_and_named_if_its_node_is_silent(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = pair.boards
-    wait_until(lambda: first.states[1].beat > 0, timeout_s=5)
-    pair.store.set("1/state", "forged")
-    beat = first.states[1].beat
-    wait_until(lambda: first.states[1].beat > beat, timeout_s=5)  # the node has overwritten it
-    second.close()
-    pair.store.set("1/state", "forged")
-    time.sleep(0.3)
+def test_a_forged_state_is_ignored(pair: Pair) -> None:
+    """One that is not sealed, sealed with another secret, or for another node."""
+    first, _ = pair.boards
+    for forged in (
+        "forged",
+        "é" * 64,
+        sealed("another", "1/state", State(left="x")),
+        sealed("s", "0/state", State(left="x")),
+    ):
+        pair.store.set("1/state", forged)
+        beat = first.states[1].beat
+        wait_until(lambda beat=beat: first.states[1].beat > beat, timeout_s=5)  # type: ignore[misc]  # overwritten
     assert first.lost(1) is None
-    monkeypatch.setattr(board_module, "LOST_S", 0.2)
-    assert (
-        first.lost(1)
-        == "it was silent for 0.2 s, and a program without the run's secret writes in its name"
-    )
 
 
 @pytest.mark.parametrize(
@@ -144,22 +140,6 @@ def test_every_node_ends_leftover_processes_of_the_folder(pair: Pair) -> None:
 def test_node_0_s_address_is_an_address() -> None:
     with pytest.raises(ValueError, match="does not appear to be an IPv4 or IPv6 address"):
         NodeInfo(host_at(1, "127.0.0.1", environment("n1")), "--rdzv-conf=x", None)
-
-
-def test_a_sealed_value_comes_back_without_what_a_terminal_acts_on_and_others_are_refused() -> None:
-    value = {"a": ["\x1b[31mred\x9b", 1, None], "b\u00e9": "\u202eé"}
-    stored = sealed("secret", "name", value).encode()
-    assert b"secret" not in stored
-    assert unsealed("secret", "name", stored, dict) == {
-        "a": ["�[31mred�", 1, None],
-        "b\u00e9": "�é",
-    }
-    for secret, name, content in (
-        ("another", "name", stored), ("secret", "other", stored), ("secret", "name", stored[:-1] + b"2"), ("secret", "name", b""),
-        ("secret", "name", "é".encode() * 64),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="its seal is wrong"):
-            unsealed(secret, name, content, dict)
 
 
 def test_a_job_is_the_same_under_another_interpreter_and_another_with_other_arguments() -> None:
