@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,12 +52,10 @@ def default_counts(devices: Devices) -> tuple[int, ...]:
 
 def repeats_there(out: Path) -> int:
     """Number of measured repeats in a run folder, over all cells."""
+    if not is_run_folder(out):
+        return 0
     run = RunFolder(out)
-    return (
-        sum(len(run.done_repeats(one.cell)) for one in run.manifest().plan)
-        if is_run_folder(out)
-        else 0
-    )
+    return sum(len(run.done_repeats(one.cell)) for one in run.manifest().plan)
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -70,11 +68,13 @@ def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
     token = uuid.uuid4().hex
     stop = StopRequest()
     with stop.listening():
+        # the kernel ends it with this process
         job = subprocess.Popen(
             dying_with_process(os.getpid(), command), env={**environment, JOB_TOKEN_VARIABLE: token}
         )
         while job.poll() is None and not stop.requested:
             time.sleep(_POLL_S)
+        # Ctrl-C in a terminal reaches the job too, and a second signal would cut its own end short
         number = stop.signal_number
         if number is not None and not (number == signal.SIGINT and _in_foreground()):
             job.send_signal(number)
@@ -114,7 +114,7 @@ class AttachedJob:
 
     devices: int | None
     command: tuple[str, ...]  # which also works by hand
-    environment: Mapping[str, str] = field(repr=False, compare=False)
+    environment: Mapping[str, str] = field(repr=False, compare=False)  # of its processes
 
     @property
     def label(self) -> str:
@@ -140,7 +140,9 @@ def plan_jobs(
     # be compared.
     if threads is None and any((count or 1) > 1 for count in counts):
         threads = 1
-    several = {**({"OMP_NUM_THREADS": f"{threads}"} if threads is not None else {}), **os.environ}
+    several = dict(os.environ)
+    if threads is not None:
+        several.setdefault("OMP_NUM_THREADS", str(threads))
     single = dict(several)
     if found.count is not None:  # the first GPU alone: frameworks would use all visible ones
         single["CUDA_VISIBLE_DEVICES"] = several.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -171,49 +173,68 @@ def _free_folder(folders: Path, name: str) -> Path:
     return folder
 
 
-@dataclass
-class JobEnds:
-    """Jobs that have run: those that were measured, and the exit status of each that failed or was
-    not measured.
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job has ended; `reason` why it was not measured, where one of its processes knew it."""
 
-    `reasons` why not, where one of a job's processes knew it.
+    job: AttachedJob
+    status: int
+    is_measured: bool
+    reason: str | None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.status != 0 or not self.is_measured
+
+
+def run_jobs(jobs: Sequence[AttachedJob], out: Path) -> list[JobEnd]:
+    """Run these jobs, up to the first whose status is not 0."""
+    ends: list[JobEnd] = []
+    for job in jobs:
+        # the processes of a job write its repeat themselves
+        before = repeats_there(out)
+        with tempfile.TemporaryDirectory() as folder:
+            status = run_job(job.command, {**job.environment, REASONS_VARIABLE: folder})
+            is_measured = repeats_there(out) > before
+            reason = None if is_measured else _reason(Path(folder))
+        ends.append(JobEnd(job, status, is_measured, reason))
+        if status:
+            break
+    return ends
+
+
+def run_with_baseline(
+    counts: Sequence[int | None],
+    plan: Callable[..., list[AttachedJob]],
+    out: Path,
+    note: Callable[[str], None],
+) -> list[JobEnd]:
+    """Run the jobs that `plan` gives for these counts, then the script without torchrun if one
+    device lacks a baseline.
     """
-
-    measured: list[AttachedJob] = field(default_factory=list)
-    failed: dict[AttachedJob, int] = field(default_factory=dict)
-    reasons: dict[AttachedJob, str] = field(default_factory=dict)
-
-    def run(self, jobs: Sequence[AttachedJob], out: Path) -> None:
-        """Run these jobs, up to the first that fails."""
-        for job in jobs:
-            before = repeats_there(out)
-            with tempfile.TemporaryDirectory() as folder:
-                status = run_job(job.command, {**job.environment, REASONS_VARIABLE: folder})
-                reason = _reason(Path(folder))
-            was_measured = repeats_there(out) > before
-            if was_measured:
-                self.measured.append(job)
-            if status or not was_measured:
-                self.failed[job] = status
-            if reason is not None and not was_measured:
-                self.reasons[job] = reason
-            if status:
-                return
+    ends = run_jobs(plan(counts), out)
+    if any(end.has_failed for end in ends) or not lacks_baseline(out, counts):
+        return ends
+    note("The script runs once more on one device, without torchrun: the baseline of efficiency.")
+    baseline = run_jobs(plan([None], threads=1), out)
+    if any(end.has_failed for end in baseline):
+        note(
+            "It was not measured without torchrun: there is no efficiency, and one device under its wrapper is shown."
+        )
+    return [*ends, *baseline]
 
 
 def _reason(folder: Path) -> str | None:
     """Why a job measured nothing, by its first process that knew it; printed here unless that
     process did, which is rank 0.
     """
-    texts = {int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()}
-    if not texts:
+    ranks = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    if not ranks:
         return None
-    if 0 in texts:
-        return texts[0]
-    first, *others = sorted(texts)
-    and_others = f" ({counted(len(others), 'other rank')} likewise)" if others else ""
-    reason = f"rank {first}{and_others}: {texts[first]}"
-    print_note(reason)
+    reason = (folder / str(ranks[0])).read_text()
+    if ranks[0] > 0:
+        reason = f"rank {ranks[0]}: {reason}"
+        print_note(reason)
     return reason
 
 
@@ -225,31 +246,32 @@ def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
         return False
     run = RunFolder(out)
     measured = [one.cell for one in run.manifest().plan if run.done_repeats(one.cell)]
-    return any(cell.devices > 1 for cell in measured) and not any(
-        cell.traits.baseline for cell in measured
-    )
+    # "single" cells are a baseline, and DDP on one device is not
+    has_several = any(cell.devices > 1 for cell in measured)
+    has_baseline = any(cell.traits.baseline for cell in measured)
+    return has_several and not has_baseline
 
 
-def record_jobs(out: Path, ended: JobEnds) -> None:
-    """Update the run's manifest: add jobs that were not measured, with their exit statuses; remove
-    those now measured.
-    """
-    run, measured = RunFolder(out), ended.measured
-    failed = {job: status for job, status in ended.failed.items() if job not in measured}
-    if not is_run_folder(out) or not (measured or failed):
+def record_jobs(out: Path, ends: Sequence[JobEnd]) -> None:
+    """Update the run's manifest: add jobs that were not measured; remove those now measured."""
+    if not is_run_folder(out):
         return
-    manifest, code = run.manifest(), AttachCode.JOB_NOT_MEASURED
-    now = {job.label for job in (*measured, *failed)}
-    findings = [one for one in manifest.findings if one.code != code.code or one.about not in now]
-    for job, status in failed.items():
-        how = f"the script ended with status {status}" if status else "the script ended"
-        reason = f"{how} before it was measured; see its output for the reason"
-        devices, cause = job.devices, "fix the cause"
-        if devices is None:
+    run, code = RunFolder(out), AttachCode.JOB_NOT_MEASURED
+    manifest = run.manifest()
+    # A finding about a job stays until the job is run again.
+    ended = {end.job.label for end in ends}
+    measured = {end.job.label for end in ends if end.is_measured}
+    findings = [one for one in manifest.findings if one.code != code.code or one.about not in ended]
+    for end in ends:
+        if not end.has_failed or end.job.label in measured:
+            continue  # another repeat of it may be there
+        cause = "fix the cause"
+        if end.job.devices is None:
             cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
-        again = f"dpscope attach --devices {devices or SINGLE} --out {shlex.quote(str(out))} -- {manifest.script or ''}"
+        again = f"dpscope attach --devices {end.job.devices or SINGLE} --out {shlex.quote(str(out))} -- {manifest.script}"
+        reason = f"the script ended with status {end.status} before it was measured; see its output for the reason"
         findings.append(
-            code.finding(ended.reasons.get(job, reason), f"{cause}, then: {again}", about=job.label)
+            code.finding(end.reason or reason, f"{cause}, then: {again}", about=end.job.label)
         )
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from dpscope.launch.commands.command import (
 from dpscope.launch.commands.help_text import default_texts
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import complain
+
+if TYPE_CHECKING:
+    from dpscope.launch.jobs.devices import Devices
 
 HELP = Help(
     examples=(
@@ -100,57 +103,59 @@ def attach(request: AttachRequest) -> None:
     from dpscope.launch.attach.arguments import attachment
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import locked
-    from dpscope.launch.planning.run_config import read_text
     from dpscope.profiling.store.folders import is_run_folder
 
+    # as the processes of the script get them
     given = [f"--{option.replace('_', '-')}={value}" for option, value in request.flags.items()]
-    given += ["--stop-after"] if request.stop_after else []
+    if request.stop_after:
+        given.append("--stop-after")
     out, script, repeats = request.out, request.script, request.repeats
     # a mistake is reported before anything is started
     attachment(["--out", str(out), *given, "--", *script])
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")
-    counts: tuple[int | None, ...] = attach_jobs.default_counts(found)
+    counts = _counts(request, found)
+    console = open_console()
+    note = partial(console.print, markup=False, soft_wrap=True)
+    # its processes remove what earlier jobs left there
+    with locked(out, wait=False, note=note):
+        planned = partial(
+            attach_jobs.plan_jobs,
+            repeats=repeats,
+            out=out,
+            options=given,
+            script=script,
+            found=found,
+            work_folders=request.work_folders,
+        )
+        ends = attach_jobs.run_with_baseline(counts, planned, out, note)
+        attach_jobs.record_jobs(out, ends)
+        # the baseline that nobody requested may be missing
+        failed = [end for end in ends if end.has_failed and end.job.devices in counts]
+        status = max((end.status or 1 for end in failed), default=0)
+        if not is_run_folder(out):
+            if not any(end.reason for end in ends):  # else each job printed why
+                complain(f"{attach_jobs.unexplained(out)}: nothing was measured")
+            raise typer.Exit(status)
+        from dpscope.analysis.output.analyze import Targets, show_run
+
+        sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)
+    raise typer.Exit(status or int(not sound))
+
+
+def _counts(request: AttachRequest, found: "Devices") -> tuple[int | None, ...]:
+    """The device counts, which this machine has; None: one device without torchrun."""
+    from dpscope.launch.attach.jobs import check_counts, default_counts
+    from dpscope.launch.planning.run_config import read_text
+
+    counts: tuple[int | None, ...] = default_counts(found)
     if request.devices is not None:
         parsed = read_text(request.devices, parse_jobs, "--devices", "single,2,4")
         assert isinstance(parsed, tuple)
         counts = parsed
-    attach_jobs.check_counts([count or 1 for count in counts], found)
-    console = open_console()
-    note = partial(console.print, markup=False, soft_wrap=True)
-    with locked(out, wait=False, note=note):
-        ended = attach_jobs.JobEnds()
-        ended.run(
-            attach_jobs.plan_jobs(counts, repeats, out, given, script, found, request.work_folders),
-            out,
-        )
-        failed = dict(ended.failed)
-        if not failed and attach_jobs.lacks_baseline(out, counts):
-            note(
-                "The script runs once more on one device, without torchrun: the baseline of efficiency."
-            )
-            ended.run(
-                attach_jobs.plan_jobs(
-                    [None], repeats, out, given, script, found, request.work_folders, 1
-                ),
-                out,
-            )
-            if ended.failed:
-                note(
-                    "It was not measured without torchrun: there is no efficiency, and one device under its wrapper is shown."
-                )
-        attach_jobs.record_jobs(out, ended)
-        if not is_run_folder(out):
-            if not ended.reasons:
-                complain(f"{attach_jobs.unexplained(out)}: nothing was measured")
-            # otherwise each job printed why
-            raise typer.Exit(next(filter(None, failed.values()), 1))
-        from dpscope.analysis.output.analyze import Targets, show_run
-
-        sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)
-    status = next(filter(None, failed.values()), int(bool(failed)))
-    raise typer.Exit(status or int(not sound))
+    check_counts([count or 1 for count in counts], found)
+    return counts
 
 
 def defaults() -> dict[str, str]:
@@ -165,7 +170,6 @@ def parse_jobs(text: str) -> tuple[int | None, ...]:
 
     parts = [part.strip() for part in text.split(",")]
     counts = [part for part in parts if part != SINGLE]
-    return (
-        *([None] if SINGLE in parts else []),
-        *(parse_devices(",".join(counts)) if counts else ()),
-    )
+    several = parse_devices(",".join(counts)) if counts else ()
+    # first, as the baseline of the others
+    return (None, *several) if SINGLE in parts else tuple(several)

@@ -27,8 +27,10 @@ class Batches:
     @property
     def kept(self) -> list[bool]:
         """The steps that only train, on the usual batch."""
-        steps = zip(self.alone, self.samples, strict=True)
-        return [alone and samples == self.usual for alone, samples in steps]
+        return [
+            alone and samples == self.usual
+            for alone, samples in zip(self.alone, self.samples, strict=True)
+        ]
 
     @property
     def per_device(self) -> int:
@@ -36,33 +38,59 @@ class Batches:
 
 
 def batches_of(observed: Observed) -> Batches:
-    calls, cycle = observed.timed.calls, observed.cycle
+    calls = observed.timed.calls
     devices = observed.detected.devices if observed.detected.traits.peer_copies else 1
-    # with several optimizers, each may have its own backward passes
-    several = len(observed.warm_up.optimizers) > 1
-    micro_batches = 1 if several else max(1, observed.warm_up.backwards)
-    stated = observed.settings.batch_size
-    samples = [_samples_of(step.each, micro_batches) for step in calls]
-    if stated is not None:
-        samples = [stated * devices] * len(calls)
-    seen = [count for count, step in zip(samples, calls, strict=True) if step.each]
-    known = any(samples) and all(seen)
+    micro_batches = _micro_batches(observed)
+    samples = _samples_of_steps(observed, devices, micro_batches)
+
+    # A step without a call of the model may be one that bypasses it, such as a replayed graph.
+    known = any(samples)
+    for count, step in zip(samples, calls, strict=True):
+        if step.each and count == 0:
+            known = False
     if not known:
-        samples, micro_batches = [devices] * len(calls), 1
-    samples = [round(mean) for mean in means(samples, cycle)]
-    alone = _without_other_work(calls, cycle)
-    usual = _usual(samples, alone)
+        samples = [devices] * len(calls)
+        micro_batches = 1
+
+    # A sample is the mean step of a cycle from here on.
+    samples = [round(mean) for mean in means(samples, observed.cycle)]
+    alone = _without_other_work(calls, observed.cycle)
+    kept = [count for count, is_alone in zip(samples, alone, strict=True) if is_alone]
+    usual = _usual(kept)
     changes = usual is None
     if usual is None:
-        usual = _mean_of_kept(samples, alone)
+        # a different size in each step: each counts as the mean
+        usual = round(sum(kept) / len(kept))
         samples = [usual] * len(samples)
     return Batches(samples, alone, usual, changes, micro_batches, devices, known)
 
 
 def means(values: Sequence[float], cycle: int) -> list[float]:
     """The mean of each whole cycle of consecutive values."""
-    starts = range(0, len(values) - cycle + 1, cycle)
-    return [sum(values[start : start + cycle]) / cycle for start in starts]
+    return [
+        sum(values[start : start + cycle]) / cycle
+        for start in range(0, len(values) - cycle + 1, cycle)
+    ]
+
+
+def _micro_batches(observed: Observed) -> int:
+    """Those of a step, by the backward passes of one step of the warm-up.
+
+    With several optimizers, each may have its own backward passes, which are no micro-batches.
+    """
+    if len(observed.warm_up.optimizers) > 1:
+        return 1
+    return max(1, observed.warm_up.backwards)
+
+
+def _samples_of_steps(observed: Observed, devices: int, micro_batches: int) -> list[int]:
+    """Samples of each step, as stated by the user or as seen; 0 where neither is known."""
+    calls = observed.timed.calls
+    stated = observed.settings.batch_size
+    if stated is not None:
+        # the option is the number per device
+        return [stated * devices] * len(calls)
+    return [_samples_of(step.each, micro_batches) for step in calls]
 
 
 def _samples_of(each: list[int], micro_batches: int) -> int:
@@ -72,55 +100,54 @@ def _samples_of(each: list[int], micro_batches: int) -> int:
     0 where a call's are unknown.
     """
     if micro_batches == 1:
+        # further calls are on the same samples
         return each[0] if each else 0
-    if not each or 0 in each:
+    if 0 in each:
         return 0
-    is_whole = len(each) % micro_batches == 0
-    return sum(each) * micro_batches // len(each) if is_whole else sum(each)
+    samples = sum(each)
+    # Calls that the micro-batches do not divide are taken as one for each part.
+    if not each or len(each) % micro_batches:
+        return samples
+    return samples * micro_batches // len(each)
 
 
 def _without_other_work(calls: Sequence[StepCalls], cycle: int) -> list[bool]:
     """Whether each step, or cycle, only trains; all do where most contain other work."""
+    # a cycle is mixed if one of its steps is
     trains = [step.other == 0 and not step.profiled for step in calls]
     alone = [mean == 1.0 for mean in means(trains, cycle)]
-    return alone if 2 * sum(alone) >= len(alone) else [True] * len(alone)
+    if 2 * sum(alone) < len(alone):
+        return [True] * len(alone)
+    return alone
 
 
-def _kept(samples: Sequence[int], alone: Sequence[bool]) -> list[int]:
-    return [count for count, is_alone in zip(samples, alone, strict=True) if is_alone]
-
-
-def _usual(samples: Sequence[int], alone: Sequence[bool]) -> int | None:
+def _usual(samples: Sequence[int]) -> int | None:
     """The most frequent number of samples, the larger of two; None if most steps have others."""
-    steps_of = Counter(_kept(samples, alone))
+    steps_of = Counter(samples)
     usual = max(steps_of, key=lambda count: (steps_of[count], count))
-    return usual if 2 * steps_of[usual] >= steps_of.total() else None
-
-
-def _mean_of_kept(samples: Sequence[int], alone: Sequence[bool]) -> int:
-    kept = _kept(samples, alone)
-    return round(sum(kept) / len(kept))
+    return usual if 2 * steps_of[usual] >= len(samples) else None
 
 
 def batch_findings(observed: Observed, batches: Batches) -> Iterator[Finding]:
     if not batches.known:
         called = any(step.each for step in observed.timed.calls)
-        yield AttachCode.BATCH_NOT_SEEN.finding(
-            "the inputs of the script's model do not show it"
-            if called
-            else "no call of the script's model was seen"
-        )
+        why = "no call of the script's model was seen"
+        if called:
+            why = "the inputs of the script's model do not show it"
+        yield AttachCode.BATCH_NOT_SEEN.finding(why)
     elif observed.settings.batch_size is None:
+        # the first screen shows the number, so that a wrong one is noticed
         mean = ", the mean of batches that change," if batches.changes else ""
         micro = f" in {batches.micro_batches} micro-batches" if batches.micro_batches > 1 else ""
         yield AttachCode.BATCH_AS_SEEN.finding(
             f"{batches.usual} samples a step and process{mean}{micro}, by the inputs of the script's model"
         )
-    kept = batches.kept
-    if not all(kept):
+    left_out = batches.kept.count(False)
+    if left_out:
         what = "steps" if observed.cycle == 1 else "cycles of steps"
+        of_all = f"{left_out} of {len(batches.kept)} timed {what} are left out"
+        other_work = batches.alone.count(False)
         yield AttachCode.STEPS_LEFT_OUT.finding(
-            f"{kept.count(False)} of {len(kept)} timed {what} are left out: {batches.alone.count(False)} with calls of the "
-            "model in evaluation mode or the script's profiler, the others with a number of samples other than "
-            f"{batches.usual}"
+            f"{of_all}: {other_work} with calls of the model in evaluation mode or the script's profiler, the others with a "
+            f"number of samples other than {batches.usual}"
         )

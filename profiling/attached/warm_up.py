@@ -84,7 +84,8 @@ class WarmUp:
         if not self.optimizers or optimizer is self.optimizers[0]:
             self._since_first.clear()
             return self.steps_by == "optimizer"
-        self._others += 1
+        self._others += 1  # which distinguishes this step from others
+        # only while nothing is measured
         return not self._over and self.steps_by == "optimizer" and self._replaces_first(optimizer)
 
     def _note(self, optimizer: Optimizer) -> None:
@@ -99,7 +100,8 @@ class WarmUp:
         if self._since_first[id(optimizer)] <= max(_MAX_OTHER_STEPS, self._settings.warmup_steps):
             return False
         self.leave()
-        self.steps = self.backwards = 0
+        self.steps = 0
+        self.backwards = 0
         self.restarts += 1
         self._since_first.clear()
         self._events.clear()
@@ -121,9 +123,11 @@ class WarmUp:
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""
         self.steps += 1
-        needed, others = self._settings.warmup_steps, self.other_steps()
+        needed = self._settings.warmup_steps
+        others = self.other_steps()
         trained = _parameters(self.optimizers[0]) if self.optimizers else []
         if self.calls is None:
+            # the models that hold what is trained; without an optimizer, the wrapped ones
             modules = outermost_modules(trained or self._wrapped_parameters())
             self.calls = ModelCalls(_device(trained, modules).type)
             self.calls.watch(modules)
@@ -131,6 +135,7 @@ class WarmUp:
             calls = self.calls.take().each
             self._events.append(StepEvents(others, len(calls), self._collectives.take()))
             if not calls and self.steps_by != "forward" and self.steps < needed:
+                # what was found holds the model, but is not called itself
                 self.calls.look_inside()
                 self._events.clear()
         if self.steps == needed - 1:
@@ -140,14 +145,18 @@ class WarmUp:
         self._remove_hooks()
         settled = self._events[UNSETTLED_STEPS:]
         self.cycle = cycle_of(settled) if len(settled) > 1 else 1
-        cycle_is_known = self.cycle is not None or self.steps >= _MOST_WARM_UP * needed
-        counted_by_ddp = self.device.type == "cuda" and self.steps <= ALWAYS_COUNTED_ITERATIONS
-        self._over = cycle_is_known and not counted_by_ddp
+        if self.device.type == "cuda" and self.steps <= ALWAYS_COUNTED_ITERATIONS:
+            # DDP reads events in each of its first iterations on GPUs, which waits for the device
+            return False
+        self._over = self.cycle is not None or self.steps >= _MOST_WARM_UP * needed
         return self._over
 
     def _wrapped_parameters(self) -> list[Tensor]:
-        """Those of wrapped models, which are watched where there is no optimizer."""
-        return [one for module in list(self._wrappers.modules) for one in module.parameters()]
+        """Those of all wrapped models."""
+        parameters: list[Tensor] = []
+        for module in list(self._wrappers.modules):
+            parameters.extend(module.parameters())
+        return parameters
 
     def _remove_hooks(self) -> None:
         for handle in self._hooks:
@@ -163,6 +172,7 @@ class WarmUp:
         steps.
         """
         training = torch.is_grad_enabled() and module.training
+        # a compiled caller would have to be compiled again without the hook
         if torch.compiler.is_compiling() or not training or self.calls is not None:
             return
         if any(parameter.requires_grad for parameter in module.parameters()):
@@ -195,5 +205,10 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.device:
-    tensors = [*trained, *(one for module in modules for one in module.parameters())]
-    return next((one.device for one in tensors), torch.device("cpu"))
+    """The device of the first of these parameters."""
+    for parameter in trained:
+        return parameter.device
+    for module in modules:
+        for parameter in module.parameters():
+            return parameter.device
+    return torch.device("cpu")

@@ -19,13 +19,14 @@ from dpscope.launch.attach import jobs
 from dpscope.launch.attach.arguments import attachment
 from dpscope.launch.attach.jobs import (
     AttachedJob,
-    JobEnds,
+    JobEnd,
     check_counts,
     default_counts,
     lacks_baseline,
     plan_jobs,
     record_jobs,
     run_job,
+    run_jobs,
 )
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.contents import app
@@ -123,11 +124,12 @@ def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) ->
     one, two = (AttachedJob(count, (), {}) for count in (None, 2))
     message = "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
     for measured, failed, messages in (
-        ([one], {two: 3}, [message]),
-        ([one], {}, [message]),
-        ([two], {}, []),
+        (one, two, [message]),
+        (one, None, [message]),
+        (two, None, []),
     ):
-        record_jobs(tmp_path, JobEnds(measured, failed))
+        ends = [JobEnd(measured, 0, True, None)]
+        record_jobs(tmp_path, [*ends, *([JobEnd(failed, 3, False, None)] if failed else [])])
         findings = RunFolder(tmp_path).manifest().findings
         assert [one.message for one in findings if one.code == "job_not_measured"] == messages
 
@@ -286,20 +288,15 @@ def test_the_reason_of_a_rank_that_alone_was_not_measured_is_printed_and_recorde
     job = AttachedJob(4, ("sh", "-c", write), {**os.environ, "RANKS": "3 1"})
     with_first = AttachedJob(2, job.command, {**os.environ, "RANKS": "0 1"})
     silent = AttachedJob(None, ("true",), dict(os.environ))
-    ended = JobEnds()
-    ended.run([job, with_first, silent], tmp_path / "run")
-    assert ended.failed == {job: 0, with_first: 0, silent: 0}
-    assert {one: text.strip() for one, text in ended.reasons.items()} == {
-        job: "rank 1 (1 other rank likewise): 14 steps of 23",
-        with_first: "14 steps of 23",
-    }
-    assert (
-        capfd.readouterr().err.strip() == "dpscope: rank 1 (1 other rank likewise): 14 steps of 23"
-    )
+    ends = run_jobs([job, with_first, silent], tmp_path / "run")
+    assert all(end.has_failed and end.status == 0 for end in ends)
+    reasons = [end.reason and end.reason.strip() for end in ends]
+    assert reasons == ["rank 1: 14 steps of 23", "14 steps of 23", None]
+    assert capfd.readouterr().err.strip() == "dpscope: rank 1: 14 steps of 23"
     train_attached(tmp_path / "run")
-    record_jobs(tmp_path / "run", ended)
+    record_jobs(tmp_path / "run", ends)
     messages = [one.message.strip() for one in RunFolder(tmp_path / "run").manifest().findings]
-    assert "4 devices: rank 1 (1 other rank likewise): 14 steps of 23" in messages
+    assert "4 devices: rank 1: 14 steps of 23" in messages
 
 
 @pytest.mark.process
