@@ -2,13 +2,13 @@
 
 import pytest
 
+from dpscope.profiling.attached.stages import whole_cycles
 from dpscope.profiling.attached.step_cycles import (
     LONGEST_CYCLE,
     CollectiveCount,
     StepEvents,
     cycle_of,
 )
-from dpscope.profiling.attached.stages import whole_cycles
 
 KINDS = {
     "d": StepEvents(other_optimizers=0, training_calls=2, collectives=1),
